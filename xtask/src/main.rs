@@ -1,0 +1,2 @@
+//! The project's workshop: `cargo xtask <command>` (skeleton).
+fn main() {}
