@@ -1,1 +1,36 @@
-//! attn-core (skeleton).
+//! Exact scaled dot-product attention, `softmax(scale·q·kᵀ + mask)·v`, in `no_std` and without allocation.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(test)]
+extern crate std;
+
+mod bias;
+mod dropout;
+mod element;
+mod error;
+pub mod mask;
+mod modifier;
+mod options;
+mod outputs;
+pub mod reference;
+mod score;
+mod shape;
+mod softmax;
+pub mod streaming;
+mod view;
+
+pub use bias::{Alibi, Bias, FromView};
+pub use dropout::Dropout;
+pub use element::{Dtype, Element, Real};
+pub use error::{AttnError, Result};
+pub use half;
+pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, TileCover, Tree, Window};
+pub use modifier::{Derivative, MapScore, Modifier, VisibleIf};
+pub use options::Attention;
+pub use outputs::Outputs;
+pub use score::{At, Problem, default_scale};
+pub use shape::AttnShape;
+pub use softmax::{RowState, Step};
+pub use view::{Layout, Row, Strided, View, ViewMut};

@@ -1,0 +1,120 @@
+//! What is added to scores: a tensor, or ALiBi's distance penalty.
+
+use half::{bf16, f16};
+
+use crate::element::Element;
+use crate::error::{AttnError, Result};
+use crate::mask::Align;
+use crate::score::At;
+use crate::shape::AttnShape;
+use crate::view::View;
+
+/// An additive bias of any dtype that broadcasts to `[batch, q_heads, q_len, kv_len]`.
+///
+/// An entry of −∞ hides the key, exactly as a mask does: not even a NaN there reaches the output.
+#[derive(Clone, Copy, Debug)]
+pub enum Bias<'a> {
+    /// Double precision.
+    F64(View<'a, f64>),
+    /// Single precision.
+    F32(View<'a, f32>),
+    /// Half precision.
+    F16(View<'a, f16>),
+    /// bfloat16.
+    Bf16(View<'a, bf16>),
+}
+
+/// Which views become a [`Bias`].
+pub trait FromView<'a, T> {
+    /// Wraps the view.
+    fn from_view(view: View<'a, T>) -> Self;
+}
+
+macro_rules! from_view {
+    ($($t:ty => $variant:ident),*) => {$(
+        impl<'a> FromView<'a, $t> for Bias<'a> {
+            fn from_view(view: View<'a, $t>) -> Self {
+                Self::$variant(view)
+            }
+        }
+    )*};
+}
+
+from_view!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16);
+
+impl Bias<'_> {
+    /// Sizes of the tensor.
+    pub fn sizes(&self) -> [usize; 4] {
+        match self {
+            Self::F64(view) => view.sizes(),
+            Self::F32(view) => view.sizes(),
+            Self::F16(view) => view.sizes(),
+            Self::Bf16(view) => view.sizes(),
+        }
+    }
+
+    pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
+        let to = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
+        match self {
+            Self::F64(view) => view.check_broadcast("bias", to),
+            Self::F32(view) => view.check_broadcast("bias", to),
+            Self::F16(view) => view.check_broadcast("bias", to),
+            Self::Bf16(view) => view.check_broadcast("bias", to),
+        }
+    }
+
+    /// The bias of one score.
+    #[inline]
+    pub fn at(
+        &self,
+        At {
+            batch,
+            head,
+            query,
+            key,
+        }: At,
+    ) -> f64 {
+        match self {
+            Self::F64(view) => view.at_broadcast(batch, head, query, key),
+            Self::F32(view) => f64::from(view.at_broadcast(batch, head, query, key)),
+            Self::F16(view) => Element::to_f64(view.at_broadcast(batch, head, query, key)),
+            Self::Bf16(view) => Element::to_f64(view.at_broadcast(batch, head, query, key)),
+        }
+    }
+}
+
+/// Attention with linear biases (Press et al. 2022, arXiv 2108.12409): adds `−slope[head]·|i + offset − j|`.
+///
+/// The published slopes for any number of heads come from [`position::alibi_slopes`](crate::position).
+#[derive(Clone, Copy, Debug)]
+pub struct Alibi<'a> {
+    /// One slope per query head, `[q_heads]`.
+    pub slopes: &'a [f32],
+    /// Where query 0 stands.
+    pub align: Align,
+}
+
+impl Alibi<'_> {
+    pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
+        AttnError::check_size(
+            "alibi slopes against q_heads",
+            shape.q_heads,
+            self.slopes.len(),
+        )?;
+        if self.slopes.iter().any(|s| !s.is_finite()) {
+            return Err(AttnError::Option {
+                name: "alibi slopes",
+                must: "finite",
+            });
+        }
+        Ok(())
+    }
+
+    /// The bias of one score.
+    #[inline]
+    pub fn at(&self, shape: &AttnShape, at: At) -> f64 {
+        let slope = f64::from(self.slopes.get(at.head).copied().unwrap_or(0.0));
+        let position = self.align.position(at.query, shape.q_len, shape.kv_len);
+        -slope * position.abs_diff(at.key as isize) as f64
+    }
+}

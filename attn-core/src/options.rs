@@ -1,0 +1,251 @@
+//! The options of an attention call: one type for all engines.
+
+use crate::bias::{Alibi, Bias};
+use crate::dropout::Dropout;
+use crate::error::{AttnError, Result};
+use crate::mask::Mask;
+use crate::modifier::{MapScore, Modifier, VisibleIf};
+use crate::score::At;
+use crate::shape::AttnShape;
+use crate::view::View;
+
+/// What to compute: `softmax(scale·q·kᵀ → soft-cap → bias → mask)·v`. Starts as the textbook formula: scale
+/// `1/√head_dim`, nothing masked.
+///
+/// The order is fixed: `s = scale·(q·k)`, soft-cap `c·tanh(s/c)`, additive bias, ALiBi, the caller's closures,
+/// temperature, mask, softmax (with a sink in its denominator if given), dropout on the weights.
+///
+/// ```
+/// use attn_core::{Align, Attention, Mask};
+/// let attn = Attention::new()
+///     .mask(Mask::causal(Align::BottomRight).and(Mask::window(128, 0, Align::BottomRight)))
+///     .softcap(30.0);
+/// # let _ = attn;
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention<'a, M = ()> {
+    pub(crate) scale: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) mask: Mask<'a>,
+    pub(crate) bias: Option<Bias<'a>>,
+    pub(crate) alibi: Option<Alibi<'a>>,
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) dropout: Dropout<'a>,
+    pub(crate) modifier: M,
+}
+
+impl<'a> Attention<'a> {
+    /// The textbook formula (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
+    pub const fn new() -> Self {
+        Self {
+            scale: None,
+            softcap: None,
+            temperature: None,
+            mask: Mask::none(),
+            bias: None,
+            alibi: None,
+            sinks: None,
+            dropout: Dropout::None,
+            modifier: (),
+        }
+    }
+}
+
+impl<'a, M: Modifier> Attention<'a, M> {
+    /// Multiplies `q·k`; any finite number. Default `1/√head_dim`.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Caps scores smoothly: `c·tanh(s/c)`, `c` finite and above 0 (Gemma 2, arXiv 2408.00118).
+    pub fn softcap(mut self, cap: f64) -> Self {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// Divides the finished scores by `t`, finite and above 0: above 1 flattens the weights. A sink is not divided.
+    pub fn temperature(mut self, t: f64) -> Self {
+        self.temperature = Some(t);
+        self
+    }
+
+    /// Which keys a query sees. Replaces an earlier mask; combine with [`Mask::and`].
+    pub fn mask(mut self, mask: Mask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Adds a tensor that broadcasts to `[batch, q_heads, q_len, kv_len]` to the scores; an entry of −∞ hides the key.
+    pub fn bias(mut self, bias: impl Into<Bias<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// Adds `−slope·|distance|` per head.
+    pub fn alibi(mut self, alibi: Alibi<'a>) -> Self {
+        self.alibi = Some(alibi);
+        self
+    }
+
+    /// One extra logit per query head, `[q_heads]`, that takes part in the softmax's denominator only: not scaled, not
+    /// masked (Xiao et al., arXiv 2309.17453; gpt-oss). A row without visible keys is 0, and its lse the sink.
+    pub fn sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Drops weights after the softmax.
+    pub fn dropout(mut self, dropout: Dropout<'a>) -> Self {
+        self.dropout = dropout;
+        self
+    }
+
+    /// Changes each score by a closure (compiled in, not called through a pointer), after bias and ALiBi. Closures that
+    /// are given one after the other run in that order. The gradient needs [`map_score_with`](Self::map_score_with).
+    ///
+    /// ```
+    /// use attn_core::{At, Attention};
+    /// let relative = Attention::new().map_score(|s, at: At| s - 0.1 * at.query.abs_diff(at.key) as f64);
+    /// # let _ = relative;
+    /// ```
+    pub fn map_score<F: Fn(f64, At) -> f64>(self, f: F) -> Attention<'a, MapScore<F, (), M>> {
+        self.modify(|inner| MapScore::new(f, (), inner))
+    }
+
+    /// As [`map_score`](Self::map_score), with the closure's derivative by the score, which `backward` uses.
+    pub fn map_score_with<F, D>(self, f: F, derivative: D) -> Attention<'a, MapScore<F, D, M>>
+    where
+        F: Fn(f64, At) -> f64,
+        D: Fn(f64, At) -> f64,
+    {
+        self.modify(|inner| MapScore::new(f, derivative, inner))
+    }
+
+    /// Hides the keys for which a closure says `false`. It is called once per position that the mask leaves visible.
+    pub fn visible_if<F: Fn(At) -> bool>(self, f: F) -> Attention<'a, VisibleIf<F, M>> {
+        self.modify(|inner| VisibleIf::new(f, inner))
+    }
+
+    fn modify<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
+        let Self {
+            scale,
+            softcap,
+            temperature,
+            mask,
+            bias,
+            alibi,
+            sinks,
+            dropout,
+            modifier,
+        } = self;
+        Attention {
+            scale,
+            softcap,
+            temperature,
+            mask,
+            bias,
+            alibi,
+            sinks,
+            dropout,
+            modifier: f(modifier),
+        }
+    }
+
+    /// The mask.
+    pub fn get_mask(&self) -> &Mask<'a> {
+        &self.mask
+    }
+
+    /// The scale as given.
+    pub fn get_scale(&self) -> Option<f64> {
+        self.scale
+    }
+
+    /// The soft-cap, if any.
+    pub fn get_softcap(&self) -> Option<f64> {
+        self.softcap
+    }
+
+    /// The temperature, if any.
+    pub fn get_temperature(&self) -> Option<f64> {
+        self.temperature
+    }
+
+    /// The additive bias, if any.
+    pub fn get_bias(&self) -> Option<&Bias<'a>> {
+        self.bias.as_ref()
+    }
+
+    /// ALiBi, if any.
+    pub fn get_alibi(&self) -> Option<&Alibi<'a>> {
+        self.alibi.as_ref()
+    }
+
+    /// The sinks, if any.
+    pub fn get_sinks(&self) -> Option<&'a [f32]> {
+        self.sinks
+    }
+
+    /// The dropout.
+    pub fn get_dropout(&self) -> &Dropout<'a> {
+        &self.dropout
+    }
+
+    /// The caller's closures.
+    pub fn get_modifier(&self) -> &M {
+        &self.modifier
+    }
+
+    /// Checks every option against the sizes of a call.
+    ///
+    /// # Errors
+    /// The option that has no meaning, or the table that does not fit.
+    pub fn check(&self, shape: &AttnShape) -> Result<()> {
+        let finite = |name, x: Option<f64>| match x {
+            Some(x) if !x.is_finite() => Err(AttnError::Option {
+                name,
+                must: "finite",
+            }),
+            _ => Ok(()),
+        };
+        let positive = |name, x: Option<f64>| match x {
+            // Narrow engines compute in f32: what rounds to 0 or to infinity there has no meaning for them.
+            Some(x) if !(x.is_finite() && x > 0.0) => Err(AttnError::Option {
+                name,
+                must: "finite and above 0",
+            }),
+            _ => Ok(()),
+        };
+        finite("scale", self.scale)?;
+        positive("softcap", self.softcap)?;
+        positive("temperature", self.temperature)?;
+        self.mask.check(shape)?;
+        if let Some(bias) = &self.bias {
+            bias.check(shape)?;
+        }
+        if let Some(alibi) = &self.alibi {
+            alibi.check(shape)?;
+        }
+        if let Some(sinks) = self.sinks {
+            AttnError::check_size("sinks against q_heads", shape.q_heads, sinks.len())?;
+            if sinks.iter().any(|s| s.is_nan()) {
+                return Err(AttnError::Option {
+                    name: "sinks",
+                    must: "not NaN",
+                });
+            }
+        }
+        self.dropout.check(shape)
+    }
+}
+
+impl<'a, T> From<View<'a, T>> for Bias<'a>
+where
+    Bias<'a>: crate::bias::FromView<'a, T>,
+{
+    fn from(view: View<'a, T>) -> Self {
+        <Self as crate::bias::FromView<'a, T>>::from_view(view)
+    }
+}
