@@ -65,15 +65,7 @@ impl Bias<'_> {
 
     /// The bias of one score.
     #[inline]
-    pub fn at(
-        &self,
-        At {
-            batch,
-            head,
-            query,
-            key,
-        }: At,
-    ) -> f64 {
+    pub fn at(&self, At { batch, head, query, key }: At) -> f64 {
         match self {
             Self::F64(view) => view.at_broadcast(batch, head, query, key),
             Self::F32(view) => f64::from(view.at_broadcast(batch, head, query, key)),
@@ -96,16 +88,9 @@ pub struct Alibi<'a> {
 
 impl Alibi<'_> {
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
-        AttnError::check_size(
-            "alibi slopes against q_heads",
-            shape.q_heads,
-            self.slopes.len(),
-        )?;
+        AttnError::check_size("alibi slopes against q_heads", shape.q_heads, self.slopes.len())?;
         if self.slopes.iter().any(|s| !s.is_finite()) {
-            return Err(AttnError::Option {
-                name: "alibi slopes",
-                must: "finite",
-            });
+            return Err(AttnError::Option { name: "alibi slopes", must: "finite" });
         }
         Ok(())
     }

@@ -43,16 +43,10 @@ impl Dropout<'_> {
             Self::Seeded { p, .. } | Self::Keep { p, .. } => *p,
         };
         if !(0.0..1.0).contains(&p) {
-            return Err(AttnError::Option {
-                name: "dropout p",
-                must: "at least 0 and below 1",
-            });
+            return Err(AttnError::Option { name: "dropout p", must: "at least 0 and below 1" });
         }
         if let Self::Keep { mask, .. } = self {
-            mask.check_broadcast(
-                "dropout mask",
-                [shape.batch, shape.q_heads, shape.q_len, shape.kv_len],
-            )?;
+            mask.check_broadcast("dropout mask", [shape.batch, shape.q_heads, shape.q_len, shape.kv_len])?;
         }
         Ok(())
     }
@@ -70,33 +64,20 @@ impl Dropout<'_> {
     pub fn keeps(&self, at: At) -> bool {
         match self {
             Self::None => true,
-            Self::Seeded { p, seed } => {
-                RowDraws::new(*seed, at.batch, at.head, at.query).keeps(at.key, threshold(*p))
-            }
+            Self::Seeded { p, seed } => RowDraws::new(*seed, at.batch, at.head, at.query).keeps(at.key, threshold(*p)),
             Self::Keep { mask, .. } => mask.at_broadcast(at.batch, at.head, at.query, at.key),
         }
     }
 
     /// Bit `n` says whether the row keeps the weight of key `start + n`, for `n < 64`. Bits of keys from `kv_len` on have
     /// no meaning.
-    pub fn row_bits(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        head: usize,
-        query: usize,
-        start: usize,
-    ) -> u64 {
+    pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         match self {
             Self::None => u64::MAX,
-            Self::Seeded { p, seed } => {
-                RowDraws::new(*seed, batch, head, query).bits(start, threshold(*p))
+            Self::Seeded { p, seed } => RowDraws::new(*seed, batch, head, query).bits(start, threshold(*p)),
+            Self::Keep { mask, .. } => {
+                crate::mask::DenseMask { mask: *mask, keep: true }.row_bits(batch, head, query, start, shape.kv_len)
             }
-            Self::Keep { mask, .. } => crate::mask::DenseMask {
-                mask: *mask,
-                keep: true,
-            }
-            .row_bits(batch, head, query, start, shape.kv_len),
         }
     }
 }
@@ -121,10 +102,7 @@ impl RowDraws {
         for part in [batch, head, query] {
             x = mix64(x ^ (part as u64).wrapping_add(0x9e37_79b9_7f4a_7c15));
         }
-        Self {
-            a: x as u32,
-            b: (x >> 32) as u32,
-        }
+        Self { a: x as u32, b: (x >> 32) as u32 }
     }
 
     /// One uniform 32-bit draw.
@@ -149,8 +127,7 @@ impl RowDraws {
     /// 64 draws at once; written so that a compiler turns the loop into lanes.
     #[inline]
     pub(crate) fn bits(self, start: usize, threshold: u32) -> u64 {
-        let keep: [bool; 64] =
-            core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
+        let keep: [bool; 64] = core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
         let (eights, _) = keep.as_chunks::<8>();
         let mut bits = 0;
         for (n, eight) in eights.iter().enumerate() {
@@ -189,18 +166,13 @@ mod tests {
             let mut kept = 0u32;
             for query in 0..200 {
                 for start in (0..512).step_by(64) {
-                    kept += RowDraws::new(42, 0, 1, query)
-                        .bits(start, threshold(p))
-                        .count_ones();
+                    kept += RowDraws::new(42, 0, 1, query).bits(start, threshold(p)).count_ones();
                 }
             }
             let share = f64::from(kept) / (200.0 * 512.0);
             // Six standard deviations of a binomial share: a wrong threshold or a biased hash is far outside.
             let bound = 6.0 * (f64::from(p) * f64::from(1.0 - p) / (200.0 * 512.0)).sqrt();
-            assert!(
-                (share - f64::from(1.0 - p)).abs() <= bound,
-                "p = {p}: kept {share}"
-            );
+            assert!((share - f64::from(1.0 - p)).abs() <= bound, "p = {p}: kept {share}");
         }
     }
 
@@ -220,10 +192,7 @@ mod tests {
                 };
                 alike += usize::from(draw(b, h, q, k) == other);
             }
-            assert!(
-                (1856..=2240).contains(&alike),
-                "coordinate {moved}: {alike} of 4096 alike"
-            ); // 2048 ± 6 σ
+            assert!((1856..=2240).contains(&alike), "coordinate {moved}: {alike} of 4096 alike"); // 2048 ± 6 σ
         }
     }
 }

@@ -48,9 +48,7 @@ impl Dtype {
 }
 
 /// A number type that a tensor can hold. Sealed: `f64`, `f32`, [`half::f16`], [`half::bf16`].
-pub trait Element:
-    Copy + Default + PartialEq + core::fmt::Debug + Send + Sync + sealed::Sealed + 'static
-{
+pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync + sealed::Sealed + 'static {
     /// The type that the streaming engine computes in: `f64` for `f64`, `f32` for all others.
     type Compute: Real;
     /// Which type this is.
@@ -218,10 +216,7 @@ mod tests {
         for bits in 0..=u16::MAX {
             let x = f16::from_bits(bits);
             if !x.is_nan() {
-                assert_eq!(
-                    <f16 as Element>::from_f64(Element::to_f64(x)).to_bits(),
-                    bits
-                );
+                assert_eq!(<f16 as Element>::from_f64(Element::to_f64(x)).to_bits(), bits);
                 assert_eq!(f16::narrow(x.widen()).to_bits(), bits);
             }
         }

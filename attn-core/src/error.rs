@@ -122,86 +122,40 @@ impl AttnError {
     /// assert!(AttnError::check_size("value_dim", 4, 5).is_err());
     /// ```
     pub const fn check_size(what: &'static str, expected: usize, found: usize) -> Result<()> {
-        if expected == found {
-            Ok(())
-        } else {
-            Err(Self::Size {
-                what,
-                expected,
-                found,
-            })
-        }
+        if expected == found { Ok(()) } else { Err(Self::Size { what, expected, found }) }
     }
 
     /// `Ok` if a buffer of `found` elements holds `needed`, otherwise [`AttnError::TooShort`].
     pub const fn check_len(what: &'static str, needed: usize, found: usize) -> Result<()> {
-        if needed <= found {
-            Ok(())
-        } else {
-            Err(Self::TooShort {
-                what,
-                needed,
-                found,
-            })
-        }
+        if needed <= found { Ok(()) } else { Err(Self::TooShort { what, needed, found }) }
     }
 }
 
 impl fmt::Display for AttnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Size {
-                what,
-                expected,
-                found,
-            } => write!(f, "{what}: expected {expected}, found {found}"),
+            Self::Size { what, expected, found } => write!(f, "{what}: expected {expected}, found {found}"),
             Self::Heads { q_heads, kv_heads } => {
-                write!(
-                    f,
-                    "{q_heads} query heads do not divide into groups over {kv_heads} key/value heads"
-                )
+                write!(f, "{q_heads} query heads do not divide into groups over {kv_heads} key/value heads")
             }
-            Self::TooShort {
-                what,
-                needed,
-                found,
-            } => {
-                write!(
-                    f,
-                    "{what}: needs {needed} elements, the buffer holds {found}"
-                )
+            Self::TooShort { what, needed, found } => {
+                write!(f, "{what}: needs {needed} elements, the buffer holds {found}")
             }
             Self::Overflow { what } => write!(f, "{what}: the product of its sizes overflows"),
             Self::Underflow { what } => {
                 write!(f, "{what}: its strides reach below the start of the buffer")
             }
             Self::Overlap { what, size, stride } => {
-                write!(
-                    f,
-                    "{what}: elements share memory (an axis of size {size} with stride {stride})"
-                )
+                write!(f, "{what}: elements share memory (an axis of size {size} with stride {stride})")
             }
-            Self::Broadcast {
-                what,
-                axis,
-                found,
-                expected,
-            } => {
-                write!(
-                    f,
-                    "{what}: axis {axis} has size {found}, which does not broadcast to {expected}"
-                )
+            Self::Broadcast { what, axis, found, expected } => {
+                write!(f, "{what}: axis {axis} has size {found}, which does not broadcast to {expected}")
             }
             Self::Rank { what, found, max } => {
                 write!(f, "{what}: rank {found}, at most {max} is accepted")
             }
             Self::Option { name, must } => write!(f, "{name} must be {must}"),
-            Self::Index {
-                what,
-                at,
-                value,
-                limit,
-            } => {
+            Self::Index { what, at, value, limit } => {
                 write!(f, "{what}[{at}] is {value}, it must be below {limit}")
             }
             Self::Order { what, at } => write!(f, "{what}[{at}] is less than the entry before it"),

@@ -74,10 +74,7 @@ pub struct Mask<'a> {
 impl<'a> Mask<'a> {
     /// Every key is visible.
     pub const fn none() -> Self {
-        Self {
-            terms: [None; MAX_TERMS],
-            overflowed: false,
-        }
+        Self { terms: [None; MAX_TERMS], overflowed: false }
     }
 
     /// A mask of one term.
@@ -95,11 +92,7 @@ impl<'a> Mask<'a> {
     /// Query `i`, standing at `p = i + offset`, sees keys `p − left ≤ j ≤ p + right`: inclusive distances, so that
     /// `window(0, 0, ..)` is only the token itself. Use [`Window`] for a side without bound.
     pub const fn window(left: usize, right: usize, align: Align) -> Self {
-        Self::term(Term::Window(Window {
-            left: Some(left),
-            right: Some(right),
-            align,
-        }))
+        Self::term(Term::Window(Window { left: Some(left), right: Some(right), align }))
     }
 
     /// Prefix-LM: keys below the prefix are visible to every query, the others causally.
@@ -207,34 +200,17 @@ impl<'a> Mask<'a> {
     }
 
     /// A range of keys outside of which the row sees nothing. Exact where [`is_ranges`](Self::is_ranges).
-    pub fn row_range(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        head: usize,
-        query: usize,
-    ) -> Range<usize> {
+    pub fn row_range(&self, shape: &AttnShape, batch: usize, head: usize, query: usize) -> Range<usize> {
         let mut range = 0..shape.kv_len;
         for term in self.terms() {
             let r = term.row_range(shape, batch, head, query);
             range = range.start.max(r.start)..range.end.min(r.end);
         }
-        if range.start >= range.end {
-            0..0
-        } else {
-            range
-        }
+        if range.start >= range.end { 0..0 } else { range }
     }
 
     /// Bit `n` says whether the row sees key `start + n`, for `n < 64`; keys from `kv_len` on are hidden.
-    pub fn row_bits(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        head: usize,
-        query: usize,
-        start: usize,
-    ) -> u64 {
+    pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         let range = self.row_range(shape, batch, head, query);
         let mut bits = bits::range_bits(range, start);
         for term in self.terms().filter(|term| !term.is_range()) {

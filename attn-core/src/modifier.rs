@@ -64,11 +64,7 @@ pub struct MapScore<F, D, M> {
 
 impl<F, D, M> MapScore<F, D, M> {
     pub(crate) const fn new(f: F, derivative: D, inner: M) -> Self {
-        Self {
-            f,
-            derivative,
-            inner,
-        }
+        Self { f, derivative, inner }
     }
 }
 

@@ -129,28 +129,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
     }
 
     fn modify<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
-        let Self {
-            scale,
-            softcap,
-            temperature,
-            mask,
-            bias,
-            alibi,
-            sinks,
-            dropout,
-            modifier,
-        } = self;
-        Attention {
-            scale,
-            softcap,
-            temperature,
-            mask,
-            bias,
-            alibi,
-            sinks,
-            dropout,
-            modifier: f(modifier),
-        }
+        let Self { scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier } = self;
+        Attention { scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier: f(modifier) }
     }
 
     /// The mask.
@@ -204,18 +184,12 @@ impl<'a, M: Modifier> Attention<'a, M> {
     /// The option that has no meaning, or the table that does not fit.
     pub fn check(&self, shape: &AttnShape) -> Result<()> {
         let finite = |name, x: Option<f64>| match x {
-            Some(x) if !x.is_finite() => Err(AttnError::Option {
-                name,
-                must: "finite",
-            }),
+            Some(x) if !x.is_finite() => Err(AttnError::Option { name, must: "finite" }),
             _ => Ok(()),
         };
         let positive = |name, x: Option<f64>| match x {
             // Narrow engines compute in f32: what rounds to 0 or to infinity there has no meaning for them.
-            Some(x) if !(x.is_finite() && x > 0.0) => Err(AttnError::Option {
-                name,
-                must: "finite and above 0",
-            }),
+            Some(x) if !(x.is_finite() && x > 0.0) => Err(AttnError::Option { name, must: "finite and above 0" }),
             _ => Ok(()),
         };
         finite("scale", self.scale)?;
@@ -231,10 +205,7 @@ impl<'a, M: Modifier> Attention<'a, M> {
         if let Some(sinks) = self.sinks {
             AttnError::check_size("sinks against q_heads", shape.q_heads, sinks.len())?;
             if sinks.iter().any(|s| s.is_nan()) {
-                return Err(AttnError::Option {
-                    name: "sinks",
-                    must: "not NaN",
-                });
+                return Err(AttnError::Option { name: "sinks", must: "not NaN" });
             }
         }
         self.dropout.check(shape)

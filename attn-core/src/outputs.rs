@@ -29,11 +29,7 @@ pub struct Outputs<'o, O: Element> {
 impl<'o, O: Element> Outputs<'o, O> {
     /// Only the output.
     pub fn new(out: ViewMut<'o, O>) -> Self {
-        Self {
-            out,
-            lse: None,
-            weights: None,
-        }
+        Self { out, lse: None, weights: None }
     }
 
     /// Also the log-sum-exp of each row.
@@ -59,11 +55,7 @@ impl<'o, O: Element> Outputs<'o, O> {
         }
         if let Some(weights) = &self.weights {
             let wanted = shape.weights_len()?;
-            AttnError::check_size(
-                "weights (batch · q_heads · q_len · kv_len)",
-                wanted,
-                weights.len(),
-            )?;
+            AttnError::check_size("weights (batch · q_heads · q_len · kv_len)", wanted, weights.len())?;
         }
         Ok(())
     }

@@ -105,11 +105,7 @@ pub(crate) fn row_weights<T: Element, M: Modifier>(
     let mut max = sink.unwrap_or(f64::NEG_INFINITY);
     problem.for_each_visible(batch, head, query, |at| {
         let k_row = k.row(batch, kv_head, at.key);
-        let dot: f64 = q_row
-            .iter()
-            .zip(k_row.iter())
-            .map(|(q, k)| q.to_f64() * k.to_f64())
-            .sum();
+        let dot: f64 = q_row.iter().zip(k_row.iter()).map(|(q, k)| q.to_f64() * k.to_f64()).sum();
         let score = problem.score(dot, at);
         max = max.max_nan(score);
         set(weights, at, score);
@@ -129,11 +125,7 @@ pub(crate) fn row_weights<T: Element, M: Modifier>(
     problem.for_each_visible(batch, head, query, |at| {
         let weight = get(weights, at) / sum;
         // A dropped weight is multiplied by 0, so that a NaN stays one.
-        let factor = if problem.attn().dropout.is_none() {
-            1.0
-        } else {
-            problem.dropout_factor(at)
-        };
+        let factor = if problem.attn().dropout.is_none() { 1.0 } else { problem.dropout_factor(at) };
         set(weights, at, weight * factor);
     });
     max + Real::ln(sum)

@@ -37,12 +37,7 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     ///
     /// # Errors
     /// Whatever does not fit; see [`AttnError`](crate::AttnError).
-    pub fn new(
-        attn: &'p Attention<'a, M>,
-        q: [usize; 4],
-        k: [usize; 4],
-        v: [usize; 4],
-    ) -> Result<Self> {
+    pub fn new(attn: &'p Attention<'a, M>, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Self> {
         Self::of_shape(attn, AttnShape::new(q, k, v)?)
     }
 
@@ -98,17 +93,12 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// Whether one key is visible to one query: by the mask, a bias that is not −∞, and the caller's closure.
     #[inline]
     pub fn visible(&self, at: At) -> bool {
-        self.attn.mask.visible(&self.shape, at)
-            && self.shown_by_bias(at)
-            && self.shown_by_modifier(at)
+        self.attn.mask.visible(&self.shape, at) && self.shown_by_bias(at) && self.shown_by_modifier(at)
     }
 
     #[inline]
     fn shown_by_bias(&self, at: At) -> bool {
-        self.attn
-            .bias
-            .as_ref()
-            .is_none_or(|bias| bias.at(at) != f64::NEG_INFINITY)
+        self.attn.bias.as_ref().is_none_or(|bias| bias.at(at) != f64::NEG_INFINITY)
     }
 
     #[inline]
@@ -127,12 +117,7 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         // Where a row's keys are its range, the mask need not be asked again for each.
         let ranges = self.attn.mask.is_ranges();
         for key in self.row_range(batch, head, query) {
-            let at = At {
-                batch,
-                head,
-                query,
-                key,
-            };
+            let at = At { batch, head, query, key };
             let shown = ranges || self.attn.mask.visible(&self.shape, at);
             if shown && self.shown_by_bias(at) && self.shown_by_modifier(at) {
                 f(at);
@@ -148,29 +133,18 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// What the weight of one visible key is multiplied by after the softmax: 1 without dropout, else 0 or `1/(1 − p)`.
     #[inline]
     pub fn dropout_factor(&self, at: At) -> f64 {
-        if self.attn.dropout.keeps(at) {
-            self.attn.dropout.factor()
-        } else {
-            0.0
-        }
+        if self.attn.dropout.keeps(at) { self.attn.dropout.factor() } else { 0.0 }
     }
 }
 
 /// `1/√head_dim`; 1 for an empty head. Scores of unit-variance vectors then have unit variance (arXiv 1706.03762, §3.2.1).
 pub fn default_scale(head_dim: usize) -> f64 {
-    if head_dim == 0 {
-        1.0
-    } else {
-        1.0 / libm::sqrt(head_dim as f64)
-    }
+    if head_dim == 0 { 1.0 } else { 1.0 / libm::sqrt(head_dim as f64) }
 }
 
 /// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs nothing.
 #[inline]
-pub(crate) fn dot<R: Real, T: Element<Compute = R>>(
-    q: crate::view::Row<'_, T>,
-    k: crate::view::Row<'_, T>,
-) -> R {
+pub(crate) fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
     let mut sums = [R::ZERO; 4];
     if let (Some(q), Some(k)) = (q.as_slice(), k.as_slice()) {
         let ((q4, q_rest), (k4, k_rest)) = (q.as_chunks::<4>(), k.as_chunks::<4>());

@@ -60,40 +60,20 @@ impl AttnShape {
         while i < checks.len() {
             let (what, expected, found) = checks[i];
             if expected != found {
-                return Err(AttnError::Size {
-                    what,
-                    expected,
-                    found,
-                });
+                return Err(AttnError::Size { what, expected, found });
             }
             i += 1;
         }
-        let divides = if kv_heads == 0 {
-            q_heads == 0
-        } else {
-            q_heads % kv_heads == 0
-        };
+        let divides = if kv_heads == 0 { q_heads == 0 } else { q_heads % kv_heads == 0 };
         if !divides {
             return Err(AttnError::Heads { q_heads, kv_heads });
         }
-        let shape = Self {
-            batch,
-            q_heads,
-            kv_heads,
-            q_len,
-            kv_len,
-            head_dim,
-            value_dim,
-        };
+        let shape = Self { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         if product(&[batch, q_heads, q_len]).is_none() {
-            return Err(AttnError::Overflow {
-                what: "batch · q_heads · q_len",
-            });
+            return Err(AttnError::Overflow { what: "batch · q_heads · q_len" });
         }
         if product(&[batch, q_heads, q_len, value_dim]).is_none() {
-            return Err(AttnError::Overflow {
-                what: "batch · q_heads · q_len · value_dim",
-            });
+            return Err(AttnError::Overflow { what: "batch · q_heads · q_len · value_dim" });
         }
         Ok(shape)
     }
@@ -113,11 +93,7 @@ impl AttnShape {
         while i < checks.len() {
             let (what, expected, found) = checks[i];
             if expected != found {
-                return Err(AttnError::Size {
-                    what,
-                    expected,
-                    found,
-                });
+                return Err(AttnError::Size { what, expected, found });
             }
             i += 1;
         }
@@ -126,11 +102,7 @@ impl AttnShape {
 
     /// Query heads per key/value head; 1 where there are no heads.
     pub const fn group(&self) -> usize {
-        if self.kv_heads == 0 {
-            1
-        } else {
-            self.q_heads / self.kv_heads
-        }
+        if self.kv_heads == 0 { 1 } else { self.q_heads / self.kv_heads }
     }
 
     /// The key/value head that query head `head` reads.
@@ -162,9 +134,7 @@ impl AttnShape {
     pub const fn weights_len(&self) -> Result<usize> {
         match self.rows().checked_mul(self.kv_len) {
             Some(n) => Ok(n),
-            None => Err(AttnError::Overflow {
-                what: "batch · q_heads · q_len · kv_len",
-            }),
+            None => Err(AttnError::Overflow { what: "batch · q_heads · q_len · kv_len" }),
         }
     }
 }

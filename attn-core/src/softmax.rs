@@ -42,31 +42,21 @@ pub struct Step<R> {
 impl<R: Real> RowState<R> {
     /// No score yet.
     pub const fn new() -> Self {
-        Self {
-            max: R::NEG_INFINITY,
-            sum: R::ZERO,
-        }
+        Self { max: R::NEG_INFINITY, sum: R::ZERO }
     }
 
     /// Takes one score. A score of −∞ has weight 0, one of +∞ or NaN makes the row NaN.
     #[inline]
     pub fn push(&mut self, score: R) -> Step<R> {
         if score == R::NEG_INFINITY {
-            return Step {
-                rescale: R::ONE,
-                weight: R::ZERO,
-            };
+            return Step { rescale: R::ONE, weight: R::ZERO };
         }
         let mut rescale = R::ONE;
         if score <= self.max {
             // The usual case: nothing to rescale.
         } else {
             let max = self.max.max_nan(score);
-            rescale = if self.max == R::NEG_INFINITY {
-                R::ZERO
-            } else {
-                (self.max - max).exp()
-            };
+            rescale = if self.max == R::NEG_INFINITY { R::ZERO } else { (self.max - max).exp() };
             self.sum *= rescale;
             self.max = max;
         }
@@ -96,21 +86,13 @@ impl<R: Real> RowState<R> {
     /// The factor that turns accumulated outputs into the result: `1/sum`, and 0 for a row that saw nothing.
     #[inline]
     pub fn finish(&self) -> R {
-        if self.sum == R::ZERO {
-            R::ZERO
-        } else {
-            R::ONE / self.sum
-        }
+        if self.sum == R::ZERO { R::ZERO } else { R::ONE / self.sum }
     }
 
     /// `ln Σ exp(sⱼ)`; −∞ for a row that saw nothing.
     #[inline]
     pub fn lse(&self) -> R {
-        if self.sum == R::ZERO {
-            R::NEG_INFINITY
-        } else {
-            self.max + self.sum.ln()
-        }
+        if self.sum == R::ZERO { R::NEG_INFINITY } else { self.max + self.sum.ln() }
     }
 }
 

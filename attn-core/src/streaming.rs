@@ -52,9 +52,7 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
     let shape = *problem.shape();
     outputs.check(&shape)?;
     if outputs.weights.is_some() {
-        return Err(AttnError::Unsupported {
-            what: "the full weights from the streaming engine",
-        });
+        return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
     }
     AttnError::check_len("streaming scratch", scratch_len(&shape), scratch.len())?;
     let Some(acc) = scratch.get_mut(..shape.value_dim) else {
@@ -72,9 +70,7 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
                 }
                 let factor = state.finish() * T::Compute::of(attn.dropout.factor());
                 for (d, &x) in acc.iter().enumerate() {
-                    outputs
-                        .out
-                        .set(batch, head, query, d, O::narrow(x * factor));
+                    outputs.out.set(batch, head, query, d, O::narrow(x * factor));
                 }
                 outputs.set_lse(shape.row(batch, head, query), state.lse());
             }
@@ -101,11 +97,7 @@ fn accumulate<T: Element, M: Modifier>(
         rescale(acc, step.rescale);
         // A dropped weight still meets its value (as 0 times it), so that a NaN there shows in every engine.
         let kept = problem.attn().dropout.keeps(at);
-        let weight = if kept {
-            step.weight
-        } else {
-            step.weight * T::Compute::ZERO
-        };
+        let weight = if kept { step.weight } else { step.weight * T::Compute::ZERO };
         let v_row = v.row(batch, kv_head, at.key);
         if let Some(values) = v_row.as_slice() {
             for (a, value) in acc.iter_mut().zip(values) {

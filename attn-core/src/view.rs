@@ -29,14 +29,10 @@ impl Layout {
             Some(n) if n <= isize::MAX as usize => {}
             _ => {
                 // A tensor with an axis of 0 has no elements: its strides are never used.
-                if product(&[batch, heads, seq, dim]).is_some()
-                    && (batch == 0 || heads == 0 || seq == 0 || dim == 0)
-                {
+                if product(&[batch, heads, seq, dim]).is_some() && (batch == 0 || heads == 0 || seq == 0 || dim == 0) {
                     return Ok([0, 0, 0, 1]);
                 }
-                return Err(AttnError::Overflow {
-                    what: "batch · heads · seq · dim",
-                });
+                return Err(AttnError::Overflow { what: "batch · heads · seq · dim" });
             }
         }
         let (batch, heads, seq, dim) = (batch as isize, heads as isize, seq as isize, dim as isize);
@@ -62,24 +58,13 @@ pub struct Strided {
 
 impl Strided {
     /// Checks that all elements lie inside a buffer of `len` elements.
-    const fn new(
-        len: usize,
-        sizes: [usize; 4],
-        strides: [isize; 4],
-        offset: usize,
-    ) -> Result<Self> {
-        let this = Self {
-            sizes,
-            strides,
-            offset,
-        };
+    const fn new(len: usize, sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
+        let this = Self { sizes, strides, offset };
         if matches!(product(&sizes), Some(0)) {
             return Ok(this);
         }
         if product(&sizes).is_none() {
-            return Err(AttnError::Overflow {
-                what: "batch · heads · seq · dim",
-            });
+            return Err(AttnError::Overflow { what: "batch · heads · seq · dim" });
         }
         // The lowest and highest element reached, relative to `offset`; the intermediate values fit in i128 always.
         let (mut low, mut high) = (0i128, 0i128);
@@ -98,16 +83,10 @@ impl Strided {
         }
         let needed = offset as i128 + high + 1;
         if needed > isize::MAX as i128 {
-            return Err(AttnError::Overflow {
-                what: "strides · sizes",
-            });
+            return Err(AttnError::Overflow { what: "strides · sizes" });
         }
         if needed > len as i128 {
-            return Err(AttnError::TooShort {
-                what: "tensor",
-                needed: needed as usize,
-                found: len,
-            });
+            return Err(AttnError::TooShort { what: "tensor", needed: needed as usize, found: len });
         }
         Ok(this)
     }
@@ -127,11 +106,7 @@ impl Strided {
             let (size, stride) = (self.size(axis), self.stride(axis));
             if size > 1 {
                 if stride.unsigned_abs() <= span {
-                    return Err(AttnError::Overlap {
-                        what: "output",
-                        size,
-                        stride,
-                    });
+                    return Err(AttnError::Overlap { what: "output", size, stride });
                 }
                 span += (size - 1) * stride.unsigned_abs(); // fits: `new` bounded the whole reach
             }
@@ -217,12 +192,7 @@ impl<'a, T: Copy> View<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::TooShort`], [`AttnError::Underflow`] or [`AttnError::Overflow`].
-    pub const fn strided(
-        data: &'a [T],
-        sizes: [usize; 4],
-        strides: [isize; 4],
-        offset: usize,
-    ) -> Result<Self> {
+    pub const fn strided(data: &'a [T], sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
         match Strided::new(data.len(), sizes, strides, offset) {
             Ok(at) => Ok(Self { data, at }),
             Err(e) => Err(e),
@@ -242,38 +212,21 @@ impl<'a, T: Copy> View<'a, T> {
     /// assert_eq!(k.at(0, 0, 1, 0), 16.0);
     /// # Ok::<(), attn_core::AttnError>(())
     /// ```
-    pub const fn packed(
-        data: &'a [T],
-        sizes: [usize; 4],
-        parts: usize,
-        part: usize,
-    ) -> Result<Self> {
+    pub const fn packed(data: &'a [T], sizes: [usize; 4], parts: usize, part: usize) -> Result<Self> {
         if part >= parts {
-            return Err(AttnError::Index {
-                what: "packed part",
-                at: 0,
-                value: part,
-                limit: parts,
-            });
+            return Err(AttnError::Index { what: "packed part", at: 0, value: part, limit: parts });
         }
         let [batch, heads, seq, dim] = sizes;
         let total = product(&[max1(batch), max1(heads), max1(seq), max1(dim), parts]);
         match total {
             Some(n) if n <= isize::MAX as usize => {}
             _ => {
-                return Err(AttnError::Overflow {
-                    what: "batch · seq · parts · heads · dim",
-                });
+                return Err(AttnError::Overflow { what: "batch · seq · parts · heads · dim" });
             }
         }
         let (h, d) = (heads as isize, dim as isize);
         let row = parts as isize * h * d;
-        Self::strided(
-            data,
-            sizes,
-            [seq as isize * row, d, row, 1],
-            part * heads * dim,
-        )
+        Self::strided(data, sizes, [seq as isize * row, d, row, 1], part * heads * dim)
     }
 
     /// A matrix of `rows` positions, one batch and one head: what a textbook calls Q, K or V.
@@ -291,11 +244,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// [`AttnError::Rank`] above rank 4; as [`View::new`].
     pub const fn broadcast(data: &'a [T], shape: &[usize]) -> Result<Self> {
         if shape.len() > 4 {
-            return Err(AttnError::Rank {
-                what: "broadcast tensor",
-                found: shape.len(),
-                max: 4,
-            });
+            return Err(AttnError::Rank { what: "broadcast tensor", found: shape.len(), max: 4 });
         }
         let mut sizes = [1; 4];
         let mut i = 0;
@@ -318,20 +267,10 @@ impl<'a, T: Copy> View<'a, T> {
     pub fn row(&self, batch: usize, head: usize, seq: usize) -> Row<'a, T> {
         let [nb, nh, ns, nd] = self.at.sizes;
         if batch >= nb || head >= nh || seq >= ns {
-            return Row {
-                data: &[],
-                start: 0,
-                stride: 1,
-                len: 0,
-            };
+            return Row { data: &[], start: 0, stride: 1, len: 0 };
         }
         let (start, stride) = (self.at.index(batch, head, seq, 0), self.at.strides[3]);
-        Row {
-            data: self.data,
-            start,
-            stride,
-            len: nd,
-        }
+        Row { data: self.data, start, stride, len: nd }
     }
 }
 
@@ -347,12 +286,7 @@ impl<T: Copy + Default> View<'_, T> {
     pub fn at_broadcast(&self, batch: usize, head: usize, seq: usize, dim: usize) -> T {
         let [nb, nh, ns, nd] = self.at.sizes;
         let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
-        self.at(
-            pick(batch, nb),
-            pick(head, nh),
-            pick(seq, ns),
-            pick(dim, nd),
-        )
+        self.at(pick(batch, nb), pick(head, nh), pick(seq, ns), pick(dim, nd))
     }
 }
 
@@ -366,12 +300,7 @@ impl<T> View<'_, T> {
         while axis < 4 {
             let (found, expected) = (self.at.sizes[axis], to[axis]);
             if found != expected && found != 1 {
-                return Err(AttnError::Broadcast {
-                    what,
-                    axis,
-                    found,
-                    expected,
-                });
+                return Err(AttnError::Broadcast { what, axis, found, expected });
             }
             axis += 1;
         }
@@ -414,12 +343,7 @@ impl<'a, T: Copy> Row<'a, T> {
     /// The elements in order.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = T> + 'a {
-        let Row {
-            data,
-            start,
-            stride,
-            len,
-        } = self;
+        let Row { data, start, stride, len } = self;
         let mut index = start;
         (0..len).map_while(move |_| {
             let x = data.get(index).copied();
@@ -436,9 +360,7 @@ impl<T: Copy + Default> Row<'_, T> {
         if i >= self.len {
             return T::default();
         }
-        let index = self
-            .start
-            .wrapping_add_signed((i as isize).wrapping_mul(self.stride));
+        let index = self.start.wrapping_add_signed((i as isize).wrapping_mul(self.stride));
         self.data.get(index).copied().unwrap_or_default()
     }
 }
@@ -474,12 +396,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     ///
     /// # Errors
     /// As [`View::strided`], and [`AttnError::Overlap`] where two elements could share memory.
-    pub fn strided(
-        data: &'a mut [T],
-        sizes: [usize; 4],
-        strides: [isize; 4],
-        offset: usize,
-    ) -> Result<Self> {
+    pub fn strided(data: &'a mut [T], sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
         let at = Strided::new(data.len(), sizes, strides, offset)?;
         at.check_distinct()?;
         Ok(Self { data, at })
@@ -509,18 +426,12 @@ impl<'a, T: Copy> ViewMut<'a, T> {
 
     /// The same tensor, read-only.
     pub fn as_view(&self) -> View<'_, T> {
-        View {
-            data: self.data,
-            at: self.at,
-        }
+        View { data: self.data, at: self.at }
     }
 
     /// The same tensor for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
-        ViewMut {
-            data: self.data,
-            at: self.at,
-        }
+        ViewMut { data: self.data, at: self.at }
     }
 
     /// The whole buffer that the view looks into, for engines that write rows themselves.

@@ -1,2 +1,46 @@
-//! The project's workshop: `cargo xtask <command>` (skeleton).
-fn main() {}
+//! The project's workshop: `cargo xtask <command>`.
+//!
+//! One module per command; each has its arguments as a struct and a `run` that says by its exit code whether all went well.
+//! Nothing here is part of the product; everything that CI does can be done by hand with these commands.
+
+mod bench;
+mod ci;
+mod conformance;
+mod levels;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build, measure and check the attn workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure the cost of attention against sequence length and write a report.
+    Bench(bench::Args),
+    /// Run the conformance suites on every engine and level.
+    Conformance(conformance::Args),
+    /// Show the instruction-set levels of this machine and the kernels that would run.
+    Levels(levels::Args),
+    /// Everything that CI runs.
+    Ci(ci::Args),
+    /// Check the house rules that a compiler does not.
+    Tidy(tidy::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Bench(args) => bench::run(args),
+        Command::Conformance(args) => conformance::run(args),
+        Command::Levels(args) => levels::run(args),
+        Command::Ci(args) => ci::run(args),
+        Command::Tidy(args) => tidy::run(args),
+    }
+}

@@ -24,11 +24,7 @@ pub enum Align {
 impl Align {
     /// Query 0 follows `past` cached keys.
     pub const fn with_past(past: usize) -> Self {
-        Self::Offset(if past > isize::MAX as usize {
-            isize::MAX
-        } else {
-            past as isize
-        })
+        Self::Offset(if past > isize::MAX as usize { isize::MAX } else { past as isize })
     }
 
     /// The key position of query 0.
@@ -64,15 +60,9 @@ pub struct Window {
 impl Window {
     /// The visible keys of a query at `position`, clipped to `0..kv_len`.
     pub(crate) fn range_at(&self, position: isize, kv_len: usize) -> core::ops::Range<usize> {
-        let start = self.left.map_or(0, |left| {
-            clip(position.saturating_sub_unsigned(left), kv_len)
-        });
-        let end = self.right.map_or(kv_len, |right| {
-            clip(
-                position.saturating_add_unsigned(right).saturating_add(1),
-                kv_len,
-            )
-        });
+        let start = self.left.map_or(0, |left| clip(position.saturating_sub_unsigned(left), kv_len));
+        let end =
+            self.right.map_or(kv_len, |right| clip(position.saturating_add_unsigned(right).saturating_add(1), kv_len));
         start..end
     }
 }

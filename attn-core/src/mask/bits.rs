@@ -10,11 +10,7 @@ use core::ops::Range;
 pub(crate) fn range_bits(range: Range<usize>, start: usize) -> u64 {
     let low = range.start.saturating_sub(start).min(64);
     let high = range.end.saturating_sub(start).min(64);
-    if low >= high {
-        0
-    } else {
-        below(high) & !below(low)
-    }
+    if low >= high { 0 } else { below(high) & !below(low) }
 }
 
 /// The lowest `n ≤ 64` bits set.
@@ -65,11 +61,7 @@ mod tests {
             for range in [0..0, 0..3, 5..70, 60..64, 64..128, 100..101, 90..1000] {
                 let bits = range_bits(range.clone(), start);
                 for n in 0..64 {
-                    assert_eq!(
-                        bits >> n & 1 == 1,
-                        range.contains(&(start + n)),
-                        "{range:?} from {start}, bit {n}"
-                    );
+                    assert_eq!(bits >> n & 1 == 1, range.contains(&(start + n)), "{range:?} from {start}, bit {n}");
                 }
             }
         }

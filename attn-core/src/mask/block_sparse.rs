@@ -19,30 +19,14 @@ pub struct BlockSparse<'a> {
 impl BlockSparse<'_> {
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
         if self.block_q == 0 || self.block_k == 0 {
-            return Err(AttnError::Option {
-                name: "block size",
-                must: "at least 1",
-            });
+            return Err(AttnError::Option { name: "block size", must: "at least 1" });
         }
-        let to = [
-            shape.batch,
-            shape.q_heads,
-            shape.q_len.div_ceil(self.block_q),
-            shape.kv_len.div_ceil(self.block_k),
-        ];
+        let to = [shape.batch, shape.q_heads, shape.q_len.div_ceil(self.block_q), shape.kv_len.div_ceil(self.block_k)];
         let sizes = self.blocks.sizes();
         for axis in 0..4 {
-            let (found, expected) = (
-                sizes.get(axis).copied().unwrap_or(0),
-                to.get(axis).copied().unwrap_or(0),
-            );
+            let (found, expected) = (sizes.get(axis).copied().unwrap_or(0), to.get(axis).copied().unwrap_or(0));
             if found != expected && !(axis < 2 && found == 1) {
-                return Err(AttnError::Broadcast {
-                    what: "block mask",
-                    axis,
-                    found,
-                    expected,
-                });
+                return Err(AttnError::Broadcast { what: "block mask", axis, found, expected });
             }
         }
         Ok(())
@@ -50,19 +34,11 @@ impl BlockSparse<'_> {
 
     #[inline]
     pub(crate) fn visible(&self, batch: usize, head: usize, query: usize, key: usize) -> bool {
-        let (Some(row), Some(column)) = (
-            query.checked_div(self.block_q),
-            key.checked_div(self.block_k),
-        ) else {
+        let (Some(row), Some(column)) = (query.checked_div(self.block_q), key.checked_div(self.block_k)) else {
             return false;
         };
         let [nb, nh, ..] = self.blocks.sizes();
-        self.blocks.at(
-            if nb == 1 { 0 } else { batch },
-            if nh == 1 { 0 } else { head },
-            row,
-            column,
-        )
+        self.blocks.at(if nb == 1 { 0 } else { batch }, if nh == 1 { 0 } else { head }, row, column)
     }
 
     /// The 64 keys from `start` on as bits: one question per block that they touch.

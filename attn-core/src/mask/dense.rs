@@ -22,19 +22,10 @@ impl DenseMask<'_> {
     }
 
     /// The 64 keys from `start` on as bits; keys beyond the tensor are hidden.
-    pub(crate) fn row_bits(
-        &self,
-        batch: usize,
-        head: usize,
-        query: usize,
-        start: usize,
-        kv_len: usize,
-    ) -> u64 {
+    pub(crate) fn row_bits(&self, batch: usize, head: usize, query: usize, start: usize, kv_len: usize) -> u64 {
         let [nb, nh, nq, nk] = self.mask.sizes();
         let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
-        let row = self
-            .mask
-            .row(pick(batch, nb), pick(head, nh), pick(query, nq));
+        let row = self.mask.row(pick(batch, nb), pick(head, nh), pick(query, nq));
         if nk == 1 && kv_len != 1 {
             return if row.get(0) == self.keep { u64::MAX } else { 0 };
         }

@@ -31,12 +31,7 @@ pub struct Documents<'a> {
 impl<'a> Documents<'a> {
     /// Bounds of the queries and of the keys, each `[documents + 1]` and not decreasing.
     pub const fn new(cu_q: &'a [usize], cu_k: &'a [usize]) -> Self {
-        Self {
-            cu_q,
-            cu_k,
-            causal: None,
-            window: None,
-        }
+        Self { cu_q, cu_k, causal: None, window: None }
     }
 
     /// Causal inside each document, aligned by the document's own lengths.
@@ -52,34 +47,18 @@ impl<'a> Documents<'a> {
     }
 
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
-        AttnError::check_size(
-            "cu_k length against cu_q length",
-            self.cu_q.len(),
-            self.cu_k.len(),
-        )?;
+        AttnError::check_size("cu_k length against cu_q length", self.cu_q.len(), self.cu_k.len())?;
         if self.cu_q.is_empty() {
-            return Err(AttnError::Size {
-                what: "cu_q length",
-                expected: 1,
-                found: 0,
-            });
+            return Err(AttnError::Size { what: "cu_q length", expected: 1, found: 0 });
         }
-        for (what, cu, limit) in [
-            ("cu_q", self.cu_q, shape.q_len),
-            ("cu_k", self.cu_k, shape.kv_len),
-        ] {
+        for (what, cu, limit) in [("cu_q", self.cu_q, shape.q_len), ("cu_k", self.cu_k, shape.kv_len)] {
             let mut last = 0;
             for (at, &value) in cu.iter().enumerate() {
                 if value < last {
                     return Err(AttnError::Order { what, at });
                 }
                 if value > limit {
-                    return Err(AttnError::Index {
-                        what,
-                        at,
-                        value,
-                        limit: limit.saturating_add(1),
-                    });
+                    return Err(AttnError::Index { what, at, value, limit: limit.saturating_add(1) });
                 }
                 last = value;
             }
@@ -91,32 +70,21 @@ impl<'a> Documents<'a> {
     pub(crate) fn row_range(&self, query: usize) -> Range<usize> {
         // The last document whose queries start at or before this one; empty documents are passed over by the search.
         let n = self.cu_q.partition_point(|&start| start <= query);
-        let bounds =
-            |cu: &[usize]| Some((cu.get(n.checked_sub(1)?).copied()?, cu.get(n).copied()?));
-        let (Some((q_start, q_end)), Some((k_start, k_end))) =
-            (bounds(self.cu_q), bounds(self.cu_k))
-        else {
+        let bounds = |cu: &[usize]| Some((cu.get(n.checked_sub(1)?).copied()?, cu.get(n).copied()?));
+        let (Some((q_start, q_end)), Some((k_start, k_end))) = (bounds(self.cu_q), bounds(self.cu_k)) else {
             return 0..0;
         };
         let (q_len, kv_len) = (q_end.saturating_sub(q_start), k_end.saturating_sub(k_start));
         let local = query.saturating_sub(q_start);
         let mut range = 0..kv_len;
         if let Some(align) = self.causal {
-            let causal = Window {
-                left: None,
-                right: Some(0),
-                align,
-            };
+            let causal = Window { left: None, right: Some(0), align };
             range = causal.range_at(align.position(local, q_len, kv_len), kv_len);
         }
         if let Some(window) = self.window {
             let r = window.range_at(window.align.position(local, q_len, kv_len), kv_len);
             range = range.start.max(r.start)..range.end.min(r.end);
         }
-        if range.start >= range.end {
-            0..0
-        } else {
-            k_start + range.start..k_start + range.end
-        }
+        if range.start >= range.end { 0..0 } else { k_start + range.start..k_start + range.end }
     }
 }

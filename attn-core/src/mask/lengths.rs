@@ -33,12 +33,7 @@ impl Lengths<'_> {
         match lens.iter().position(|&n| n > limit) {
             Some(at) => {
                 let value = lens.get(at).copied().unwrap_or(0);
-                Err(AttnError::Index {
-                    what,
-                    at,
-                    value,
-                    limit: limit.saturating_add(1),
-                })
+                Err(AttnError::Index { what, at, value, limit: limit.saturating_add(1) })
             }
             None => Ok(()),
         }

@@ -50,10 +50,9 @@ impl Term<'_> {
             Self::Documents(documents) => documents.check(shape),
             Self::BlockSparse(blocks) => blocks.check(shape),
             Self::Tree(tree) => tree.check(shape),
-            Self::Dense(dense) => dense.mask.check_broadcast(
-                "mask",
-                [shape.batch, shape.q_heads, shape.q_len, shape.kv_len],
-            ),
+            Self::Dense(dense) => {
+                dense.mask.check_broadcast("mask", [shape.batch, shape.q_heads, shape.q_len, shape.kv_len])
+            }
         }
     }
 
@@ -63,25 +62,12 @@ impl Term<'_> {
     }
 
     /// The range of keys outside of which the row sees nothing.
-    pub(crate) fn row_range(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        _head: usize,
-        query: usize,
-    ) -> Range<usize> {
+    pub(crate) fn row_range(&self, shape: &AttnShape, batch: usize, _head: usize, query: usize) -> Range<usize> {
         let kv_len = shape.kv_len;
-        let up_to = |align: Align| {
-            clip(
-                align.position(query, shape.q_len, kv_len).saturating_add(1),
-                kv_len,
-            )
-        };
+        let up_to = |align: Align| clip(align.position(query, shape.q_len, kv_len).saturating_add(1), kv_len);
         match self {
             Self::Causal(align) => 0..up_to(*align),
-            Self::Window(window) => {
-                window.range_at(window.align.position(query, shape.q_len, kv_len), kv_len)
-            }
+            Self::Window(window) => window.range_at(window.align.position(query, shape.q_len, kv_len), kv_len),
             Self::Prefix { prefix, align } => 0..up_to(*align).max(prefix.of(batch)),
             Self::KvLens(lens) => 0..lens.of(batch),
             Self::KvStarts(starts) => starts.of(batch)..kv_len,
@@ -102,21 +88,12 @@ impl Term<'_> {
             Self::BlockSparse(blocks) => blocks.visible(at.batch, at.head, at.query, at.key),
             Self::Tree(tree) => tree.visible(shape, at.query, at.key),
             Self::Dense(dense) => dense.visible(at.batch, at.head, at.query, at.key),
-            _ => self
-                .row_range(shape, at.batch, at.head, at.query)
-                .contains(&at.key),
+            _ => self.row_range(shape, at.batch, at.head, at.query).contains(&at.key),
         }
     }
 
     /// Bit `n` says whether the row sees key `start + n`. Bits of keys from `kv_len` on have no meaning.
-    pub(crate) fn row_bits(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        head: usize,
-        query: usize,
-        start: usize,
-    ) -> u64 {
+    pub(crate) fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         match self {
             Self::BlockSparse(blocks) => blocks.row_bits(batch, head, query, start),
             Self::Tree(tree) => tree.row_bits(shape, query, start),

@@ -24,28 +24,15 @@ pub struct Tree<'a> {
 
 impl Tree<'_> {
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
-        AttnError::check_size(
-            "tree parents against q_len",
-            shape.q_len,
-            self.parents.len(),
-        )?;
+        AttnError::check_size("tree parents against q_len", shape.q_len, self.parents.len())?;
         if shape.kv_len < shape.q_len {
-            return Err(AttnError::Size {
-                what: "tree keys (kv_len)",
-                expected: shape.q_len,
-                found: shape.kv_len,
-            });
+            return Err(AttnError::Size { what: "tree keys (kv_len)", expected: shape.q_len, found: shape.kv_len });
         }
         for (at, parent) in self.parents.iter().enumerate() {
             if let &Some(value) = parent
                 && value >= at
             {
-                return Err(AttnError::Index {
-                    what: "tree parents",
-                    at,
-                    value,
-                    limit: at,
-                });
+                return Err(AttnError::Index { what: "tree parents", at, value, limit: at });
             }
         }
         Ok(())
