@@ -14,6 +14,7 @@ pub mod mask;
 mod modifier;
 mod options;
 mod outputs;
+mod projection;
 pub mod reference;
 mod score;
 mod shape;
@@ -30,6 +31,7 @@ pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, TileCove
 pub use modifier::{Derivative, MapScore, Modifier, VisibleIf};
 pub use options::Attention;
 pub use outputs::Outputs;
+pub use projection::{Linear, LinearGradients};
 pub use score::{At, Problem, default_scale};
 pub use shape::AttnShape;
 pub use softmax::{RowState, Step};
