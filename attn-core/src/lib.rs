@@ -19,8 +19,11 @@ pub mod reference;
 mod score;
 mod shape;
 mod softmax;
+pub mod steps;
 pub mod streaming;
 mod view;
+pub mod weights;
+pub mod worked_example;
 
 pub use bias::{Alibi, Bias, FromView};
 pub use dropout::Dropout;
