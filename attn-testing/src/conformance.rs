@@ -1,0 +1,16 @@
+//! The conformance vectors: loading suites, running a case on an engine, comparing, counting.
+//!
+//! A suite is `NAME.json`, a list of cases, beside `NAME.safetensors`, their tensors. What a case means is the business of
+//! [`ops`]; how two tensors compare that of [`compare`]; the verdict on a case that of [`run`].
+
+mod case;
+pub mod compare;
+pub mod ops;
+pub mod run;
+mod suite;
+mod tensor;
+
+pub use case::{Case, Tolerance};
+pub use run::{Outcome, Runner, Tally};
+pub use suite::Suite;
+pub use tensor::{Data, Tensor};

@@ -1,0 +1,146 @@
+//! The ops of the suites: what each case asks of the library. One file per family.
+//!
+//! A runner reads the case's tensors and parameters, calls the library, and hands back every output as doubles; it computes
+//! nothing itself that the library is asked to compute. Runners are generic over the engine and the element type.
+
+mod attention;
+mod onnx;
+
+use std::collections::BTreeMap;
+
+use attn_core::{AttnError, Element};
+
+use super::{Case, Suite, Tensor};
+use crate::engine::Engine;
+
+/// Why a case has no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The library has no way to run it.
+    Skip(String),
+    /// It should have run.
+    Fail(String),
+}
+
+impl From<AttnError> for Stop {
+    fn from(error: AttnError) -> Self {
+        match error {
+            AttnError::Unsupported { .. } => Self::Skip(error.to_string()),
+            _ => Self::Fail(format!("refused: {error}")),
+        }
+    }
+}
+
+/// The outputs of a case: role to shape and elements.
+#[derive(Clone, Debug, Default)]
+pub struct Produced(BTreeMap<String, (Vec<usize>, Vec<f64>)>);
+
+impl Produced {
+    /// Adds an output.
+    pub fn put<T: Element>(&mut self, role: &str, shape: &[usize], values: &[T]) {
+        self.0.insert(role.to_owned(), (shape.to_vec(), values.iter().map(|x| x.to_f64()).collect()));
+    }
+
+    /// An output.
+    pub fn get(&self, role: &str) -> Option<(&[usize], &[f64])> {
+        self.0.get(role).map(|(shape, values)| (shape.as_slice(), values.as_slice()))
+    }
+}
+
+/// A case with its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded<'s> {
+    suite: &'s Suite,
+    /// The case.
+    pub case: &'s Case,
+}
+
+impl<'s> Loaded<'s> {
+    /// An input that must be there.
+    ///
+    /// # Errors
+    /// The case is malformed where it is not.
+    pub fn input(&self, role: &str) -> Result<&'s Tensor, Stop> {
+        self.optional(role)?.ok_or_else(|| Stop::Fail(format!("input {role} is missing")))
+    }
+
+    /// An input that may be absent.
+    ///
+    /// # Errors
+    /// The case is malformed where it names a tensor that the file does not have.
+    pub fn optional(&self, role: &str) -> Result<Option<&'s Tensor>, Stop> {
+        match self.case.inputs.get(role) {
+            None => Ok(None),
+            Some(name) => match self.suite.tensors.get(name) {
+                Some(tensor) => Ok(Some(tensor)),
+                None => Err(Stop::Fail(format!("input {role}: no tensor {name}"))),
+            },
+        }
+    }
+}
+
+/// On which engines an op is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// On each: the engine is part of the computation.
+    Engine,
+    /// It has one implementation, run once.
+    Once,
+}
+
+/// On which engines an op is run; `None` for an op that is not built.
+pub fn scope(op: &str) -> Option<Scope> {
+    Some(match op {
+        "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" | "onnx_attention" => Scope::Engine,
+        _ => return None,
+    })
+}
+
+/// Runs a case.
+///
+/// # Errors
+/// Why there is no result.
+pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced, Stop> {
+    let loaded = Loaded { suite, case };
+    match case.op.as_str() {
+        "sdpa" | "sink_attention" | "block_sparse" | "sdpa_dropout" => attention::dense(engine, loaded),
+        "sdpa_varlen" => attention::varlen(engine, loaded),
+        "onnx_attention" => onnx::attention(engine, loaded),
+        other => Err(Stop::Skip(format!("op {other} is not built"))),
+    }
+}
+
+/// Refuses, with a reason, a precision that the engine does not take.
+pub(crate) fn check_dtype<E: Engine>(engine: &E, case: &Case) -> Result<attn_core::Dtype, Stop> {
+    let dtype = case.dtype()?;
+    if engine.supports_dtype(dtype) {
+        Ok(dtype)
+    } else {
+        Err(Stop::Skip(format!("the {} engine takes no {}", engine.name(), dtype.name())))
+    }
+}
+
+/// Evaluates an expression with `T` standing for the type that a dtype names.
+macro_rules! by_dtype {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            attn_core::Dtype::F64 => {
+                type $T = f64;
+                $body
+            }
+            attn_core::Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            attn_core::Dtype::F16 => {
+                type $T = attn_core::half::f16;
+                $body
+            }
+            attn_core::Dtype::Bf16 => {
+                type $T = attn_core::half::bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use by_dtype;

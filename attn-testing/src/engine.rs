@@ -1,0 +1,233 @@
+//! One door to every engine, so that a test body written once runs on all of them.
+//!
+//! An engine takes some element types and not others, and each takes them under its own trait bounds. [`Engine`] therefore
+//! has one method per pair of input and output type, all written by [`engine_calls!`](crate::engine_calls); generic code
+//! goes through [`Engine::forward`], which picks the method by the element type. The engines of `attn-core` are here; those
+//! of other crates implement the trait where they are tested.
+
+use attn_core::half::{bf16, f16};
+use attn_core::{AttnError, Attention, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming};
+
+/// The arguments of one attention call.
+#[derive(Debug)]
+pub struct Call<'c, T, O: Element, M> {
+    /// Options.
+    pub attn: &'c Attention<'c, M>,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'c, T>,
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub k: View<'c, T>,
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub v: View<'c, T>,
+    /// What to write.
+    pub outputs: Outputs<'c, O>,
+}
+
+/// An attention engine at one level.
+///
+/// The element types that it does not take answer [`AttnError::Unsupported`].
+pub trait Engine: Sync {
+    /// `reference`, `streaming`, `simd`, `parallel`.
+    fn name(&self) -> &'static str;
+
+    /// The instruction-set level, for engines that have levels.
+    fn level(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether the engine takes this type as input.
+    fn supports_dtype(&self, dtype: Dtype) -> bool;
+
+    /// Whether the engine gives the whole weight tensor on request.
+    fn gives_weights(&self) -> bool {
+        false
+    }
+
+    /// Whether the engine computes in `f64` whatever the input, so that only the output's rounding is left.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    /// Doubles in and out.
+    #[doc(hidden)]
+    fn f64<M: Modifier + Sync>(&self, call: Call<'_, f64, f64, M>) -> Result<()> {
+        refuse(call)
+    }
+    /// Singles in and out.
+    #[doc(hidden)]
+    fn f32<M: Modifier + Sync>(&self, call: Call<'_, f32, f32, M>) -> Result<()>;
+    /// Half precision in and out.
+    #[doc(hidden)]
+    fn f16<M: Modifier + Sync>(&self, call: Call<'_, f16, f16, M>) -> Result<()>;
+    /// bfloat16 in and out.
+    #[doc(hidden)]
+    fn bf16<M: Modifier + Sync>(&self, call: Call<'_, bf16, bf16, M>) -> Result<()>;
+    /// Half precision in, singles out.
+    #[doc(hidden)]
+    fn f16_wide<M: Modifier + Sync>(&self, call: Call<'_, f16, f32, M>) -> Result<()>;
+    /// bfloat16 in, singles out.
+    #[doc(hidden)]
+    fn bf16_wide<M: Modifier + Sync>(&self, call: Call<'_, bf16, f32, M>) -> Result<()>;
+
+    /// Runs the engine; the output has the type of the inputs.
+    ///
+    /// # Errors
+    /// The engine's own; [`AttnError::Unsupported`] for a type that it does not take.
+    fn forward<'c, T: Number, M: Modifier + Sync>(
+        &self,
+        attn: &'c Attention<'c, M>,
+        q: View<'c, T>,
+        k: View<'c, T>,
+        v: View<'c, T>,
+        outputs: impl Into<Outputs<'c, T>>,
+    ) -> Result<()>
+    where
+        Self: Sized,
+    {
+        T::call(self, Call { attn, q, k, v, outputs: outputs.into() })
+    }
+
+    /// Runs the engine; the output has the type that is computed in.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_wide<'c, T: Number, M: Modifier + Sync>(
+        &self,
+        attn: &'c Attention<'c, M>,
+        q: View<'c, T>,
+        k: View<'c, T>,
+        v: View<'c, T>,
+        outputs: impl Into<Outputs<'c, T::Compute>>,
+    ) -> Result<()>
+    where
+        Self: Sized,
+    {
+        T::call_wide(self, Call { attn, q, k, v, outputs: outputs.into() })
+    }
+
+    /// `simd at avx2`, for messages.
+    fn label(&self) -> String {
+        match self.level() {
+            Some(level) => format!("{} at {level}", self.name()),
+            None => self.name().to_owned(),
+        }
+    }
+}
+
+fn refuse<T, O: Element, M>(_: Call<'_, T, O, M>) -> Result<()> {
+    Err(AttnError::Unsupported { what: "this element type by this engine" })
+}
+
+/// An element type that finds its own method of an [`Engine`].
+pub trait Number: Element {
+    #[doc(hidden)]
+    fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()>;
+    #[doc(hidden)]
+    fn call_wide<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()>;
+    /// The bits of a value, for comparisons in which −0 is not 0 and a NaN equals itself.
+    fn bits(self) -> u64;
+}
+
+macro_rules! number {
+    ($t:ident, $wide:ident) => {
+        impl Number for $t {
+            fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
+                engine.$t(call)
+            }
+            fn call_wide<E: Engine, M: Modifier + Sync>(
+                engine: &E,
+                call: Call<'_, Self, Self::Compute, M>,
+            ) -> Result<()> {
+                engine.$wide(call)
+            }
+            fn bits(self) -> u64 {
+                u64::from(self.to_bits())
+            }
+        }
+    };
+}
+
+number!(f64, f64);
+number!(f32, f32);
+number!(f16, f16_wide);
+number!(bf16, bf16_wide);
+
+/// Writes the methods of [`Engine`] that take the arguments, from one body that is generic over their types.
+///
+/// ```
+/// use attn_testing::{Engine, engine_calls};
+/// struct Mine;
+/// impl Engine for Mine {
+///     fn name(&self) -> &'static str {
+///         "mine"
+///     }
+///     fn supports_dtype(&self, dtype: attn_core::Dtype) -> bool {
+///         dtype != attn_core::Dtype::F64
+///     }
+///     engine_calls!(f32, f16, bf16; |this, call| {
+///         let _ = this;
+///         let mut scratch = vec![0.0; call.v.sizes()[3]];
+///         attn_core::streaming::forward(call.attn, call.q, call.k, call.v, call.outputs, &mut scratch)
+///     });
+/// }
+/// ```
+#[macro_export]
+macro_rules! engine_calls {
+    (f64, f32, f16, bf16; |$this:ident, $call:ident| $body:expr) => {
+        $crate::engine_calls!(@one f64, f64, f64, $this, $call, $body);
+        $crate::engine_calls!(f32, f16, bf16; |$this, $call| $body);
+    };
+    (f32, f16, bf16; |$this:ident, $call:ident| $body:expr) => {
+        $crate::engine_calls!(@one f32, f32, f32, $this, $call, $body);
+        $crate::engine_calls!(@one f16, attn_core::half::f16, attn_core::half::f16, $this, $call, $body);
+        $crate::engine_calls!(@one bf16, attn_core::half::bf16, attn_core::half::bf16, $this, $call, $body);
+        $crate::engine_calls!(@one f16_wide, attn_core::half::f16, f32, $this, $call, $body);
+        $crate::engine_calls!(@one bf16_wide, attn_core::half::bf16, f32, $this, $call, $body);
+    };
+    (@one $name:ident, $t:ty, $o:ty, $this:ident, $call:ident, $body:expr) => {
+        fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
+            let $this = self;
+            $body
+        }
+    };
+}
+
+/// `attn_core::reference`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+impl Engine for Reference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+    fn supports_dtype(&self, _: Dtype) -> bool {
+        true
+    }
+    fn gives_weights(&self) -> bool {
+        true
+    }
+    fn is_exact(&self) -> bool {
+        true
+    }
+    engine_calls!(f64, f32, f16, bf16; |_this, call| {
+        let mut scratch = vec![0.0; call.k.sizes()[2]];
+        reference::forward(call.attn, call.q, call.k, call.v, call.outputs, &mut scratch)
+    });
+}
+
+/// `attn_core::streaming`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streaming;
+
+impl Engine for Streaming {
+    fn name(&self) -> &'static str {
+        "streaming"
+    }
+    fn supports_dtype(&self, _: Dtype) -> bool {
+        true
+    }
+    engine_calls!(f64, f32, f16, bf16; |_this, call| {
+        let mut scratch = vec![Default::default(); call.v.sizes()[3]];
+        streaming::forward(call.attn, call.q, call.k, call.v, call.outputs, &mut scratch)
+    });
+}

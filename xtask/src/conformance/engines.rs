@@ -1,0 +1,63 @@
+//! The engines and levels that a run goes through.
+
+use attn_core::Dtype;
+use attn_simd::{Level, Workspace};
+use attn_testing::conformance::Runner;
+use attn_testing::{Engine, Reference, Streaming, engine_calls};
+
+struct Simd(Level);
+
+impl Engine for Simd {
+    fn name(&self) -> &'static str {
+        "simd"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+}
+
+struct Parallel(Level);
+
+impl Engine for Parallel {
+    fn name(&self) -> &'static str {
+        "parallel"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+    });
+}
+
+/// The runners that `--engine` and `--level` leave.
+pub(super) fn chosen(engine: Option<&str>, level: Option<&str>) -> Result<Vec<Box<dyn Runner>>, String> {
+    let mut all: Vec<Box<dyn Runner>> = vec![Box::new(Reference), Box::new(Streaming)];
+    all.extend(Level::available().map(|level| Box::new(Simd(level)) as Box<dyn Runner>));
+    all.extend(Level::available().map(|level| Box::new(Parallel(level)) as Box<dyn Runner>));
+
+    if let Some(name) = engine.filter(|name| !all.iter().any(|r| r.engine() == *name)) {
+        return Err(format!("no engine {name}: reference, streaming, simd, parallel"));
+    }
+    all.retain(|r| engine.is_none_or(|name| r.engine() == name));
+    if let Some(name) = level {
+        let here: Vec<&str> = Level::available().map(Level::name).collect();
+        if !here.contains(&name) {
+            return Err(format!("this machine has no level {name}: {}", here.join(", ")));
+        }
+        all.retain(|r| r.level() == Some(name));
+        if all.is_empty() {
+            return Err(format!("engine {} has no levels", engine.unwrap_or_default()));
+        }
+    }
+    Ok(all)
+}
