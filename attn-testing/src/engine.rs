@@ -6,7 +6,7 @@
 //! of other crates implement the trait where they are tested.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{AttnError, Attention, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming};
+use attn_core::{Attention, AttnError, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming};
 
 /// The arguments of one attention call.
 #[derive(Debug)]

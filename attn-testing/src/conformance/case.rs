@@ -116,9 +116,7 @@ impl Case {
 
     /// A list of sizes.
     pub fn sizes(&self, name: &str) -> Result<Option<Vec<usize>>, Stop> {
-        self.parsed(name, |v| {
-            v.as_array()?.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
-        })
+        self.parsed(name, |v| v.as_array()?.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok())).collect())
     }
 
     /// The precision asked for.

@@ -37,7 +37,10 @@ pub fn compare(got: (&[usize], &[f64]), want: (&[usize], &[f64]), tol: Tolerance
         None => Ok(worst),
         Some((at, got, expected)) => {
             let index = unravel(at, want.0);
-            Err(format!("{wrong} of {} elements differ, first at {index:?}: {got:e}, expected {expected:e}", want.1.len()))
+            Err(format!(
+                "{wrong} of {} elements differ, first at {index:?}: {got:e}, expected {expected:e}",
+                want.1.len()
+            ))
         }
     }
 }

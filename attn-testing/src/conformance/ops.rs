@@ -5,6 +5,7 @@
 
 mod attention;
 mod onnx;
+mod worked;
 
 use std::collections::BTreeMap;
 
@@ -91,7 +92,8 @@ pub enum Scope {
 /// On which engines an op is run; `None` for an op that is not built.
 pub fn scope(op: &str) -> Option<Scope> {
     Some(match op {
-        "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" | "onnx_attention" => Scope::Engine,
+        "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" | "onnx_attention"
+        | "worked_example" => Scope::Engine,
         _ => return None,
     })
 }
@@ -106,6 +108,7 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
         "sdpa" | "sink_attention" | "block_sparse" | "sdpa_dropout" => attention::dense(engine, loaded),
         "sdpa_varlen" => attention::varlen(engine, loaded),
         "onnx_attention" => onnx::attention(engine, loaded),
+        "worked_example" => worked::example(engine, loaded),
         other => Err(Stop::Skip(format!("op {other} is not built"))),
     }
 }

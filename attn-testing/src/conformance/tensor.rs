@@ -57,7 +57,11 @@ impl Tensor {
     pub fn decode(view: &TensorView<'_>) -> Result<Self, String> {
         fn all<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Result<Vec<T>, String> {
             let (chunks, rest) = bytes.as_chunks::<N>();
-            if rest.is_empty() { Ok(chunks.iter().map(|c| from(*c)).collect()) } else { Err("ragged length".to_owned()) }
+            if rest.is_empty() {
+                Ok(chunks.iter().map(|c| from(*c)).collect())
+            } else {
+                Err("ragged length".to_owned())
+            }
         }
         let bytes = view.data();
         let data = match view.dtype() {

@@ -71,7 +71,9 @@ impl Report {
         self.print_skips();
         let elsewhere: usize = self.runs.iter().map(|run| run.tally.elsewhere).sum();
         if elsewhere > 0 {
-            println!("\n{elsewhere} runs of ops with one implementation left to the engine reference, and not counted here");
+            println!(
+                "\n{elsewhere} runs of ops with one implementation left to the engine reference, and not counted here"
+            );
         }
         println!("{} passed, {} failed, {} skipped", self.passed(), self.failed(), self.skipped());
     }
@@ -85,12 +87,12 @@ impl Report {
         }
     }
 
-    /// Reasons, and for each how many cases of which suites, per engine (levels skip the same).
+    /// Reasons; for each the cases by suite, and the engines that skip just these (their levels skip the same).
     fn print_skips(&self) {
         let mut reasons: BTreeMap<&str, BTreeMap<(&str, &str), Vec<&str>>> = BTreeMap::new();
         for run in &self.runs {
             for (reason, cases) in &run.tally.skipped {
-                let place = (run.engine, run.suite.as_str());
+                let place = (run.suite.as_str(), run.engine);
                 let names = reasons.entry(reason).or_default().entry(place).or_default();
                 for case in cases.iter().map(String::as_str) {
                     if !names.contains(&case) {
@@ -101,8 +103,12 @@ impl Report {
         }
         for (reason, places) in reasons {
             println!("\nskipped, {reason}:");
-            for ((engine, suite), cases) in places {
-                println!("  {engine}, {suite}: {} ({})", cases.len(), cases.join(", "));
+            let mut alike: BTreeMap<(&str, Vec<&str>), Vec<&str>> = BTreeMap::new();
+            for ((suite, engine), cases) in places {
+                alike.entry((suite, cases)).or_default().push(engine);
+            }
+            for ((suite, cases), engines) in alike {
+                println!("  {suite}, {} cases on {}: {}", cases.len(), engines.join(" "), cases.join(" "));
             }
         }
     }

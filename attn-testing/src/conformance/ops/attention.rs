@@ -1,8 +1,8 @@
 //! `sdpa`, `sdpa_varlen`, `sink_attention`, `block_sparse`, `sdpa_dropout`: one attention call each.
 
 use attn_core::{
-    Alibi, Align, Attention, Bias, BlockSparse, Documents, Dropout, Element, Layout, Lengths, Mask, Modifier, Outputs, View,
-    ViewMut, Window, mask::Term,
+    Alibi, Align, Attention, Bias, BlockSparse, Documents, Dropout, Element, Layout, Lengths, Mask, Modifier, Outputs,
+    View, ViewMut, Window, mask::Term, weights::RowAt,
 };
 use serde_json::Value;
 
@@ -156,6 +156,30 @@ pub(crate) fn attend<E: Engine, T: Number, M: Modifier + Sync>(
     let mut lse = vec![T::Compute::from_f64(-12345.0); rows];
     engine.forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, layout, sizes)?).lse(&mut lse))?;
     Ok((out, lse))
+}
+
+/// The weights `[batch, q_heads, q_len, kv_len]`: the engine's own where it gives them, else recomputed from its lse.
+pub(crate) fn weights<E: Engine, T: Number, M: Modifier + Sync>(
+    engine: &E,
+    attn: &Attention<'_, M>,
+    q: View<'_, T>,
+    k: View<'_, T>,
+    v: View<'_, T>,
+    lse: &[T::Compute],
+    weights: &mut [T::Compute],
+) -> Result<(), Stop> {
+    let ([batch, heads, q_len, _], [_, _, kv_len, value_dim]) = (q.sizes(), v.sizes());
+    if engine.gives_weights() {
+        let sizes = [batch, heads, q_len, value_dim];
+        let mut out = vec![T::default(); sizes.iter().product()];
+        let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).weights(weights);
+        return Ok(engine.forward(attn, q, k, v, outputs)?);
+    }
+    for (n, part) in weights.chunks_exact_mut((q_len * kv_len).max(1)).enumerate() {
+        let at = RowAt { batch: n / heads.max(1), head: n % heads.max(1), query: 0 };
+        attn_core::weights::head(attn, q, k, at, lse, part)?;
+    }
+    Ok(())
 }
 
 /// Packed documents, `[tokens, heads, dim]`.

@@ -4,10 +4,10 @@
 //! that are shorter than the keys, and per-sequence positions. The last makes each sequence a call of its own.
 
 use attn_core::{
-    Align, Attention, Bias, Element, Layout, Lengths, Mask, Outputs, View, ViewMut, Window,
-    mask::Term,
+    Align, Attention, Bias, Element, Layout, Lengths, Mask, Outputs, View, ViewMut, Window, mask::Term, steps,
 };
 
+use super::attention::weights;
 use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
 use crate::conformance::tensor::Stored;
 use crate::conformance::{Data, Tensor};
@@ -115,9 +115,8 @@ fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<
     if let Some(cap) = case.number("softcap")?.filter(|&cap| cap > 0.0) {
         base = base.softcap(cap);
     }
-    let side = |name: &str| -> Result<Option<usize>, Stop> {
-        Ok(case.integer(name)?.and_then(|n| usize::try_from(n).ok()))
-    };
+    let side =
+        |name: &str| -> Result<Option<usize>, Stop> { Ok(case.integer(name)?.and_then(|n| usize::try_from(n).ok())) };
     let (left, right) = (side("left_window_size")?, side("right_window_size")?);
     let causal = case.flag("is_causal")?;
 
@@ -125,6 +124,7 @@ fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<
     let layout = if folded { Layout::Bshd } else { Layout::Bhsd };
     let strides = layout.strides(sizes)?;
     let mut out = vec![T::from_f64(-12345.0); sizes.iter().product()];
+    let mut lse = vec![T::Compute::from_f64(-12345.0); batch * q_heads * q_len];
     let mode = case.integer("qk_matmul_output_mode")?.unwrap_or(0);
     let wants_qk = case.wants("qk_matmul_output");
     let mut qk = vec![T::Compute::from_f64(-12345.0); if wants_qk { batch * q_heads * q_len * total } else { 0 }];
@@ -154,16 +154,24 @@ fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<
         let (q, k, v) = (one_batch(q, b)?, one_batch(k, b)?, one_batch(v, b)?);
         let out_offset = strides[0].unsigned_abs() * b;
         let view = ViewMut::strided(&mut out, [1, q_heads, q_len, value_dim], strides, out_offset)?;
-        let mut outputs = Outputs::new(view);
+        let lse_part = b * q_heads * q_len..(b + 1) * q_heads * q_len;
+        engine.forward(&attn, q, k, v, Outputs::new(view).lse(&mut lse[lse_part.clone()]))?;
         if wants_qk {
             let part = q_heads * q_len * total;
+            let qk = &mut qk[b * part..(b + 1) * part];
             match mode {
-                3 if engine.gives_weights() => outputs = outputs.weights(&mut qk[b * part..(b + 1) * part]),
-                3 => return Err(Stop::Skip(format!("the {} engine does not give weights", engine.name()))),
-                _ => return Err(Stop::Skip("scores step by step are not built".to_owned())),
+                0..=2 => {
+                    let mut view = ViewMut::new(qk, Layout::Bhsd, [1, q_heads, q_len, total])?;
+                    match mode {
+                        0 => steps::scaled_scores(&attn, q, k, &mut view)?,
+                        1 => steps::capped_scores(&attn, q, k, &mut view)?,
+                        _ => steps::finished_scores(&attn, q, k, &mut view)?,
+                    }
+                }
+                3 => weights(engine, &attn, q, k, v, &lse[lse_part], qk)?,
+                other => return Err(Stop::Fail(format!("qk_matmul_output_mode {other} is not understood"))),
             }
         }
-        engine.forward(&attn, q, k, v, outputs)?;
     }
 
     let mut produced = Produced::default();
