@@ -1,12 +1,252 @@
-//! `cargo xtask ci` (not built yet).
+//! `cargo xtask ci`: everything that CI runs, as a table of steps.
+//!
+//! [`steps`] holds the table, [`needs`] what a step cannot run without and how to install it, [`process`] the limit on time.
+//! Each step's output goes to `target/ci/NAME.log`; only a failed one's is shown. A step that cannot run here says so and is
+//! counted as skipped: it is neither a pass nor a failure. The last line is `N passed, M failed, K skipped`.
 
-use std::process::ExitCode;
+mod needs;
+pub(crate) mod process;
+mod steps;
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use needs::Need;
+use process::End;
+use steps::{Program, Run, STEPS, Step};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Only list the steps: what each proves and whether it can run here.
+    #[arg(long)]
+    list: bool,
+    /// Run only these steps.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Leave these steps out.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    skip: Vec<String>,
+    /// First install what the chosen steps need and lack (rustup; apt-get, as root).
+    #[arg(long)]
+    install: bool,
+}
 
-pub(crate) fn run(_: Args) -> ExitCode {
-    eprintln!("ci: not built yet");
-    ExitCode::FAILURE
+/// What became of a step.
+enum Outcome {
+    Passed,
+    Failed,
+    Skipped(String),
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let chosen = match choose(&args) {
+        Ok(chosen) => chosen,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let logs = root().join("target/ci");
+    if let Err(error) = fs::create_dir_all(&logs) {
+        eprintln!("{}: {error}", logs.display());
+        return ExitCode::FAILURE;
+    }
+    process::end_group_on_interrupt();
+    if args.install {
+        install(&chosen, &logs);
+    }
+    if args.list {
+        list(&chosen);
+        return ExitCode::SUCCESS;
+    }
+
+    let start = Instant::now();
+    let mut results = Vec::new();
+    for (i, step) in chosen.iter().enumerate() {
+        println!("[{:>2}/{}] {}: {}", i + 1, chosen.len(), step.name, step.proves);
+        let begin = Instant::now();
+        let outcome = run_step(step, &logs);
+        let time = begin.elapsed();
+        match &outcome {
+            Outcome::Passed => println!("        ok in {}", seconds(time)),
+            Outcome::Failed => println!("        FAILED after {}", seconds(time)),
+            Outcome::Skipped(why) => println!("        SKIPPED: {why}"),
+        }
+        results.push((*step, outcome, time));
+    }
+    summary(&results, start.elapsed())
+}
+
+/// The steps that the arguments ask for, in the table's order.
+fn choose(args: &Args) -> Result<Vec<&'static Step>, String> {
+    let known = |name: &&String| STEPS.iter().all(|step| step.name != name.as_str());
+    if let Some(name) = args.only.iter().chain(&args.skip).find(known) {
+        let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        return Err(format!("no step is called {name}; there are: {}", names.join(", ")));
+    }
+    let named = |list: &[String], step: &Step| list.iter().any(|name| name == step.name);
+    let wanted = |step: &&Step| (args.only.is_empty() || named(&args.only, step)) && !named(&args.skip, step);
+    Ok(STEPS.iter().filter(wanted).collect())
+}
+
+/// Installs what steps lack. A failure is only told: the steps that need the thing are skipped for the same reason.
+fn install(chosen: &[&Step], logs: &Path) {
+    let mut tried: Vec<Need> = Vec::new();
+    for need in chosen.iter().flat_map(|step| step.needs) {
+        if tried.contains(need) || need.is_met() {
+            continue;
+        }
+        tried.push(*need);
+        for (i, words) in need.install().iter().enumerate() {
+            let [program, args @ ..] = words.as_slice() else { continue };
+            println!("installing: {}", words.join(" "));
+            let mut command = Command::new(program);
+            command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
+            let path = logs.join(format!("install-{}-{i}.log", tried.len()));
+            let end = File::create(&path).map(|log| process::run(command, &log, Duration::from_secs(300)));
+            if !end.as_ref().is_ok_and(End::is_success) {
+                println!("        DID NOT INSTALL ({end:?})");
+                show_tail(&path, 15);
+            }
+        }
+    }
+}
+
+fn list(chosen: &[&Step]) {
+    let mut table = table(["step", "proves", "limit", "here"]);
+    for step in chosen {
+        let missing: Vec<_> = step.needs.iter().filter(|need| !need.is_met()).map(|need| need.missing()).collect();
+        let here = if missing.is_empty() { "runs".to_owned() } else { missing.join("; ") };
+        table.add_row([step.name, step.proves, &format!("{} min", step.minutes), &here]);
+    }
+    println!("{table}");
+}
+
+fn run_step(step: &Step, logs: &Path) -> Outcome {
+    let missing: Vec<_> = step.needs.iter().filter(|need| !need.is_met()).map(|need| need.missing()).collect();
+    if !missing.is_empty() {
+        return Outcome::Skipped(missing.join("; "));
+    }
+    let path = logs.join(format!("{}.log", step.name));
+    let log = match File::create(&path) {
+        Ok(log) => log,
+        Err(error) => {
+            println!("        {}: {error}", path.display());
+            return Outcome::Failed;
+        }
+    };
+    let deadline = Instant::now() + Duration::from_secs(60 * step.minutes);
+    for run in step.runs {
+        let end = process::run(command(run), &log, deadline.saturating_duration_since(Instant::now()));
+        if end.is_success() {
+            continue;
+        }
+        show_tail(&path, 200);
+        let what = match end {
+            End::Exited(status) => status.to_string(),
+            End::TimedOut => format!("ended by force after {} minutes", step.minutes),
+            End::NotStarted(error) => format!("could not be started: {error}"),
+        };
+        println!("        {}: {what}", describe(run));
+        return Outcome::Failed;
+    }
+    Outcome::Passed
+}
+
+/// The command of a run, in the workspace, without what `cargo run` set for this program alone.
+fn command(run: &Run) -> Command {
+    let mut command = match run.program {
+        Program::Cargo => Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
+        Program::CargoOf(toolchain) => {
+            let mut command = Command::new("rustup");
+            command.args(["run", toolchain, "cargo"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+            command
+        }
+        Program::Xtask => Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into())),
+    };
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(root());
+    command.args(run.args.iter().map(|arg| fill(arg)));
+    command.envs(run.env.iter().map(|(name, value)| (name, fill(value))));
+    command
+}
+
+/// Puts this machine's paths into a text of the table.
+fn fill(text: &str) -> String {
+    let root = root();
+    text.replace("{ci}", &root.join("target/ci").to_string_lossy()).replace("{root}", &root.to_string_lossy())
+}
+
+/// The run as a person would type it.
+fn describe(run: &Run) -> String {
+    let program = match run.program {
+        Program::Cargo => "cargo".to_owned(),
+        Program::CargoOf(toolchain) => format!("cargo +{toolchain}"),
+        Program::Xtask => "cargo xtask".to_owned(),
+    };
+    let env = run.env.iter().map(|(name, value)| format!("{name}='{}' ", fill(value)));
+    let args = run.args.iter().map(|arg| format!(" {}", fill(arg)));
+    env.chain([program]).chain(args).collect()
+}
+
+fn show_tail(path: &Path, lines: usize) {
+    let bytes = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<_> = text.lines().collect();
+    let skipped = all.len().saturating_sub(lines);
+    if skipped > 0 {
+        println!("        | ... {skipped} lines before this are in {}", path.display());
+    }
+    for line in all.iter().skip(skipped) {
+        println!("        | {line}");
+    }
+}
+
+/// The workspace's folder.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    table
+}
+
+/// Prints the closing table and the line that counts; the exit code is a failure if any step failed.
+fn summary(results: &[(&Step, Outcome, Duration)], total: Duration) -> ExitCode {
+    let mut table = table(["step", "result", "time"]);
+    if let Some(column) = table.column_mut(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for (step, outcome, time) in results {
+        let (count, result) = match outcome {
+            Outcome::Passed => (&mut passed, "ok".to_owned()),
+            Outcome::Failed => (&mut failed, "FAILED".to_owned()),
+            Outcome::Skipped(why) => (&mut skipped, format!("SKIPPED: {why}")),
+        };
+        *count += 1;
+        table.add_row([step.name, &result, &seconds(*time)]);
+    }
+    println!("\n{table}");
+    println!("total {:.0} min {:02.0} s", (total.as_secs() / 60) as f64, (total.as_secs() % 60) as f64);
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

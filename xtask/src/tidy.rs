@@ -1,12 +1,86 @@
-//! `cargo xtask tidy` (not built yet).
+//! `cargo xtask tidy`: the house rules that neither the compiler nor clippy checks.
+//!
+//! [`rules`] holds them, [`code`] the scanner that keeps prose out of them, [`copies`] the files that must be the same in
+//! several places. Looks at what git tracks and at new files that it does not ignore.
 
-use std::process::ExitCode;
+mod code;
+mod copies;
+mod rules;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use crate::ci::root;
+use rules::{Finding, Source, TOTAL_BYTES};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Renew the copies that differ from their original.
+    #[arg(long)]
+    fix: bool,
+}
 
-pub(crate) fn run(_: Args) -> ExitCode {
-    eprintln!("tidy: not built yet");
-    ExitCode::FAILURE
+pub(crate) fn run(args: Args) -> ExitCode {
+    let root = root();
+    if args.fix
+        && let Err(error) = copies::renew(&root)
+    {
+        eprintln!("tidy: {error}");
+        return ExitCode::FAILURE;
+    }
+    let found = match check(&root) {
+        Ok(found) => found,
+        Err(message) => {
+            eprintln!("tidy: {message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for Finding { path, line, message, warning } in &found {
+        let kind = if *warning { "warning: " } else { "" };
+        println!("{path}:{line}: {kind}{message}");
+    }
+    let warnings = found.iter().filter(|finding| finding.warning).count();
+    println!("tidy: {} broken rules, {warnings} warnings", found.len() - warnings);
+    if warnings == found.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Everything that is wrong in the workspace.
+fn check(root: &Path) -> Result<Vec<Finding>, String> {
+    let files = files(root)?;
+    let (mut found, mut total) = (Vec::new(), 0);
+    for path in &files {
+        // A file that git knows and the work tree lacks was deleted and not committed yet.
+        let Ok(bytes) = fs::read(root.join(path)) else { continue };
+        total += bytes.len();
+        found.extend(rules::check(&Source { path, bytes: &bytes }));
+    }
+    let whole = |path: &str, message: String| Finding { path: path.to_owned(), line: 0, message, warning: false };
+    if total > TOTAL_BYTES {
+        found.push(whole(".", format!("{total} bytes in all; at most {TOTAL_BYTES} are kept in the repository")));
+    }
+    for (original, copy) in copies::stale(root) {
+        found.push(whole(copy, format!("differs from {original} (cargo xtask tidy --fix)")));
+    }
+    let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
+    for leaf in rules::UNSAFE_LEAVES.iter().filter(|leaf| !architecture.contains(**leaf)) {
+        found.push(whole("ARCHITECTURE.md", format!("does not name {leaf}, which may hold `unsafe`")));
+    }
+    Ok(found)
+}
+
+/// The files of the repository, by git.
+fn files(root: &Path) -> Result<Vec<String>, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .map_err(|error| format!("git could not be started: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let text = String::from_utf8(output.stdout).map_err(|_| "a file name is not UTF-8".to_owned())?;
+    let files: Vec<String> = text.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
+    if files.is_empty() { Err("git lists no file here".to_owned()) } else { Ok(files) }
 }

@@ -1,0 +1,134 @@
+//! What a step needs beyond the compiler that runs it, how to see whether it is there, and how to get it.
+//!
+//! Probes look at files and programs, never at the network. Installing is a separate act (`--install`, which `.ci/run` asks
+//! for); where it fails, the steps that need the thing are skipped by name and counted.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The oldest compiler that the libraries promise to build with. A test holds it equal to `rust-version` in `Cargo.toml`.
+pub(super) const MSRV: &str = "1.89";
+
+/// The toolchain that Miri and the sanitizers come with.
+pub(super) const NIGHTLY: &str = "nightly";
+
+/// One thing that a step needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// A component of the default toolchain, and the file that shows it: `clippy`.
+    Component(&'static str, &'static str),
+    /// The standard library of the default toolchain for a target.
+    Target(&'static str),
+    /// A toolchain by rustup's name.
+    Toolchain(&'static str),
+    /// A component of a toolchain, and the file in its sysroot that shows it.
+    ComponentOf(&'static str, &'static str, &'static str),
+    /// A program, and the Debian package that holds it.
+    Program(&'static str, &'static str),
+    /// A host of this architecture.
+    Arch(&'static str),
+    /// Linux, whose emulators and sanitizers the step uses.
+    Linux,
+}
+
+impl Need {
+    /// What to say where it is missing.
+    pub(super) fn missing(self) -> String {
+        match self {
+            Self::Component(name, _) => format!("component {name} is not installed (rustup component add {name})"),
+            Self::Target(name) => format!("target {name} is not installed (rustup target add {name})"),
+            Self::Toolchain(name) => format!("toolchain {name} is not installed (rustup toolchain install {name})"),
+            Self::ComponentOf(toolchain, name, _) => {
+                format!(
+                    "component {name} of {toolchain} is not installed (rustup component add --toolchain {toolchain} {name})"
+                )
+            }
+            Self::Program(name, package) => format!("program {name} is not installed (Debian package {package})"),
+            Self::Arch(arch) => format!("this is not an {arch} machine"),
+            Self::Linux => "this is not Linux".to_owned(),
+        }
+    }
+
+    /// Whether it is there.
+    pub(super) fn is_met(self) -> bool {
+        match self {
+            Self::Component(_, file) => sysroot(None).is_some_and(|root| root.join(file).exists()),
+            Self::Target(name) => {
+                sysroot(None).is_some_and(|root| root.join("lib/rustlib").join(name).join("lib").is_dir())
+            }
+            Self::Toolchain(name) => sysroot(Some(name)).is_some_and(|root| root.join("bin").is_dir()),
+            Self::ComponentOf(toolchain, _, file) => {
+                sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
+            }
+            Self::Program(name, _) => is_on_path(name),
+            Self::Arch(arch) => env::consts::ARCH == arch,
+            Self::Linux => cfg!(target_os = "linux"),
+        }
+    }
+
+    /// The commands that install it, in order; none where it cannot be installed.
+    pub(super) fn install(self) -> Vec<Vec<&'static str>> {
+        match self {
+            Self::Component(name, _) => vec![vec!["rustup", "component", "add", name]],
+            Self::Target(name) => vec![vec!["rustup", "target", "add", name]],
+            Self::Toolchain(name) => vec![vec!["rustup", "toolchain", "install", "--profile", "minimal", name]],
+            Self::ComponentOf(toolchain, name, _) => {
+                vec![vec!["rustup", "component", "add", "--toolchain", toolchain, name]]
+            }
+            Self::Program(_, package) => vec![
+                vec!["apt-get", "update", "-q"],
+                vec!["apt-get", "install", "-y", "-q", "--no-install-recommends", package],
+            ],
+            Self::Arch(_) | Self::Linux => Vec::new(),
+        }
+    }
+}
+
+/// Where a toolchain keeps its files; the default one's without a name. `None` where there is no such toolchain.
+pub(crate) fn sysroot(toolchain: Option<&str>) -> Option<PathBuf> {
+    let mut command = match toolchain {
+        None => Command::new("rustc"),
+        Some(name) => {
+            let mut command = Command::new("rustup");
+            // A probe must not start a download, which newer rustups do for a toolchain they lack.
+            command.args(["run", name, "rustc"]).env("RUSTUP_AUTO_INSTALL", "0");
+            command
+        }
+    };
+    let output = command.args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success())?;
+    let path = String::from_utf8(output.stdout).ok()?;
+    Some(PathBuf::from(path.trim()))
+}
+
+fn is_on_path(program: &str) -> bool {
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_msrv_is_the_one_that_cargo_states() {
+        assert_eq!(MSRV, env!("CARGO_PKG_RUST_VERSION"));
+    }
+
+    #[test]
+    fn what_this_test_runs_on_is_found() {
+        assert!(Need::Arch(env::consts::ARCH).is_met());
+        assert!(!Need::Arch("pdp11").is_met());
+        assert!(!Need::Target("pdp11-unknown-none").is_met());
+        assert!(!Need::Program("no-such-program-anywhere", "none").is_met());
+    }
+
+    #[test]
+    fn what_is_missing_says_how_to_get_it() {
+        for need in [Need::Component("clippy", ""), Need::Target("t"), Need::Toolchain(NIGHTLY)] {
+            let command = need.install().concat().join(" ");
+            let text = need.missing();
+            let named = command.split(' ').next_back().expect("a command");
+            assert!(text.contains("rustup") && text.contains(named), "{text}");
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The table of what `cargo xtask ci` runs: each step's name, what it proves, its limit, needs and commands.
+//!
+//! Order is by how soon a step tells something: seconds first, emulators last. Steps that use the same compiler, profile and
+//! flags share `target/`; every other combination has a directory of its own below `target/ci/`, so that no step rebuilds
+//! what another one built. The limits are several times what a step takes on two cores: they catch hangs, not slowness.
+//!
+//! Emulation covers `attn-core` and `attn-simd` only. User-mode emulators hang in thread pools now and then, and
+//! `attn-parallel` is the same kernels over a pool.
+
+use super::needs::{MSRV, NIGHTLY, Need};
+
+/// One line of the table.
+pub(super) struct Step {
+    /// How `--only` and `--skip` call it.
+    pub(super) name: &'static str,
+    /// What is known when it passes.
+    pub(super) proves: &'static str,
+    /// Minutes after which it counts as failed.
+    pub(super) minutes: u64,
+    /// What it cannot run without.
+    pub(super) needs: &'static [Need],
+    /// Run in order; the first failure ends the step.
+    pub(super) runs: &'static [Run],
+}
+
+/// One command of a step. In arguments and values, `{root}` stands for the workspace and `{ci}` for `target/ci`.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    /// What to start.
+    pub(super) program: Program,
+    /// Its arguments.
+    pub(super) args: &'static [&'static str],
+    /// Variables set for it.
+    pub(super) env: &'static [(&'static str, &'static str)],
+}
+
+/// What a command starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    /// The cargo that runs this.
+    Cargo,
+    /// Cargo of a named toolchain.
+    CargoOf(&'static str),
+    /// This program, with another command.
+    Xtask,
+}
+
+const fn cargo(args: &'static [&'static str]) -> Run {
+    Run { program: Program::Cargo, args, env: &[] }
+}
+
+const fn cargo_of(toolchain: &'static str, args: &'static [&'static str]) -> Run {
+    Run { program: Program::CargoOf(toolchain), args, env: &[] }
+}
+
+const fn xtask(args: &'static [&'static str]) -> Run {
+    Run { program: Program::Xtask, args, env: &[] }
+}
+
+impl Run {
+    const fn with(self, env: &'static [(&'static str, &'static str)]) -> Self {
+        Self { env, ..self }
+    }
+}
+
+const MIRI: [Need; 3] = [
+    Need::Toolchain(NIGHTLY),
+    Need::ComponentOf(NIGHTLY, "miri", "bin/cargo-miri"),
+    Need::ComponentOf(NIGHTLY, "rust-src", "lib/rustlib/src/rust/library/core"),
+];
+const QEMU_X86: [Need; 3] =
+    [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
+
+/// All steps.
+pub(super) const STEPS: &[Step] = &[
+    Step {
+        name: "fmt",
+        proves: "every file is formatted by rustfmt.toml",
+        minutes: 2,
+        needs: &[Need::Component("rustfmt", "bin/rustfmt")],
+        runs: &[cargo(&["fmt", "--all", "--check"])],
+    },
+    Step {
+        name: "tidy",
+        proves: "the house rules hold: file headers, where unsafe may stand, sizes, no machine paths",
+        minutes: 2,
+        needs: &[],
+        runs: &[xtask(&["tidy"])],
+    },
+    Step {
+        name: "clippy",
+        proves: "no warning in any target of any crate",
+        minutes: 15,
+        needs: &[Need::Component("clippy", "bin/cargo-clippy")],
+        runs: &[cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
+    },
+    Step {
+        name: "test",
+        proves: "every test and doc test passes in a debug build: what the README tells users to run",
+        minutes: 30,
+        needs: &[],
+        runs: &[cargo(&["test", "--workspace"])],
+    },
+    Step {
+        name: "doc",
+        proves: "the documentation builds without a warning or a dead link",
+        minutes: 10,
+        needs: &[],
+        runs: &[cargo(&["doc", "--workspace", "--no-deps"]).with(&[("RUSTDOCFLAGS", "-D warnings")])],
+    },
+    Step {
+        name: "thumbv7em",
+        proves: "attn-core builds for a Cortex-M4F: no std, no allocator",
+        minutes: 5,
+        needs: &[Need::Target("thumbv7em-none-eabihf")],
+        runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv7em-none-eabihf"])],
+    },
+    Step {
+        name: "thumbv6m",
+        proves: "attn-core builds for a Cortex-M0: no atomics, no floating-point unit",
+        minutes: 5,
+        needs: &[Need::Target("thumbv6m-none-eabi")],
+        runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv6m-none-eabi"])],
+    },
+    Step {
+        name: "simd-no-std",
+        proves: "attn-simd without its default feature builds where there is no std",
+        minutes: 5,
+        needs: &[Need::Target("thumbv7em-none-eabihf")],
+        runs: &[cargo(&[
+            "build",
+            "-p",
+            "attn-simd",
+            "--no-default-features",
+            "--release",
+            "--target",
+            "thumbv7em-none-eabihf",
+        ])],
+    },
+    Step {
+        name: "msrv",
+        proves: "the libraries build with the oldest compiler that they promise",
+        minutes: 10,
+        needs: &[Need::Toolchain(MSRV)],
+        runs: &[cargo_of(MSRV, &["check", "-p", "attn-core", "-p", "attn-simd", "-p", "attn-parallel"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/msrv")])],
+    },
+    Step {
+        name: "package",
+        proves: "the published crates are complete: each packs, and attn-core builds from its package alone",
+        minutes: 5,
+        needs: &[],
+        runs: &[
+            cargo(&["package", "-p", "attn-core", "--allow-dirty", "--target-dir", "{ci}/package"]),
+            cargo(&[
+                "package",
+                "-p",
+                "attn-core",
+                "-p",
+                "attn-simd",
+                "-p",
+                "attn-parallel",
+                "--no-verify",
+                "--allow-dirty",
+                "--target-dir",
+                "{ci}/package",
+            ]),
+        ],
+    },
+    Step {
+        name: "benches",
+        proves: "the criterion benches compile",
+        minutes: 15,
+        needs: &[],
+        runs: &[cargo(&["bench", "--no-run", "-p", "attn-bench"])],
+    },
+    Step {
+        name: "test-release",
+        proves: "the libraries' tests pass as users build them: optimised, without overflow checks",
+        minutes: 20,
+        needs: &[],
+        runs: &[cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "attn-core",
+            "-p",
+            "attn-simd",
+            "-p",
+            "attn-parallel",
+            "--lib",
+            "--tests",
+        ])],
+    },
+    Step {
+        name: "conformance",
+        proves: "every suite of vectors passes on every engine and level of this machine, and no mutant does",
+        minutes: 15,
+        needs: &[],
+        runs: &[xtask(&["conformance"])],
+    },
+    Step {
+        name: "miri-core",
+        proves: "attn-core's tests have no undefined behaviour",
+        minutes: 15,
+        needs: &MIRI,
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "--lib"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("ATTN_TEST_THIN", "7")])],
+    },
+    Step {
+        name: "miri-simd",
+        proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
+        minutes: 15,
+        needs: &MIRI,
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--lib"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("ATTN_TEST_THIN", "7")])],
+    },
+    Step {
+        name: "asan",
+        proves: "attn-simd reads and writes only what it was given, on every level of this machine",
+        minutes: 15,
+        needs: &[Need::Linux, Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
+        // `--target` keeps the flag away from proc macros and build scripts.
+        runs: &[cargo_of(
+            NIGHTLY,
+            &["test", "-p", "attn-simd", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu"],
+        )
+        .with(&[("CARGO_TARGET_DIR", "{ci}/asan"), ("RUSTFLAGS", "-Zsanitizer=address")])],
+    },
+    Step {
+        name: "qemu-nehalem",
+        proves: "attn-simd finds the portable level on a processor without AVX, and is right there",
+        minutes: 10,
+        needs: &QEMU_X86,
+        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
+            ("ATTN_TEST_THIN", "7"),
+            ("ATTN_EXPECT_LEVEL", "portable"),
+        ])],
+    },
+    Step {
+        name: "qemu-haswell",
+        proves: "attn-simd finds the AVX2 level on a processor without AVX-512, and is right there",
+        minutes: 10,
+        needs: &QEMU_X86,
+        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
+            ("ATTN_TEST_THIN", "7"),
+            ("ATTN_EXPECT_LEVEL", "avx2"),
+        ])],
+    },
+    Step {
+        name: "aarch64",
+        proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses",
+        minutes: 15,
+        needs: &[
+            Need::Linux,
+            Need::Target("aarch64-unknown-linux-musl"),
+            Need::Program("qemu-aarch64-static", "qemu-user-static"),
+        ],
+        runs: &[cargo(&[
+            "test",
+            "-p",
+            "attn-core",
+            "-p",
+            "attn-simd",
+            "--lib",
+            "--tests",
+            "--target",
+            "aarch64-unknown-linux-musl",
+            "--",
+            "--test-threads=1",
+        ])
+        .with(&[
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
+            ("ATTN_TEST_THIN", "7"),
+            ("ATTN_EXPECT_LEVEL", "portable"),
+        ])],
+    },
+    Step {
+        name: "wasm",
+        proves: "core and simd are right as WebAssembly with simd128",
+        minutes: 15,
+        needs: &[Need::Target("wasm32-wasip1"), Need::Program("node", "nodejs")],
+        runs: &[cargo(&[
+            "test",
+            "-p",
+            "attn-core",
+            "-p",
+            "attn-simd",
+            "--lib",
+            "--tests",
+            "--target",
+            "wasm32-wasip1",
+        ])
+        .with(&[
+            ("CARGO_TARGET_WASM32_WASIP1_RUNNER", "node --no-warnings {root}/xtask/src/ci/wasi.mjs"),
+            ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "-Ctarget-feature=+simd128"),
+            ("ATTN_TEST_THIN", "7"),
+            ("ATTN_EXPECT_LEVEL", "portable"),
+        ])],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        for (i, step) in STEPS.iter().enumerate() {
+            assert!(
+                step.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'),
+                "{}",
+                step.name
+            );
+            assert!(STEPS.iter().skip(i + 1).all(|other| other.name != step.name), "{} stands twice", step.name);
+            assert!(step.minutes > 0 && !step.runs.is_empty(), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn a_step_of_another_toolchain_needs_it_and_leaves_the_shared_directory_alone() {
+        for step in STEPS {
+            for run in step.runs {
+                if let Program::CargoOf(toolchain) = run.program {
+                    assert!(step.needs.contains(&Need::Toolchain(toolchain)), "{}", step.name);
+                    let own =
+                        run.env.iter().any(|(name, value)| *name == "CARGO_TARGET_DIR" && value.starts_with("{ci}/"));
+                    assert!(own, "{}", step.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_emulated_step_runs_a_thread_pool() {
+        for step in STEPS {
+            let emulated = step.runs.iter().any(|run| run.env.iter().any(|(name, _)| name.ends_with("_RUNNER")));
+            let pooled =
+                step.runs.iter().any(|run| run.args.contains(&"attn-parallel") || run.args.contains(&"--workspace"));
+            assert!(!(emulated && pooled), "{}", step.name);
+        }
+    }
+}
