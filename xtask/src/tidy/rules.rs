@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn a_clean_file_passes() {
-        let text = "//! What it holds.\n#![forbid(unsafe_code)]\n// unsafe todo!() in prose\nfn f() -> &'static str { \"unsafe dbg!(1)\" }\n";
+        let text = "//! What it holds.\n#![forbid(unsafe_code)]\n// unsafe todo!() in prose\n\
+                    fn f() -> &'static str { \"unsafe dbg!(1)\" }\n";
         assert_eq!(broken("a/src/lib.rs", text), Vec::<String>::new());
     }
 
