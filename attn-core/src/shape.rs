@@ -102,14 +102,19 @@ impl AttnShape {
 
     /// Query heads per key/value head; 1 where there are no heads.
     pub const fn group(&self) -> usize {
-        if self.kv_heads == 0 { 1 } else { self.q_heads / self.kv_heads }
+        match self.q_heads.checked_div(self.kv_heads) {
+            Some(group) => group,
+            None => 1,
+        }
     }
 
     /// The key/value head that query head `head` reads.
     pub const fn kv_head(&self, head: usize) -> usize {
         // `group()` is 0 only where there are no query heads, and then nobody asks.
-        let group = self.group();
-        if group == 0 { 0 } else { head / group }
+        match head.checked_div(self.group()) {
+            Some(kv_head) => kv_head,
+            None => 0,
+        }
     }
 
     /// Shape of the output: `[batch, q_heads, q_len, value_dim]`.

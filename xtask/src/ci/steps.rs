@@ -160,6 +160,8 @@ pub(super) const STEPS: &[Step] = &[
                 "attn-simd",
                 "-p",
                 "attn-parallel",
+                "-p",
+                "attn-bench",
                 "--no-verify",
                 "--allow-dirty",
                 "--target-dir",
