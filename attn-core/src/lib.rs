@@ -14,6 +14,7 @@ pub mod mask;
 mod modifier;
 mod options;
 mod outputs;
+pub mod position;
 mod projection;
 pub mod reference;
 mod score;

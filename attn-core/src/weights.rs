@@ -246,7 +246,7 @@ mod tests {
                     let (mut row, mut kept, mut other) = ([9.0f64; 6], [9.0f64; 6], [9.0f64; 6]);
                     let at = RowAt { query, ..at };
                     super::row(&attn, q, k, at, &lse, &mut row).unwrap();
-                    super::row_before_dropout(&attn, q, k, at, &lse, &mut kept).unwrap();
+                    row_before_dropout(&attn, q, k, at, &lse, &mut kept).unwrap();
                     super::row(&undropped, q, k, at, &lse, &mut other).unwrap();
                     assert_eq!(kept, other);
                     assert_eq!(row[..], whole[query * 6..][..6]);
@@ -285,13 +285,13 @@ mod tests {
         let attn = Attention::new();
         let mut out = [7.0f32; 2];
         let at = |batch, head, query| RowAt { batch, head, query };
-        let mut row = |at, lse: &[f32]| super::row(&attn, x, x, at, lse, &mut out).unwrap_err();
-        assert_eq!(row(at(0, 0, 2), &[0.0; 2]), AttnError::Index { what: "row query", at: 0, value: 2, limit: 2 });
-        assert_eq!(row(at(0, 1, 0), &[0.0; 2]), AttnError::Index { what: "row head", at: 0, value: 1, limit: 1 });
-        assert_eq!(row(at(1, 0, 0), &[0.0; 2]), AttnError::Index { what: "row batch", at: 0, value: 1, limit: 1 });
-        assert!(matches!(row(at(0, 0, 0), &[0.0; 3]), AttnError::Size { .. }));
-        assert!(super::row(&attn, x, x, at(0, 0, 0), &[0.0; 2], &mut [0.0f32; 3]).is_err());
-        assert!(super::head(&attn, x, x, at(0, 0, 0), &[0.0; 2], &mut [0.0f32; 3]).is_err());
+        let mut refused = |at, lse: &[f32]| row(&attn, x, x, at, lse, &mut out).unwrap_err();
+        assert_eq!(refused(at(0, 0, 2), &[0.0; 2]), AttnError::Index { what: "row query", at: 0, value: 2, limit: 2 });
+        assert_eq!(refused(at(0, 1, 0), &[0.0; 2]), AttnError::Index { what: "row head", at: 0, value: 1, limit: 1 });
+        assert_eq!(refused(at(1, 0, 0), &[0.0; 2]), AttnError::Index { what: "row batch", at: 0, value: 1, limit: 1 });
+        assert!(matches!(refused(at(0, 0, 0), &[0.0; 3]), AttnError::Size { .. }));
+        assert!(row(&attn, x, x, at(0, 0, 0), &[0.0; 2], &mut [0.0f32; 3]).is_err());
+        assert!(head(&attn, x, x, at(0, 0, 0), &[0.0; 2], &mut [0.0f32; 3]).is_err());
         assert_eq!(out, [7.0; 2]);
     }
 }
