@@ -6,12 +6,14 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod backward;
 mod bias;
 mod dropout;
 mod element;
 mod error;
 pub mod mask;
 mod modifier;
+pub mod module;
 mod options;
 mod outputs;
 pub mod position;

@@ -69,18 +69,8 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// The finished score of a dot product `q·k`.
     #[inline]
     pub fn score<R: Real>(&self, dot: R, at: At) -> R {
-        let mut s = dot * R::of(self.scale);
+        let mut s = self.before_modifier(dot, at);
         let attn = self.attn;
-        if let Some(cap) = attn.softcap {
-            let cap = R::of(cap);
-            s = cap * (s / cap).tanh();
-        }
-        if let Some(bias) = &attn.bias {
-            s += R::of(bias.at(at));
-        }
-        if let Some(alibi) = &attn.alibi {
-            s += R::of(alibi.at(&self.shape, at));
-        }
         if M::SCORE {
             s = R::of(attn.modifier.score(s.to_f64(), at));
         }
@@ -88,6 +78,32 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
             s = s / R::of(t);
         }
         s
+    }
+
+    /// The score that the caller's closures are given: scaled, capped, biased.
+    #[inline]
+    pub(crate) fn before_modifier<R: Real>(&self, dot: R, at: At) -> R {
+        let mut s = self.capped(dot);
+        if let Some(bias) = &self.attn.bias {
+            s += R::of(bias.at(at));
+        }
+        if let Some(alibi) = &self.attn.alibi {
+            s += R::of(alibi.at(&self.shape, at));
+        }
+        s
+    }
+
+    /// `scale·dot`, and the soft-cap.
+    #[inline]
+    pub(crate) fn capped<R: Real>(&self, dot: R) -> R {
+        let s = dot * R::of(self.scale);
+        match self.attn.softcap {
+            Some(cap) => {
+                let cap = R::of(cap);
+                cap * (s / cap).tanh()
+            }
+            None => s,
+        }
     }
 
     /// Whether one key is visible to one query: by the mask, a bias that is not −∞, and the caller's closure.

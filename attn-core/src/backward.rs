@@ -1,0 +1,172 @@
+//! Gradients of attention, reference form: `f64` throughout, O(head_dim) state per row, nothing n×n.
+//!
+//! With `s` the finished score, `p = softmax(s)` over the visible keys, `m` the dropout factor (0 or `1/(1 − p_drop)`, 1
+//! without dropout), `y = Σ pⱼ·mⱼ·vⱼ` and a loss whose gradient by `y` is `dy`, each row contributes
+//!
+//! ```text
+//! δ    = Σⱼ pⱼ·mⱼ·(dy·vⱼ) = dy·y
+//! dsⱼ  = pⱼ·(mⱼ·(dy·vⱼ) − δ)            gradient by the finished score
+//! gⱼ   = dsⱼ · ∂s/∂(q·k)                 scale, soft-cap 1 − tanh², closures, temperature
+//! dq  += gⱼ·kⱼ     dkⱼ += gⱼ·q     dvⱼ += pⱼ·mⱼ·dy
+//! dbias += dsⱼ · ∂s/∂bias          dsink −= p_sink·δ
+//! ```
+//!
+//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135, appendix B.2, has the derivation of `δ`: it is what makes the row's
+//! gradient a sum over keys that can be taken in any order, so that no weight has to be kept.) A row's maximum, sum and `δ`
+//! are one sweep over its keys, the contributions a second one. With grouped heads `dk` and `dv` sum over the group. A row
+//! without visible keys contributes 0.
+//!
+//! Gradients of projections are [`Linear::backward`](crate::Linear::backward) and those of the modules in
+//! [`module`](crate::module). Kernels are not here: this is what they are to be measured against.
+//!
+//! ```
+//! use attn_core::{Attention, View, ViewMut, backward};
+//! let (q, k, v, dy) = ([0.0f64], [0.0f64, 0.0], [1.0f64, 3.0], [1.0f64]); // one query, two keys, all dims 1
+//! let (mut dq, mut dk, mut dv) = ([0.0f64; 1], [0.0f64; 2], [0.0f64; 2]);
+//! let gradients = backward::Gradients::new(
+//!     ViewMut::matrix(&mut dq, 1, 1)?,
+//!     ViewMut::matrix(&mut dk, 2, 1)?,
+//!     ViewMut::matrix(&mut dv, 2, 1)?,
+//! );
+//! let (q, dy) = (View::matrix(&q, 1, 1)?, View::matrix(&dy, 1, 1)?);
+//! let (k, v) = (View::matrix(&k, 2, 1)?, View::matrix(&v, 2, 1)?);
+//! backward::gradients(&Attention::new(), q, k, v, dy, gradients, &mut [0.0; 5])?;
+//! assert_eq!(dv, [0.5, 0.5]); // both keys have weight ½
+//! # Ok::<(), attn_core::AttnError>(())
+//! ```
+
+mod accumulate;
+mod row;
+mod slopes;
+
+use crate::element::Element;
+use crate::error::{AttnError, Result};
+use crate::modifier::Modifier;
+use crate::module::Appended;
+use crate::options::Attention;
+use crate::projection::check_same;
+use crate::score::{At, Problem};
+use crate::shape::AttnShape;
+use crate::view::{View, ViewMut};
+
+pub(crate) use accumulate::{AppendedGradients, Inputs, all as accumulate_all};
+
+/// Where the gradients go. All are written, not added to.
+#[derive(Debug)]
+pub struct Gradients<'o, O> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub dq: ViewMut<'o, O>,
+    /// `[batch, kv_heads, kv_len, head_dim]`, summed over the query heads of a group.
+    pub dk: ViewMut<'o, O>,
+    /// `[batch, kv_heads, kv_len, value_dim]`, summed over the query heads of a group.
+    pub dv: ViewMut<'o, O>,
+    /// Any shape that broadcasts to `[batch, q_heads, q_len, kv_len]`: the gradient of an additive bias of that shape,
+    /// summed over the axes of size 1. Double, because it is accumulated in place.
+    pub bias: Option<ViewMut<'o, f64>>,
+    /// `[q_heads]`: the gradient of the sinks. Double, because it is accumulated in place.
+    pub sinks: Option<&'o mut [f64]>,
+}
+
+impl<'o, O: Element> Gradients<'o, O> {
+    /// The gradients of q, k and v.
+    pub fn new(dq: ViewMut<'o, O>, dk: ViewMut<'o, O>, dv: ViewMut<'o, O>) -> Self {
+        Self { dq, dk, dv, bias: None, sinks: None }
+    }
+
+    /// Also that of the bias. It is defined (and given) whether or not the options have a bias.
+    pub fn bias(mut self, bias: ViewMut<'o, f64>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// Also that of the sinks; zero where the options have none.
+    pub fn sinks(mut self, sinks: &'o mut [f64]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    fn check(&self, shape: &AttnShape) -> Result<()> {
+        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
+        check_same("dq against q", [batch, q_heads, q_len, head_dim], self.dq.sizes())?;
+        check_same("dk against k", [batch, kv_heads, kv_len, head_dim], self.dk.sizes())?;
+        check_same("dv against v", [batch, kv_heads, kv_len, value_dim], self.dv.sizes())?;
+        check_options(shape, self.bias.as_ref(), self.sinks.as_deref())
+    }
+}
+
+/// Checks where the gradients of the options go.
+pub(crate) fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, sinks: Option<&[f64]>) -> Result<()> {
+    if let Some(bias) = bias {
+        let to = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
+        bias.as_view().check_broadcast("bias gradient", to)?;
+    }
+    match sinks {
+        Some(sinks) => AttnError::check_size("sink gradient against q_heads", shape.q_heads, sinks.len()),
+        None => Ok(()),
+    }
+}
+
+/// Elements of scratch that [`gradients`] needs: one row of `dq`, and `dk` and `dv` of one key/value head.
+///
+/// # Errors
+/// [`AttnError::Overflow`] where the number does not fit in `usize`.
+pub const fn scratch_len(shape: &AttnShape) -> Result<usize> {
+    if let Some(dims) = shape.head_dim.checked_add(shape.value_dim)
+        && let Some(heads) = shape.kv_len.checked_mul(dims)
+        && let Some(total) = heads.checked_add(shape.head_dim)
+    {
+        return Ok(total);
+    }
+    Err(AttnError::Overflow { what: "kv_len · (head_dim + value_dim)" })
+}
+
+/// The gradients of `Σ y·dy` by everything that [`reference::forward`](crate::reference::forward) makes `y` of, with the
+/// same options: masks, bias, ALiBi, soft-cap, temperature, closures, sinks, dropout.
+///
+/// Shapes as in the forward call, `dy` as its output; element types of inputs, `dy` and gradients may differ. `scratch`
+/// holds [`scratch_len`] elements.
+///
+/// # Errors
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a score closure has no derivative
+/// (see [`Attention::map_score_with`]).
+pub fn gradients<T: Element, G: Element, O: Element, M: Modifier>(
+    attn: &Attention<'_, M>,
+    q: View<'_, T>,
+    k: View<'_, T>,
+    v: View<'_, T>,
+    dy: View<'_, G>,
+    mut gradients: Gradients<'_, O>,
+    scratch: &mut [f64],
+) -> Result<()> {
+    let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
+    let shape = *problem.shape();
+    check_same("dy against the output", shape.output(), dy.sizes())?;
+    gradients.check(&shape)?;
+    AttnError::check_len("backward scratch", scratch_len(&shape)?, scratch.len())?;
+    let inputs = Inputs { q, k, v, dy, appended: Appended::<T>::none() };
+    check_derivatives(&problem, &inputs)?;
+    accumulate::all(&problem, &inputs, &mut gradients, None, scratch);
+    Ok(())
+}
+
+/// Refuses score closures whose derivative is not known at every visible score, before anything is written.
+pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Modifier>(
+    problem: &Problem<'_, '_, M>,
+    inputs: &Inputs<'_, T, G, W>,
+) -> Result<()> {
+    if !M::SCORE {
+        return Ok(());
+    }
+    let shape = problem.shape();
+    let mut known = true;
+    for batch in 0..shape.batch {
+        for head in 0..shape.q_heads {
+            for query in 0..shape.q_len {
+                problem.for_each_visible(batch, head, query, |at: At| {
+                    known = known && slopes::of(problem, inputs.dot(shape, at), at).is_some();
+                });
+            }
+        }
+    }
+    if known { Ok(()) } else { Err(AttnError::Unsupported { what: "the gradient of a score closure without derivative" }) }
+}

@@ -1,0 +1,181 @@
+//! The loops: every row of a key/value head's group into its `dk` and `dv`, each row's own `dq`.
+
+use super::Gradients;
+use super::row::Facts;
+use crate::element::Element;
+use crate::modifier::Modifier;
+use crate::module::Appended;
+use crate::score::{At, Problem};
+use crate::shape::AttnShape;
+use crate::view::{Row, View, ViewMut};
+
+/// The inputs of a backward call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inputs<'v, T, G, W> {
+    pub(crate) q: View<'v, T>,
+    pub(crate) k: View<'v, T>,
+    pub(crate) v: View<'v, T>,
+    pub(crate) dy: View<'v, G>,
+    /// Keys behind those of `k`, which a module may add.
+    pub(crate) appended: Appended<'v, W>,
+}
+
+/// Gradients of the appended bias key and value, `[kv_heads, head_dim]` and `[kv_heads, value_dim]`.
+#[derive(Debug)]
+pub(crate) struct AppendedGradients<'s> {
+    pub(crate) k: &'s mut [f64],
+    pub(crate) v: &'s mut [f64],
+}
+
+impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {
+    pub(super) fn dot(&self, shape: &AttnShape, at: At) -> f64 {
+        dot(self.q.row(at.batch, at.head, at.query), self.k.row(at.batch, shape.kv_head(at.head), at.key))
+    }
+
+    pub(super) fn dy_dot_v(&self, shape: &AttnShape, at: At) -> f64 {
+        dot(self.dy.row(at.batch, at.head, at.query), self.v.row(at.batch, shape.kv_head(at.head), at.key))
+    }
+
+    pub(super) fn dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
+        let key = self.appended.key(shape.kv_head(at.head), n);
+        key.map_or(0.0, |key| dot(self.q.row(at.batch, at.head, at.query), key))
+    }
+
+    pub(super) fn dy_dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
+        let value = self.appended.value(shape.kv_head(at.head), n);
+        value.map_or(0.0, |value| dot(self.dy.row(at.batch, at.head, at.query), value))
+    }
+}
+
+/// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len) elements.
+pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Modifier>(
+    problem: &Problem<'_, '_, M>,
+    inputs: &Inputs<'_, T, G, W>,
+    gradients: &mut Gradients<'_, O>,
+    mut appended: Option<AppendedGradients<'_>>,
+    scratch: &mut [f64],
+) {
+    let shape = *problem.shape();
+    if let Some(bias) = &mut gradients.bias {
+        clear(bias);
+    }
+    if let Some(sinks) = &mut gradients.sinks {
+        sinks.fill(0.0);
+    }
+    if let Some(appended) = &mut appended {
+        appended.k.fill(0.0);
+        appended.v.fill(0.0);
+    }
+    let Some((dq, rest)) = scratch.split_at_mut_checked(shape.head_dim) else { return };
+    let Some((dk, rest)) = rest.split_at_mut_checked(shape.kv_len * shape.head_dim) else { return };
+    let Some(dv) = rest.get_mut(..shape.kv_len * shape.value_dim) else { return };
+    for batch in 0..shape.batch {
+        for kv_head in 0..shape.kv_heads {
+            dk.fill(0.0);
+            dv.fill(0.0);
+            for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
+                for query in 0..shape.q_len {
+                    dq.fill(0.0);
+                    row(problem, inputs, gradients, appended.as_mut(), (batch, head, query), (dq, dk, dv));
+                    for (d, &x) in dq.iter().enumerate() {
+                        gradients.dq.set(batch, head, query, d, O::from_f64(x));
+                    }
+                }
+            }
+            write_head(&mut gradients.dk, batch, kv_head, dk);
+            write_head(&mut gradients.dv, batch, kv_head, dv);
+        }
+    }
+}
+
+/// One query row into `dq` (its own) and `dk`, `dv` (those of its key/value head).
+fn row<T: Element, G: Element, W: Element, O, M: Modifier>(
+    problem: &Problem<'_, '_, M>,
+    inputs: &Inputs<'_, T, G, W>,
+    gradients: &mut Gradients<'_, O>,
+    appended: Option<&mut AppendedGradients<'_>>,
+    (batch, head, query): (usize, usize, usize),
+    (dq, dk, dv): (&mut [f64], &mut [f64], &mut [f64]),
+) {
+    let shape = problem.shape();
+    let Some(facts) = Facts::of(problem, inputs, (batch, head, query)) else {
+        return;
+    };
+    let kv_head = shape.kv_head(head);
+    let (q_row, dy_row) = (inputs.q.row(batch, head, query), inputs.dy.row(batch, head, query));
+    problem.for_each_visible(batch, head, query, |at| {
+        let part = facts.key(problem, inputs, at);
+        add(dq, part.by_dot, inputs.k.row(batch, kv_head, at.key));
+        add(part_of(dk, at.key, shape.head_dim), part.by_dot, q_row);
+        add(part_of(dv, at.key, shape.value_dim), part.by_value, dy_row);
+        if let Some(bias) = &mut gradients.bias {
+            add_broadcast(bias, at, part.by_bias);
+        }
+    });
+    let mut appended = appended;
+    for n in 0..inputs.appended.len() {
+        let at = At { batch, head, query, key: shape.kv_len.saturating_add(n) };
+        let part = facts.appended(problem, inputs, at, n);
+        if let Some(key) = inputs.appended.key(kv_head, n) {
+            add(dq, part.by_dot, key);
+            if let Some(gradients) = appended.as_deref_mut() {
+                add(part_of(gradients.k, kv_head, shape.head_dim), part.by_dot, q_row);
+                add(part_of(gradients.v, kv_head, shape.value_dim), part.by_value, dy_row);
+            }
+        }
+    }
+    if let (Some(sink), Some(slot)) =
+        (problem.sink(head), gradients.sinks.as_deref_mut().and_then(|sinks| sinks.get_mut(head)))
+    {
+        *slot -= facts.weight(f64::from(sink)) * facts.delta;
+    }
+}
+
+fn dot<A: Element, B: Element>(a: Row<'_, A>, b: Row<'_, B>) -> f64 {
+    a.iter().zip(b.iter()).map(|(a, b)| a.to_f64() * b.to_f64()).sum()
+}
+
+/// `to += factor·x`.
+fn add<X: Element>(to: &mut [f64], factor: f64, x: Row<'_, X>) {
+    for (to, x) in to.iter_mut().zip(x.iter()) {
+        *to += factor * x.to_f64();
+    }
+}
+
+/// Row `n` of a matrix with rows of `dim`; empty where it is outside.
+fn part_of(matrix: &mut [f64], n: usize, dim: usize) -> &mut [f64] {
+    let start = n.saturating_mul(dim);
+    matrix.get_mut(start..start.saturating_add(dim)).unwrap_or_default()
+}
+
+/// Adds to the element that broadcasts to `at`.
+fn add_broadcast(to: &mut ViewMut<'_, f64>, at: At, value: f64) {
+    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    let [nb, nh, nq, nk] = to.sizes();
+    let (b, h, q, k) = (pick(at.batch, nb), pick(at.head, nh), pick(at.query, nq), pick(at.key, nk));
+    let sum = to.as_view().at(b, h, q, k) + value;
+    to.set(b, h, q, k, sum);
+}
+
+fn clear(view: &mut ViewMut<'_, f64>) {
+    let [batch, heads, seq, dim] = view.sizes();
+    for b in 0..batch {
+        for h in 0..heads {
+            for s in 0..seq {
+                for d in 0..dim {
+                    view.set(b, h, s, d, 0.0);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds one head's gradient into its place.
+fn write_head<O: Element>(to: &mut ViewMut<'_, O>, batch: usize, head: usize, from: &[f64]) {
+    let [_, _, _, dim] = to.sizes();
+    for (key, row) in from.chunks_exact(dim.max(1)).enumerate() {
+        for (d, &x) in row.iter().enumerate() {
+            to.set(batch, head, key, d, O::from_f64(x));
+        }
+    }
+}
