@@ -168,5 +168,9 @@ pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Modifier>
             }
         }
     }
-    if known { Ok(()) } else { Err(AttnError::Unsupported { what: "the gradient of a score closure without derivative" }) }
+    if known {
+        Ok(())
+    } else {
+        Err(AttnError::Unsupported { what: "the gradient of a score closure without derivative" })
+    }
 }

@@ -69,11 +69,7 @@ impl Facts {
         let slopes = slopes::of(problem, inputs.dot(shape, at), at).unwrap_or(unknown);
         let (weight, factor) = (self.weight(slopes.score), problem.dropout_factor(at));
         let by_score = weight * (factor * inputs.dy_dot_v(shape, at) - self.delta);
-        Contribution {
-            by_dot: by_score * slopes.by_dot,
-            by_bias: by_score * slopes.by_bias,
-            by_value: weight * factor,
-        }
+        Contribution { by_dot: by_score * slopes.by_dot, by_bias: by_score * slopes.by_bias, by_value: weight * factor }
     }
 
     /// The contribution of an appended key.

@@ -82,7 +82,8 @@ impl<'a, T: Element> Appended<'a, T> {
                 for query in 0..shape.q_len {
                     let row = shape.row(batch, head, query);
                     let start = row * shape.value_dim; // the context has that many rows
-                    let (Some(lse), Some(y)) = (lse.get_mut(row), context.get_mut(start..start + shape.value_dim)) else {
+                    let (Some(lse), Some(y)) = (lse.get_mut(row), context.get_mut(start..start + shape.value_dim))
+                    else {
                         return;
                     };
                     let at = At { batch, head, query, key: shape.kv_len };

@@ -104,13 +104,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::Heads`] where the heads do not group, [`AttnError::Size`] where features do not divide into heads.
-    pub fn new(
-        q_heads: usize,
-        kv_heads: usize,
-        q: Linear<'a, T>,
-        k: Linear<'a, T>,
-        v: Linear<'a, T>,
-    ) -> Result<Self> {
+    pub fn new(q_heads: usize, kv_heads: usize, q: Linear<'a, T>, k: Linear<'a, T>, v: Linear<'a, T>) -> Result<Self> {
         let grouped = q_heads.checked_rem(kv_heads).map_or(q_heads == 0, |rest| rest == 0);
         if !grouped {
             return Err(AttnError::Heads { q_heads, kv_heads });

@@ -62,12 +62,11 @@ impl<'o, T: Element> LayerOutputs<'o, T> {
         }
         let (what, found, sizes) = match &self.weights {
             None => return Ok(()),
-            Some(WeightsOut::PerHead(w)) => ("weights (batch · q_heads · q_len · kv_total)", w.len(), [
-                shape.batch,
-                shape.q_heads,
-                shape.q_len,
-                kv_total,
-            ]),
+            Some(WeightsOut::PerHead(w)) => (
+                "weights (batch · q_heads · q_len · kv_total)",
+                w.len(),
+                [shape.batch, shape.q_heads, shape.q_len, kv_total],
+            ),
             Some(WeightsOut::Average(w)) => {
                 ("averaged weights (batch · q_len · kv_total)", w.len(), [shape.batch, 1, shape.q_len, kv_total])
             }
