@@ -71,6 +71,7 @@ impl Dropout<'_> {
 
     /// Bit `n` says whether the row keeps the weight of key `start + n`, for `n < 64`. Bits of keys from `kv_len` on have
     /// no meaning.
+    #[inline(always)]
     pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         match self {
             Self::None => u64::MAX,
@@ -96,7 +97,7 @@ pub(crate) struct RowDraws {
 }
 
 impl RowDraws {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(seed: u64, batch: usize, head: usize, query: usize) -> Self {
         let mut x = seed;
         for part in [batch, head, query] {
@@ -106,7 +107,7 @@ impl RowDraws {
     }
 
     /// One uniform 32-bit draw.
-    #[inline]
+    #[inline(always)]
     fn draw(self, key: u32) -> u32 {
         // "Prospecting for hash functions" constants (Wellons' lowbias32 family), keyed before and after.
         let mut x = key.wrapping_mul(0x9e37_79b9) ^ self.a;
@@ -125,7 +126,7 @@ impl RowDraws {
     }
 
     /// 64 draws at once; written so that a compiler turns the loop into lanes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bits(self, start: usize, threshold: u32) -> u64 {
         let keep: [bool; 64] = core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
         let (eights, _) = keep.as_chunks::<8>();

@@ -212,6 +212,18 @@ impl<'a> Mask<'a> {
     /// Bit `n` says whether the row sees key `start + n`, for `n < 64`; keys from `kv_len` on are hidden.
     pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         let range = self.row_range(shape, batch, head, query);
+        self.row_bits_within(shape, [batch, head, query], start, range)
+    }
+
+    /// As [`row_bits`](Self::row_bits), for an engine that has asked for the row's [`row_range`](Self::row_range) before.
+    #[inline]
+    pub fn row_bits_within(
+        &self,
+        shape: &AttnShape,
+        [batch, head, query]: [usize; 3],
+        start: usize,
+        range: Range<usize>,
+    ) -> u64 {
         let mut bits = bits::range_bits(range, start);
         for term in self.terms().filter(|term| !term.is_range()) {
             if bits == 0 {

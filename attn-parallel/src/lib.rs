@@ -1,33 +1,19 @@
-//! Multi-core attention (interface; the scheduling follows).
+//! Multi-core exact attention: `attn-simd`'s kernels over rayon, bit-identical for every thread count.
+//!
+//! A call is cut into blocks of query rows, heaviest first; the threads of the current rayon pool take them one by one from a
+//! shared counter. Each row is computed by one thread from start to end, so that its bits do not depend on how many there are.
+//! There is no pool of our own: inside `pool.install(|| ..)` the caller's pool is used, else rayon's global one, and
+//! `RAYON_NUM_THREADS` is respected.
+//!
+//! ```
+//! use attn_core::{Attention, Layout, View, ViewMut};
+//! let x: Vec<f32> = (0..4 * 200 * 64).map(|n| (n as f32).sin()).collect();
+//! let x = View::new(&x, Layout::Bhsd, [1, 4, 200, 64])?;
+//! let mut out = vec![0.0f32; 4 * 200 * 64];
+//! attn_parallel::forward(&Attention::new(), x, x, x, ViewMut::new(&mut out, Layout::Bhsd, [1, 4, 200, 64])?)?;
+//! # Ok::<(), attn_core::AttnError>(())
+//! ```
 
-use attn_core::{Attention, Modifier, Outputs, Result, View};
-use attn_simd::{KernelElement, Level};
+mod run;
 
-/// Computes attention on the threads of the current rayon pool.
-///
-/// # Errors
-/// Whatever does not fit, before anything is written.
-pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
-    attn: &Attention<'_, M>,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
-    outputs: impl Into<Outputs<'o, O>>,
-) -> Result<()> {
-    forward_at(Level::detect(), attn, q, k, v, outputs)
-}
-
-/// As [`forward`], at a given level.
-///
-/// # Errors
-/// As [`forward`].
-pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
-    level: Level,
-    attn: &Attention<'_, M>,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
-    outputs: impl Into<Outputs<'o, O>>,
-) -> Result<()> {
-    attn_simd::forward_at(level, attn, q, k, v, outputs, &mut attn_simd::Workspace::new())
-}
+pub use run::{forward, forward_at, run_plan};

@@ -1,26 +1,68 @@
-//! Cache-tiled, streaming-softmax attention kernels (interface; the kernels follow).
-#![cfg_attr(not(feature = "std"), no_std)]
+//! Cache-tiled, streaming-softmax attention kernels for f32, f16 and bf16, chosen at run time per CPU.
+//!
+//! The result is that of [`attn_core::reference`], computed in `f32` in one pass over keys and values with O(tile) scratch
+//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel` runs it on many.
+//!
+//! ```
+//! use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
+//! let (heads, len, dim) = (2, 100, 64);
+//! let x: Vec<f32> = (0..heads * len * dim).map(|n| (n as f32).sin()).collect();
+//! let x = View::new(&x, Layout::Bhsd, [1, heads, len, dim])?;
+//! let mut out = vec![0.0f32; heads * len * dim];
+//! let attn = Attention::new().mask(Mask::causal(Align::TopLeft));
+//! attn_simd::forward(
+//!     &attn,
+//!     x,
+//!     x,
+//!     x,
+//!     ViewMut::new(&mut out, Layout::Bhsd, [1, heads, len, dim])?,
+//!     &mut attn_simd::Workspace::new(),
+//! )?;
+//! assert!((out[0] - 0.0f32.sin()).abs() < 1e-6); // the first query sees only itself
+//! # Ok::<(), attn_core::AttnError>(())
+//! ```
+//!
+//! # How it works
+//!
+//! Lanes are queries. A block of up to 48 queries meets its keys 64 at a time: `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ` run through one
+//! register-blocked micro-kernel, maxima and sums are vertical, and nothing is ever reduced across lanes. Keys and values are
+//! read where the caller has them; scores never leave the cache. A kernel is written once, over a small trait of lane
+//! operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2` forces one.
+
+#![cfg_attr(not(any(feature = "std", test)), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 extern crate alloc;
 
+mod input;
+mod isa;
+mod job;
+mod kernel;
 mod level;
+mod math;
+mod output;
+mod plan;
+#[cfg(feature = "std")]
+pub mod probe;
+mod tiles;
 mod workspace;
 
+pub use input::{Input, KernelElement};
 pub use level::{Level, LevelError};
+pub use plan::{Explain, Plan, Work};
 pub use workspace::{Line, Workspace};
 
-use attn_core::{Attention, Element, Modifier, Outputs, Result, View};
-
-/// The element types that the kernels take: f32, f16 and bf16.
-pub trait KernelElement: Element<Compute = f32> {}
-impl KernelElement for f32 {}
-impl KernelElement for attn_core::half::f16 {}
-impl KernelElement for attn_core::half::bf16 {}
+use attn_core::{Attention, AttnShape, Modifier, Outputs, Result, View};
 
 /// Computes attention on one thread, at the best level of this machine (or the one that `ATTN_LEVEL` names).
 ///
+/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `v`: `[batch, kv_heads, kv_len,
+/// value_dim]`, any strides. `outputs` is a [`ViewMut`](attn_core::ViewMut) or [`Outputs`]; its type may differ from the
+/// inputs' (f16 in, f32 out).
+///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier>(
+pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -35,8 +77,8 @@ pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier>(
 ///
 /// # Errors
 /// As [`forward`].
-pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier>(
-    _level: Level,
+pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    level: Level,
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -44,6 +86,6 @@ pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier>(
     outputs: impl Into<Outputs<'o, O>>,
     workspace: &mut Workspace,
 ) -> Result<()> {
-    let [.., dv] = v.sizes();
-    attn_core::streaming::forward(attn, q, k, v, outputs, workspace.scratch(dv))
+    let plan = Plan::new(attn, AttnShape::new(q.sizes(), k.sizes(), v.sizes())?, level)?;
+    plan.run(q, k, v, outputs, workspace.lines(plan.workspace_lines()))
 }

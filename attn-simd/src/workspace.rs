@@ -1,31 +1,98 @@
-//! Scratch memory of a call, owned by the caller (interface).
+//! Scratch memory of a call, aligned to cache lines and owned by the caller.
+//!
+//! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that grows;
+//! a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
+
+#![allow(unsafe_code, reason = "reads lines of floats as floats")]
 
 use alloc::vec::Vec;
 
-/// One cache line of scratch.
+/// One cache line of scratch: sixteen floats, aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub struct Line(pub [f32; 16]);
 
+impl Line {
+    /// All zeros, for arrays.
+    pub const ZERO: Self = Self([0.0; 16]);
+}
+
 /// Scratch that grows to what a call needs and is then reused.
+///
+/// ```
+/// let mut workspace = attn_simd::Workspace::new();
+/// assert_eq!(workspace.bytes(), 0);
+/// workspace.lines(4); // what a plan does
+/// assert!(workspace.bytes() >= 4 * 64);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Workspace {
-    values: Vec<f32>,
+    lines: Vec<Line>,
 }
 
 impl Workspace {
-    /// An empty workspace.
+    /// An empty workspace; allocates nothing.
     pub const fn new() -> Self {
-        Self { values: Vec::new() }
+        Self { lines: Vec::new() }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.values.capacity() * 4
+        self.lines.capacity() * size_of::<Line>()
     }
 
-    pub(crate) fn scratch(&mut self, len: usize) -> &mut [f32] {
-        self.values.resize(len, 0.0);
-        &mut self.values
+    /// `count` lines, allocated if there are not as many yet. What they hold is left over from earlier calls.
+    pub fn lines(&mut self, count: usize) -> &mut [Line] {
+        if self.lines.len() < count {
+            self.lines.resize(count, Line::ZERO);
+        }
+        &mut self.lines[..count]
+    }
+}
+
+/// Cuts scratch into arrays of floats, each starting on a line of its own.
+pub(crate) struct Cutter<'w> {
+    rest: &'w mut [f32],
+}
+
+impl<'w> Cutter<'w> {
+    pub(crate) fn new(lines: &'w mut [Line]) -> Self {
+        let len = lines.len() * 16;
+        // SAFETY: a `Line` is `repr(C)` and exactly sixteen floats, so that the lines are `16·len` floats side by side; the
+        // exclusive borrow of the lines is given up for that of the floats.
+        let rest = unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<f32>(), len) };
+        Self { rest }
+    }
+
+    /// The next `len` floats.
+    pub(crate) fn floats(&mut self, len: usize) -> &'w mut [f32] {
+        let rest = core::mem::take(&mut self.rest);
+        let (now, later) = rest.split_at_mut(lines_for(len) * 16);
+        self.rest = later;
+        &mut now[..len]
+    }
+}
+
+/// Lines that hold `len` floats.
+pub(crate) const fn lines_for(len: usize) -> usize {
+    len.div_ceil(16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_are_aligned_and_do_not_overlap() {
+        let mut lines = [Line::ZERO; 8];
+        let mut cutter = Cutter::new(&mut lines);
+        let (a, b, c) = (cutter.floats(17), cutter.floats(0), cutter.floats(96));
+        a.fill(1.0);
+        c.fill(2.0);
+        assert_eq!((a.len(), b.len(), c.len()), (17, 0, 96));
+        assert!(a.iter().all(|&x| x == 1.0));
+        for start in [a.as_ptr(), c.as_ptr()] {
+            assert_eq!(start.addr() % 64, 0);
+        }
     }
 }

@@ -1,0 +1,107 @@
+//! What an instruction set can do: the few lane operations that the kernels are written in.
+//!
+//! A value of an [`Isa`] type is proof that the CPU has the instructions; only [`level`](crate::level) makes one, after
+//! asking the CPU. Vectors of lanes are plain data; arithmetic on them needs the proof. Kernels are generic, safe and
+//! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything inlined
+//! into it is compiled with them. A function that is not inlined there would be compiled without.
+//!
+//! The leaves [`portable`], [`avx2`] and [`avx512`] and the register-blocked [`product`] are, with `workspace` and `output`,
+//! the only modules that may hold `unsafe`.
+
+#![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+pub(crate) mod product;
+
+use attn_core::half::f16;
+
+/// Proof that an instruction set is present, and its operations on lanes of `f32`.
+pub(crate) trait Isa: Copy + Send + Sync + 'static {
+    /// A vector of `LANES` floats.
+    type F: Copy;
+    /// One truth value per lane.
+    type M: Copy;
+    /// Lanes of a vector; at most 16.
+    const LANES: usize;
+
+    /// Runs `f` compiled with this instruction set.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::F;
+    /// The first `LANES` elements.
+    fn load(self, src: &[f32]) -> Self::F;
+    /// Writes the first `LANES` elements.
+    fn store(self, x: Self::F, dst: &mut [f32]);
+    /// Reads `LANES` floats from any address.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` floats.
+    unsafe fn load_ptr(self, src: *const f32) -> Self::F;
+    /// Writes `LANES` floats to any address.
+    ///
+    /// # Safety
+    /// `dst` is valid for writing `LANES` floats.
+    unsafe fn store_ptr(self, x: Self::F, dst: *mut f32);
+
+    /// `a + b`.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a − b`.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, fused where the instruction set fuses.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger; where `b` is NaN, or `a` is, any of the two.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Without its sign.
+    fn abs(self, a: Self::F) -> Self::F;
+    /// The size of `a` with the sign of `sign`.
+    fn copysign(self, a: Self::F, sign: Self::F) -> Self::F;
+    /// `a = b`, false for NaN.
+    fn eq(self, a: Self::F, b: Self::F) -> Self::M;
+    /// `t` where the mask is true, `f` elsewhere.
+    fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
+    /// Lane `n` is true where bit `n` is set.
+    fn mask_from_bits(self, bits: u64) -> Self::M;
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `|x| < 2²²`.
+    fn split(self, x: Self::F) -> (Self::F, Self::F);
+    /// `p·2ⁿ` for an integral `n ≤ 127`; exactly 0 for `y < −126`, where `y` is what `n` was rounded from. NaN stays NaN.
+    fn scale_by_pow2(self, p: Self::F, n: Self::F, y: Self::F) -> Self::F;
+
+    /// Widens the first `LANES` elements; exact.
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> Self::F {
+        let mut lanes = [0.0; 16];
+        for (x, h) in lanes.iter_mut().zip(&src[..Self::LANES]) {
+            *x = h.to_f32();
+        }
+        self.load(&lanes)
+    }
+    /// Rounds to nearest even and writes the first `LANES` elements.
+    #[inline(always)]
+    fn store_f16(self, x: Self::F, dst: &mut [f16]) {
+        let mut lanes = [0.0; 16];
+        self.store(x, &mut lanes);
+        for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
+            *h = f16::from_f32(x);
+        }
+    }
+
+    /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
+    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize);
+}
+
+/// Bounds that `transpose` relies on; every leaf checks them at its door.
+#[inline(always)]
+fn check_transpose(lanes: usize, src: &[f32], src_stride: usize, dst: &[f32], dst_stride: usize) {
+    let reach = |stride: usize| (lanes - 1).checked_mul(stride).and_then(|n| n.checked_add(lanes));
+    assert!(reach(src_stride).is_some_and(|n| n <= src.len()), "transpose reads past its source");
+    assert!(reach(dst_stride).is_some_and(|n| n <= dst.len()), "transpose writes past its target");
+}

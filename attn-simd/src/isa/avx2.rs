@@ -1,0 +1,190 @@
+//! AVX2 with FMA and F16C: eight lanes, 16 registers.
+
+#![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
+
+use core::arch::x86_64::*;
+
+use attn_core::half::f16;
+
+use super::{Isa, check_transpose};
+
+/// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Avx2 {
+    pub(crate) _proof: (),
+}
+
+impl Avx2 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn with_features<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+impl Isa for Avx2 {
+    type F = __m256;
+    type M = __m256;
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves the features that `with_features` enables.
+        unsafe { Self::with_features(f) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> __m256 {
+        assert!(src.len() >= 8);
+        // SAFETY: eight floats were asserted above; the token proves AVX.
+        unsafe { _mm256_loadu_ps(src.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, x: __m256, dst: &mut [f32]) {
+        assert!(dst.len() >= 8);
+        // SAFETY: eight floats were asserted above; the token proves AVX.
+        unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), x) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, src: *const f32) -> __m256 {
+        // SAFETY: the caller vouches for eight readable floats; the token proves AVX.
+        unsafe { _mm256_loadu_ps(src) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, x: __m256, dst: *mut f32) {
+        // SAFETY: the caller vouches for eight writable floats; the token proves AVX.
+        unsafe { _mm256_storeu_ps(dst, x) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the token proves FMA.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn abs(self, a: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
+    }
+    #[inline(always)]
+    fn copysign(self, a: __m256, sign: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe {
+            let bit = _mm256_set1_ps(-0.0);
+            _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, a))
+        }
+    }
+    #[inline(always)]
+    fn eq(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
+    }
+    #[inline(always)]
+    fn select(self, mask: __m256, t: __m256, f: __m256) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_blendv_ps(f, t, mask) }
+    }
+    #[inline(always)]
+    fn mask_from_bits(self, bits: u64) -> __m256 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), bit);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit))
+        }
+    }
+    #[inline(always)]
+    fn split(self, x: __m256) -> (__m256, __m256) {
+        // SAFETY: the token proves AVX.
+        unsafe {
+            let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            (n, _mm256_sub_ps(x, n))
+        }
+    }
+    #[inline(always)]
+    fn scale_by_pow2(self, p: __m256, n: __m256, y: __m256) -> __m256 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            // 127 is the exponent's bias. An n outside of the normal range is a lane that is zeroed below; a NaN in p stays
+            // one whatever it is multiplied by. y = −∞ has made p NaN, and is zeroed below as well.
+            let biased = _mm256_cvtps_epi32(_mm256_add_ps(n, _mm256_set1_ps(127.0)));
+            let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased));
+            let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
+            _mm256_and_ps(keep, _mm256_mul_ps(p, pow))
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> __m256 {
+        assert!(src.len() >= 8);
+        // SAFETY: eight halves of two bytes were asserted above, `f16` is a transparent u16; the token proves F16C.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn store_f16(self, x: __m256, dst: &mut [f16]) {
+        assert!(dst.len() >= 8);
+        // SAFETY: eight halves were asserted above; the token proves F16C. Immediate 0: round to nearest even.
+        unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(x)) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
+        check_transpose(8, src, src_stride, dst, dst_stride);
+        // SAFETY: row r starts at r·stride, and (LANES − 1)·stride + LANES elements were checked above, for both sides. The
+        // token proves AVX.
+        unsafe {
+            let (src, dst) = (src.as_ptr(), dst.as_mut_ptr());
+            // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.
+            for g in 0..2 {
+                let gather = |r: usize| {
+                    let at = |row: usize| _mm_loadu_ps(src.add(row * src_stride + 4 * g));
+                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4))
+                };
+                let (a, b, c, d) = (gather(0), gather(1), gather(2), gather(3));
+                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                let pair = |lo, hi| (_mm256_castps_pd(lo), _mm256_castps_pd(hi));
+                let ((al, cl), (ah, ch)) = (pair(ab_low, cd_low), pair(ab_high, cd_high));
+                let columns = [
+                    _mm256_unpacklo_pd(al, cl),
+                    _mm256_unpackhi_pd(al, cl),
+                    _mm256_unpacklo_pd(ah, ch),
+                    _mm256_unpackhi_pd(ah, ch),
+                ];
+                for (c, column) in columns.into_iter().enumerate() {
+                    _mm256_storeu_ps(dst.add((4 * g + c) * dst_stride), _mm256_castpd_ps(column));
+                }
+            }
+        }
+    }
+}

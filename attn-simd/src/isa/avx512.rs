@@ -1,0 +1,192 @@
+//! AVX-512 (F, BW, DQ, VL): sixteen lanes, 32 registers, masks in registers of their own.
+
+#![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
+
+use core::arch::x86_64::*;
+
+use attn_core::half::f16;
+
+use super::{Isa, check_transpose};
+
+/// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Avx512 {
+    pub(crate) _proof: (),
+}
+
+impl Avx512 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    fn with_features<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+impl Isa for Avx512 {
+    type F = __m512;
+    type M = __mmask16;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves the features that `with_features` enables.
+        unsafe { Self::with_features(f) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> __m512 {
+        assert!(src.len() >= 16);
+        // SAFETY: sixteen floats were asserted above; the token proves AVX-512F.
+        unsafe { _mm512_loadu_ps(src.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, x: __m512, dst: &mut [f32]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen floats were asserted above; the token proves AVX-512F.
+        unsafe { _mm512_storeu_ps(dst.as_mut_ptr(), x) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, src: *const f32) -> __m512 {
+        // SAFETY: the caller vouches for sixteen readable floats; the token proves AVX-512F.
+        unsafe { _mm512_loadu_ps(src) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, x: __m512, dst: *mut f32) {
+        // SAFETY: the caller vouches for sixteen writable floats; the token proves AVX-512F.
+        unsafe { _mm512_storeu_ps(dst, x) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_abs_ps(a) }
+    }
+    #[inline(always)]
+    fn copysign(self, a: __m512, sign: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            let bit = _mm512_set1_epi32(i32::MIN);
+            // 0xca: where the first operand's bit is set take the second, else the third.
+            _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xca>(
+                bit,
+                _mm512_castps_si512(sign),
+                _mm512_castps_si512(a),
+            ))
+        }
+    }
+    #[inline(always)]
+    fn eq(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+    }
+    #[inline(always)]
+    fn select(self, mask: __mmask16, t: __m512, f: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_mask_blend_ps(mask, f, t) }
+    }
+    #[inline(always)]
+    fn mask_from_bits(self, bits: u64) -> __mmask16 {
+        bits as __mmask16
+    }
+    #[inline(always)]
+    fn split(self, x: __m512) -> (__m512, __m512) {
+        // SAFETY: the token proves AVX-512DQ and F.
+        unsafe {
+            // Immediate 8: no fraction bits, round to nearest even, no exceptions.
+            let f = _mm512_reduce_ps::<8>(x);
+            (_mm512_sub_ps(x, f), f)
+        }
+    }
+    #[inline(always)]
+    fn scale_by_pow2(self, p: __m512, n: __m512, y: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            // Not less than −126, or unordered: a subnormal result would cost an assist.
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(y, _mm512_set1_ps(-126.0));
+            _mm512_maskz_scalef_ps(keep, p, n)
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> __m512 {
+        assert!(src.len() >= 16);
+        // SAFETY: sixteen halves of two bytes were asserted above, `f16` is a transparent u16; the token proves AVX-512F.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn store_f16(self, x: __m512, dst: &mut [f16]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen halves were asserted above; the token proves AVX-512F. Immediate 0: round to nearest even.
+        unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(x)) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
+        check_transpose(16, src, src_stride, dst, dst_stride);
+        // SAFETY: row r starts at r·stride, and (LANES − 1)·stride + LANES elements were checked above, for both sides. The
+        // token proves AVX-512F and DQ.
+        unsafe {
+            let (src, dst) = (src.as_ptr(), dst.as_mut_ptr());
+            // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one per
+            // 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.
+            for g in 0..4 {
+                let gather = |r: usize| {
+                    let at = |row: usize| _mm_loadu_ps(src.add(row * src_stride + 4 * g));
+                    let x = _mm512_castps128_ps512(at(r));
+                    let x = _mm512_insertf32x4::<1>(x, at(r + 4));
+                    let x = _mm512_insertf32x4::<2>(x, at(r + 8));
+                    _mm512_insertf32x4::<3>(x, at(r + 12))
+                };
+                let (a, b, c, d) = (gather(0), gather(1), gather(2), gather(3));
+                let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                let pair = |lo, hi| (_mm512_castps_pd(lo), _mm512_castps_pd(hi));
+                let ((al, cl), (ah, ch)) = (pair(ab_low, cd_low), pair(ab_high, cd_high));
+                let columns = [
+                    _mm512_unpacklo_pd(al, cl),
+                    _mm512_unpackhi_pd(al, cl),
+                    _mm512_unpacklo_pd(ah, ch),
+                    _mm512_unpackhi_pd(ah, ch),
+                ];
+                for (c, column) in columns.into_iter().enumerate() {
+                    _mm512_storeu_ps(dst.add((4 * g + c) * dst_stride), _mm512_castpd_ps(column));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The level of the build itself, through `wide`: SSE2 on stock x86-64, NEON on aarch64, simd128 on WASM, scalars elsewhere.
+//!
+//! `wide` chooses its instructions when the crate is compiled, so this is the native level wherever the build target has
+//! vectors, and the fallback on x86. Four lanes are what all of these have in one register.
+
+#![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `product` has checked")]
+
+use wide::f32x4;
+
+use super::{Isa, check_transpose};
+
+/// Always present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Portable {
+    pub(crate) _proof: (),
+}
+
+#[inline(always)]
+fn lanes(x: &[f32]) -> [f32; 4] {
+    [x[0], x[1], x[2], x[3]]
+}
+
+impl Isa for Portable {
+    type F = f32x4;
+    type M = f32x4;
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        f()
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> f32x4 {
+        f32x4::splat(x)
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> f32x4 {
+        f32x4::new(lanes(src))
+    }
+    #[inline(always)]
+    fn store(self, x: f32x4, dst: &mut [f32]) {
+        dst[..4].copy_from_slice(&x.to_array());
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, src: *const f32) -> f32x4 {
+        // SAFETY: the caller vouches for four readable floats; an array of floats needs no more alignment than they do.
+        f32x4::new(unsafe { src.cast::<[f32; 4]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, x: f32x4, dst: *mut f32) {
+        // SAFETY: the caller vouches for four writable floats.
+        unsafe { dst.cast::<[f32; 4]>().write_unaligned(x.to_array()) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: f32x4, b: f32x4) -> f32x4 {
+        a + b
+    }
+    #[inline(always)]
+    fn sub(self, a: f32x4, b: f32x4) -> f32x4 {
+        a - b
+    }
+    #[inline(always)]
+    fn mul(self, a: f32x4, b: f32x4) -> f32x4 {
+        a * b
+    }
+    #[inline(always)]
+    fn div(self, a: f32x4, b: f32x4) -> f32x4 {
+        a / b
+    }
+    #[inline(always)]
+    fn mul_add(self, a: f32x4, b: f32x4, c: f32x4) -> f32x4 {
+        a.mul_add(b, c)
+    }
+    #[inline(always)]
+    fn max(self, a: f32x4, b: f32x4) -> f32x4 {
+        a.fast_max(b)
+    }
+    #[inline(always)]
+    fn abs(self, a: f32x4) -> f32x4 {
+        a.abs()
+    }
+    #[inline(always)]
+    fn copysign(self, a: f32x4, sign: f32x4) -> f32x4 {
+        let bit = f32x4::splat(-0.0);
+        bit.bitselect(sign, a)
+    }
+    #[inline(always)]
+    fn eq(self, a: f32x4, b: f32x4) -> f32x4 {
+        a.simd_eq(b)
+    }
+    #[inline(always)]
+    fn select(self, mask: f32x4, t: f32x4, f: f32x4) -> f32x4 {
+        mask.bitselect(t, f)
+    }
+    #[inline(always)]
+    fn mask_from_bits(self, bits: u64) -> f32x4 {
+        f32x4::new([0, 1, 2, 3].map(|n| f32::from_bits(if bits >> n & 1 == 1 { u32::MAX } else { 0 })))
+    }
+    #[inline(always)]
+    fn split(self, x: f32x4) -> (f32x4, f32x4) {
+        // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
+        let magic = f32x4::splat(12_582_912.0);
+        let n = (x + magic) - magic;
+        (n, x - n)
+    }
+    #[inline(always)]
+    fn scale_by_pow2(self, p: f32x4, n: f32x4, y: f32x4) -> f32x4 {
+        // 127 is the exponent's bias; an n outside of the normal range is a lane that is zeroed below, or a NaN.
+        let n = n.fast_max(f32x4::splat(-126.0));
+        let pow = n.to_array().map(|n| f32::from_bits(((n + 127.0) as i32 as u32) << 23));
+        let scaled = p * f32x4::new(pow);
+        let scaled = y.simd_lt(f32x4::splat(-126.0)).bitselect(f32x4::ZERO, scaled);
+        y.simd_ge(y).bitselect(scaled, y)
+    }
+
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
+        check_transpose(4, src, src_stride, dst, dst_stride);
+        let rows = [0, 1, 2, 3].map(|r| f32x4::new(lanes(&src[r * src_stride..])));
+        for (c, row) in f32x4::transpose(rows).into_iter().enumerate() {
+            dst[c * dst_stride..][..4].copy_from_slice(&row.to_array());
+        }
+    }
+}

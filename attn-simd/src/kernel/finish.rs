@@ -1,0 +1,64 @@
+//! The end of a block: divide by the sums, take the sink in, transpose back, round once, write.
+
+use super::softmax::State;
+use crate::isa::Isa;
+use crate::job::Job;
+use crate::output::Claim;
+use crate::tiles::MAX_Q_TILE;
+
+/// Writes the rows of a block from `o[channel][query]`, rows `width` apart.
+#[inline(always)]
+pub(crate) fn write<I: Isa>(
+    isa: I,
+    job: &Job<'_>,
+    state: &State<'_>,
+    out: &[f32],
+    width: usize,
+    claim: &mut Claim<'_, '_>,
+) {
+    let rows = claim.rows();
+    let kept = job.dropout.factor();
+    let mut factors = [0.0f32; MAX_Q_TILE];
+    let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
+    for (lane, factor) in factors.iter_mut().enumerate().take(rows.count) {
+        let (max, sum) = (state.max[lane], state.sum[lane]);
+        let (row_factor, lse) = match sink {
+            None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
+            _ => close(f64::from(max) * job.to_ln, f64::from(sum), sink, kept),
+        };
+        *factor = row_factor;
+        if claim.wants_lse() {
+            claim.set_lse(lane, lse);
+        }
+    }
+    let lanes = I::LANES;
+    let mut stage = [0.0f32; 16 * 16];
+    for channel in (0..job.shape.value_dim).step_by(lanes) {
+        let there = (job.shape.value_dim - channel).min(lanes);
+        for first in (0..rows.count).step_by(lanes) {
+            isa.transpose(&out[channel * width + first..], width, &mut stage, lanes);
+            for lane in first..(first + lanes).min(rows.count) {
+                let row = &mut stage[(lane - first) * lanes..][..lanes];
+                let x = isa.mul(isa.load(row), isa.splat(factors[lane]));
+                isa.store(x, row);
+                claim.write(isa, lane, channel, &row[..there]);
+            }
+        }
+    }
+}
+
+/// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.
+fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f32, f32) {
+    match sink {
+        _ if max.is_nan() || sum.is_nan() => (f32::NAN, f32::NAN),
+        None if sum == 0.0 => (0.0, f32::NEG_INFINITY),
+        None => ((kept / sum) as f32, (max + libm::log(sum)) as f32),
+        Some(sink) if sum == 0.0 => (0.0, sink as f32),
+        Some(sink) => {
+            let top = max.max(sink);
+            let scale = libm::exp(max - top);
+            let sum = sum * scale + libm::exp(sink - top);
+            ((kept * scale / sum) as f32, (top + libm::log(sum)) as f32)
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Brings inputs into the form that the products read: queries transposed, keys and values as contiguous `f32` rows.
+
+use attn_core::half::{bf16, f16};
+use attn_core::{Row, View};
+
+use crate::input::Input;
+use crate::isa::Isa;
+use crate::isa::product::Panel;
+
+/// Reads the elements from `from` on of one row, widened, into `dst`.
+#[inline(always)]
+fn read_row<I: Isa>(isa: I, input: &Input<'_>, [batch, head, seq]: [usize; 3], from: usize, dst: &mut [f32]) {
+    match input {
+        Input::F32(view) => read(view.row(batch, head, seq), from, dst, |src, dst| dst.copy_from_slice(src), |x| x),
+        Input::F16(view) => {
+            let widen = |src: &[f16], dst: &mut [f32]| {
+                let (n, tail) = (src.len() / I::LANES * I::LANES, src.len() % I::LANES);
+                for (s, d) in src[..n].chunks_exact(I::LANES).zip(dst.chunks_exact_mut(I::LANES)) {
+                    isa.store(isa.load_f16(s), d);
+                }
+                if tail > 0 {
+                    let (mut wide, mut narrow) = ([0.0f32; 16], [f16::ZERO; 16]);
+                    narrow[..tail].copy_from_slice(&src[n..]);
+                    isa.store(isa.load_f16(&narrow), &mut wide);
+                    dst[n..].copy_from_slice(&wide[..tail]);
+                }
+            };
+            read(view.row(batch, head, seq), from, dst, widen, f16::to_f32);
+        }
+        Input::Bf16(view) => {
+            let one = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
+            let widen = |src: &[bf16], dst: &mut [f32]| dst.iter_mut().zip(src).for_each(|(d, &s)| *d = one(s));
+            read(view.row(batch, head, seq), from, dst, widen, one);
+        }
+    }
+}
+
+/// A part of a row: as a slice where it lies side by side, else element by element.
+#[inline(always)]
+fn read<T: Copy + Default>(
+    row: Row<'_, T>,
+    from: usize,
+    dst: &mut [f32],
+    whole: impl FnOnce(&[T], &mut [f32]),
+    one: impl Fn(T) -> f32,
+) {
+    match row.as_slice() {
+        Some(slice) => whole(&slice[from..from + dst.len()], dst),
+        None => dst.iter_mut().enumerate().for_each(|(n, d)| *d = one(row.get(from + n))),
+    }
+}
+
+/// Packs `count` rows from `first` on of one head, transposed: `dst[channel][row]`, rows `width` apart, for `channels` channels
+/// from `from` on. Lanes beyond `count` and channels beyond the last are zero or left over.
+#[inline(always)]
+pub(crate) fn transposed<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, first]: [usize; 3],
+    count: usize,
+    channels: core::ops::Range<usize>,
+    width: usize,
+    dst: &mut [f32],
+) {
+    let lanes = I::LANES;
+    let mut stage = [0.0f32; 16 * 16];
+    for (group, row) in (0..count).step_by(lanes).enumerate() {
+        let rows = (count - row).min(lanes);
+        for (block, channel) in channels.clone().step_by(lanes).enumerate() {
+            let there = (channels.end - channel).min(lanes);
+            let dst = &mut dst[block * lanes * width + group * lanes..];
+            if rows == lanes
+                && there == lanes
+                && let Some((src, stride)) = square(input, [batch, head, first + row], channel)
+            {
+                isa.transpose(src, stride, dst, width);
+                continue;
+            }
+            for r in 0..lanes {
+                let line = &mut stage[r * lanes..][..lanes];
+                line.fill(0.0);
+                if r < rows {
+                    read_row(isa, input, [batch, head, first + row + r], channel, &mut line[..there]);
+                }
+            }
+            isa.transpose(&stage, lanes, dst, width);
+        }
+    }
+}
+
+/// Where a square of f32 starts in the caller's memory, and its stride; `None` where it has to be gathered.
+#[inline(always)]
+fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize) -> Option<(&'a [f32], usize)> {
+    let Input::F32(view) = input else { return None };
+    let [.., row_stride, unit] = view.strides();
+    let stride = usize::try_from(row_stride).ok()?;
+    if unit != 1 {
+        return None;
+    }
+    Some((view.data().get(element(view, batch, head, seq) + channel..)?, stride))
+}
+
+/// Index of the first element of a row.
+#[inline(always)]
+fn element(view: &View<'_, f32>, batch: usize, head: usize, seq: usize) -> usize {
+    let [sb, sh, ss, _] = view.strides();
+    let steps = batch as isize * sb + head as isize * sh + seq as isize * ss;
+    view.offset().wrapping_add_signed(steps)
+}
+
+/// Whether rows of the input can be read where they are.
+pub(crate) fn is_direct(input: &Input<'_>) -> bool {
+    match input {
+        Input::F32(view) => view.strides()[3] == 1 || view.sizes()[3] <= 1,
+        _ => false,
+    }
+}
+
+/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`.
+#[inline(always)]
+pub(crate) fn panel<'a, I: Isa>(
+    isa: I,
+    input: &Input<'a>,
+    [batch, head, first]: [usize; 3],
+    count: usize,
+    columns: usize,
+    scratch: &'a mut [f32],
+) -> Panel<'a> {
+    if let Input::F32(view) = input
+        && is_direct(input)
+    {
+        return Panel { data: view.data(), start: element(view, batch, head, first), row_stride: view.strides()[2] };
+    }
+    copied(isa, input, [batch, head, first], count, columns, scratch)
+}
+
+/// The rows `first..first + count` of one head, copied (and widened) into `scratch`.
+#[inline(always)]
+pub(crate) fn copied<'a, I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, first]: [usize; 3],
+    count: usize,
+    columns: usize,
+    scratch: &'a mut [f32],
+) -> Panel<'a> {
+    if columns > 0 {
+        for (n, row) in scratch.chunks_exact_mut(columns).take(count).enumerate() {
+            read_row(isa, input, [batch, head, first + n], 0, row);
+        }
+    }
+    Panel::packed(scratch, columns)
+}

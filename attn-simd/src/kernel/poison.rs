@@ -1,0 +1,66 @@
+//! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
+//!
+//! A tile that is fully visible needs no care: what it holds belongs to every row. In a partial tile the values are looked over
+//! (one multiplication each, against `q_tile` for the product itself); only where one is not finite does the slow way run: the
+//! product with those elements as 0, then each of them by itself, for the rows that see it.
+
+use super::pack;
+use super::visible::Tile;
+use crate::isa::Isa;
+use crate::isa::product::{self, Panel};
+use crate::job::Job;
+
+/// Whether all elements of a panel are finite.
+#[inline(always)]
+pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, rows: usize, columns: usize) -> bool {
+    if columns == 0 {
+        return true;
+    }
+    let zero = isa.splat(0.0);
+    let mut sum = zero; // of x·0, which is 0 for finite x and NaN else
+    let mut rest = 0.0f32;
+    for row in 0..rows {
+        let start = panel.start.wrapping_add_signed(row as isize * panel.row_stride);
+        let row = &panel.data[start..start + columns];
+        let whole = row.chunks_exact(I::LANES);
+        rest = whole.remainder().iter().fold(rest, |sum, x| sum + x * 0.0);
+        for x in whole {
+            sum = isa.mul_add(isa.load(x), zero, sum);
+        }
+    }
+    let mut lanes = [0.0; 16];
+    isa.store(sum, &mut lanes);
+    rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
+}
+
+/// `product::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
+#[inline(always)]
+pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    job: &Job<'_>,
+    tile: Tile,
+    bits: &[u64],
+    (p, factor): (&[f32], &[f32]),
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (columns, width, keys) = (job.shape.value_dim, NQ * I::LANES, tile.keys);
+    let row = [tile.batch, job.shape.kv_head(tile.head), tile.key];
+    pack::copied(isa, &job.v, row, keys, columns, scratch);
+    for x in &mut scratch[..keys * columns] {
+        if !x.is_finite() {
+            *x = 0.0;
+        }
+    }
+    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), keys, columns, p, factor, out);
+    for (key, &seen) in bits.iter().enumerate().take(keys) {
+        for channel in 0..columns {
+            let value = job.v.at([row[0], row[1], tile.key + key, channel]);
+            if !value.is_finite() {
+                for lane in (0..tile.rows).filter(|lane| seen >> lane & 1 == 1) {
+                    out[channel * width + lane] += p[key * width + lane] * value;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi, closures.
+
+use attn_core::Bias;
+
+use super::pack;
+use super::visible::Tile;
+use crate::input::Input;
+use crate::isa::Isa;
+use crate::job::Job;
+use crate::math::tanh;
+
+/// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes (temperature is
+/// left to the exponent). `scratch` holds a transposed tile of the bias.
+#[inline(always)]
+pub(crate) fn finish<I: Isa, const NQ: usize>(
+    isa: I,
+    job: &Job<'_>,
+    scale: f32,
+    tile: Tile,
+    scores: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let width = NQ * I::LANES;
+    let scores = &mut scores[..tile.keys * width];
+    let scale = isa.splat(scale);
+    match job.softcap {
+        None => {
+            for s in scores.chunks_exact_mut(I::LANES) {
+                isa.store(isa.mul(isa.load(s), scale), s);
+            }
+        }
+        Some(cap) => {
+            let cap = isa.splat(cap);
+            for s in scores.chunks_exact_mut(I::LANES) {
+                let capped = tanh(isa, isa.div(isa.mul(isa.load(s), scale), cap));
+                isa.store(isa.mul(cap, capped), s);
+            }
+        }
+    }
+    if let Some(bias) = job.bias {
+        add_bias::<I, NQ>(isa, job, bias, tile, scores, scratch);
+    }
+    if let Some(alibi) = job.alibi {
+        let slope = isa.splat(-alibi.slopes[tile.head]);
+        let first = alibi.align.offset(job.shape.q_len, job.shape.kv_len).saturating_add_unsigned(tile.query);
+        let mut lane = [0.0f32; 16];
+        let distance: [I::F; NQ] = core::array::from_fn(|n| {
+            for (l, x) in lane.iter_mut().enumerate() {
+                *x = (first.saturating_add_unsigned(n * I::LANES + l)).saturating_sub_unsigned(tile.key) as f32;
+            }
+            isa.load(&lane)
+        });
+        for (key, row) in scores.chunks_exact_mut(width).enumerate() {
+            for (s, from) in row.chunks_exact_mut(I::LANES).zip(distance) {
+                let d = isa.abs(isa.sub(from, isa.splat(key as f32)));
+                isa.store(isa.mul_add(slope, d, isa.load(s)), s);
+            }
+        }
+    }
+}
+
+/// Adds a tile of the bias. An entry of −∞ hides the score, even one that is NaN.
+#[inline(always)]
+fn add_bias<I: Isa, const NQ: usize>(
+    isa: I,
+    job: &Job<'_>,
+    bias: &Bias<'_>,
+    tile: Tile,
+    scores: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let width = NQ * I::LANES;
+    let [nb, nh, nq, nk] = bias.sizes();
+    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    let wide = (nk != 1 || job.shape.kv_len == 1) && (nq != 1 || job.shape.q_len == 1);
+    let input = match bias {
+        Bias::F32(view) => Some(Input::F32(*view)),
+        Bias::F16(view) => Some(Input::F16(*view)),
+        Bias::Bf16(view) => Some(Input::Bf16(*view)),
+        Bias::F64(_) => None,
+    };
+    match input {
+        // A tile of the tensor, transposed like the queries: its "channels" are keys.
+        Some(input) if wide => {
+            let row = [pick(tile.batch, nb), pick(tile.head, nh), tile.query];
+            pack::transposed(isa, &input, row, tile.rows, tile.key..tile.key + tile.keys, width, scratch);
+        }
+        // Broadcast along queries or keys, or f64: element by element.
+        _ => {
+            for (n, row) in scratch.chunks_exact_mut(width).take(tile.keys).enumerate() {
+                if nq == 1 {
+                    row.fill(bias.at(tile.position(0, n)) as f32);
+                } else {
+                    for (lane, x) in row.iter_mut().enumerate().take(tile.rows) {
+                        *x = bias.at(tile.position(lane, n)) as f32;
+                    }
+                }
+            }
+        }
+    }
+    let hidden = isa.splat(f32::NEG_INFINITY);
+    for (s, b) in scores.chunks_exact_mut(I::LANES).zip(scratch.chunks_exact(I::LANES)) {
+        let b = isa.load(b);
+        isa.store(isa.select(isa.eq(b, hidden), hidden, isa.add(isa.load(s), b)), s);
+    }
+}

@@ -1,0 +1,122 @@
+//! Which queries of a block see which keys of a tile, as bits.
+//!
+//! Masks answer by row (their tables lie by row): 64 keys at a time as a word. The kernels need them by key, one bit per query,
+//! because their lanes are queries. So the words of a block are transposed, once per tile that is only partly visible; full
+//! tiles are recognised before that and cost nothing.
+
+use core::ops::Range;
+
+use attn_core::mask::transpose_bits;
+
+use crate::isa::Isa;
+use crate::job::Job;
+use crate::output::Rows;
+use crate::tiles::{KV_TILE, MAX_Q_TILE};
+
+/// Which tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    pub(crate) batch: usize,
+    pub(crate) head: usize,
+    pub(crate) query: usize,
+    pub(crate) rows: usize,
+    pub(crate) key: usize,
+    pub(crate) keys: usize,
+}
+
+impl Tile {
+    /// The position in the score tensor of a lane and the tile's `n`-th key.
+    pub(crate) fn position(&self, lane: usize, n: usize) -> attn_core::At {
+        attn_core::At { batch: self.batch, head: self.head, query: self.query + lane, key: self.key + n }
+    }
+}
+
+/// What a tile shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cover {
+    Empty,
+    Full,
+    Partial,
+}
+
+/// The ranges of keys that the rows of a block see.
+pub(crate) struct Ranges {
+    rows: [(usize, usize); MAX_Q_TILE],
+    /// Keys that any row sees.
+    pub(crate) any: Range<usize>,
+    /// Keys that every row sees, as far as ranges tell.
+    all: Range<usize>,
+}
+
+impl Ranges {
+    /// Asks the mask once per row of a block.
+    pub(crate) fn of(job: &Job<'_>, rows: Rows) -> Self {
+        let nothing = Range { start: usize::MAX, end: 0 };
+        let mut this = Self { rows: [(0, 0); MAX_Q_TILE], any: nothing, all: 0..usize::MAX };
+        for (n, slot) in this.rows.iter_mut().take(rows.count).enumerate() {
+            let r = job.mask.row_range(&job.shape, rows.batch, rows.head, rows.first + n);
+            *slot = (r.start, r.end);
+            if !r.is_empty() {
+                this.any = this.any.start.min(r.start)..this.any.end.max(r.end);
+            }
+            this.all = this.all.start.max(r.start)..this.all.end.min(r.end);
+        }
+        if this.any.is_empty() {
+            this.any = 0..0;
+        }
+        this
+    }
+
+    /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
+    pub(crate) fn cover(&self, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+        if job.ranges && self.all.start <= tile.key && tile.key + tile.keys <= self.all.end {
+            return Cover::Full;
+        }
+        let wanted = if tile.keys == 64 { u64::MAX } else { (1 << tile.keys) - 1 };
+        let (mut any, mut all) = (0, u64::MAX);
+        bits.fill(u64::MAX); // lanes without a row: whatever they compute is not written
+        for (lane, (row, &(start, end))) in bits.iter_mut().zip(&self.rows).take(tile.rows).enumerate() {
+            let mut seen =
+                job.mask.row_bits_within(&job.shape, [tile.batch, tile.head, tile.query + lane], tile.key, start..end)
+                    & wanted;
+            if job.closures.has_visible() && seen != 0 {
+                seen = job.closures.visible(tile, lane, seen);
+            }
+            *row = seen;
+            any |= seen;
+            all &= seen;
+        }
+        if any == 0 {
+            return Cover::Empty;
+        }
+        if all == wanted {
+            return Cover::Full;
+        }
+        transpose_bits(bits);
+        Cover::Partial
+    }
+}
+
+/// Fills `bits[key]` with one bit per query whose weight dropout keeps.
+#[inline(always)]
+pub(crate) fn kept(job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) {
+    bits.fill(u64::MAX);
+    for (lane, row) in bits.iter_mut().enumerate().take(tile.rows) {
+        *row = job.dropout.row_bits(&job.shape, tile.batch, tile.head, tile.query + lane, tile.key);
+    }
+    transpose_bits(bits);
+}
+
+/// Puts `other` where the bits of a row are clear: `rows[key][query]`.
+#[inline(always)]
+pub(crate) fn replace_hidden<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], bits: &[u64], other: f32) {
+    let other = isa.splat(other);
+    for (row, &bits) in rows.chunks_exact_mut(NQ * I::LANES).zip(bits) {
+        if bits != u64::MAX {
+            for (n, x) in row.chunks_exact_mut(I::LANES).enumerate() {
+                let mask = isa.mask_from_bits(bits >> (n * I::LANES));
+                isa.store(isa.select(mask, isa.load(x), other), x);
+            }
+        }
+    }
+}

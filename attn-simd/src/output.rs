@@ -1,0 +1,267 @@
+//! Where kernels write: each block of query rows is handed out exactly once, to whichever thread asks first.
+//!
+//! [`Queue`] cuts the output into blocks of rows. [`Queue::claim`] gives each block to one caller, by an atomic counter, and the
+//! [`Claim`] is the right to write those rows and no others. So threads can share a queue with safe code: two claims never
+//! name the same row, and a [`ViewMut`] has proved that no two rows share memory. Blocks with the most keys under a causal mask
+//! come first, so that what is left at the end is small.
+
+#![allow(
+    unsafe_code,
+    reason = "the leaf: rows of one output written by several threads, through claims that never overlap"
+)]
+
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use attn_core::half::{bf16, f16};
+use attn_core::{AttnShape, ViewMut};
+
+use crate::isa::Isa;
+
+/// An output of any element type that the kernels take.
+#[derive(Debug)]
+pub enum Target<'o> {
+    /// Single precision.
+    F32(RawView<'o, f32>),
+    /// Half precision, rounded once.
+    F16(RawView<'o, f16>),
+    /// bfloat16, rounded once.
+    Bf16(RawView<'o, bf16>),
+}
+
+/// A [`ViewMut`] taken apart, so that rows can be written through a shared reference.
+#[derive(Debug)]
+pub struct RawView<'o, T> {
+    data: *mut T,
+    strides: [isize; 4],
+    offset: usize,
+    _borrow: PhantomData<&'o mut [T]>,
+}
+
+// SAFETY: it stands for an exclusive borrow of the elements; rows are written only through claims, no two of which overlap.
+unsafe impl<T: Send> Send for RawView<'_, T> {}
+// SAFETY: as above: sharing the view shares no element.
+unsafe impl<T: Send> Sync for RawView<'_, T> {}
+
+impl<'o, T: Copy> RawView<'o, T> {
+    pub(crate) fn new(view: ViewMut<'o, T>) -> Self {
+        let (strides, offset) = (view.strides(), view.offset());
+        Self { data: view.into_data().as_mut_ptr(), strides, offset, _borrow: PhantomData }
+    }
+
+    /// Address of the element `[batch, head, query, channel]`.
+    ///
+    /// # Safety
+    /// The position lies inside the view.
+    #[inline(always)]
+    unsafe fn at(&self, [batch, head, query, channel]: [usize; 4]) -> *mut T {
+        let [sb, sh, sq, sc] = self.strides;
+        let index = self.offset as isize
+            + batch as isize * sb
+            + head as isize * sh
+            + query as isize * sq
+            + channel as isize * sc;
+        // SAFETY: the caller vouches for the position, and `ViewMut` has proved that all positions lie inside its slice.
+        unsafe { self.data.offset(index) }
+    }
+}
+
+/// The log-sum-exp of all rows, or nowhere to write it.
+#[derive(Debug)]
+struct RawLse<'o> {
+    data: Option<*mut f32>,
+    _borrow: PhantomData<&'o mut [f32]>,
+}
+
+// SAFETY: it stands for an exclusive borrow; one element per row, written only through the row's claim.
+unsafe impl Send for RawLse<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for RawLse<'_> {}
+
+/// A block of query rows of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) batch: usize,
+    pub(crate) head: usize,
+    /// The first query.
+    pub(crate) first: usize,
+    /// How many; at least 1.
+    pub(crate) count: usize,
+}
+
+/// The output of a call, cut into blocks of at most `q_tile` query rows.
+#[derive(Debug)]
+pub(crate) struct Queue<'o> {
+    target: Target<'o>,
+    lse: RawLse<'o>,
+    shape: AttnShape,
+    q_tile: usize,
+    next: AtomicUsize,
+}
+
+impl<'o> Queue<'o> {
+    /// `target` and `lse` have been checked against the shape.
+    pub(crate) fn new(target: Target<'o>, lse: Option<&'o mut [f32]>, shape: AttnShape, q_tile: usize) -> Self {
+        if let Some(lse) = &lse {
+            assert_eq!(lse.len(), shape.rows(), "checked by the caller");
+        }
+        let lse = RawLse { data: lse.map(<[f32]>::as_mut_ptr), _borrow: PhantomData };
+        Self { target, lse, shape, q_tile, next: AtomicUsize::new(0) }
+    }
+
+    /// How many blocks there are in all.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.batch * self.shape.q_heads * self.shape.q_len.div_ceil(self.q_tile)
+    }
+
+    /// The rows of a block; the same for every call, and disjoint for different indices.
+    fn rows(&self, index: usize) -> Rows {
+        let AttnShape { q_heads, q_len, .. } = self.shape;
+        let blocks = q_len.div_ceil(self.q_tile);
+        let (pair, block) = (index / blocks, blocks - 1 - index % blocks);
+        let first = block * self.q_tile;
+        Rows { batch: pair / q_heads, head: pair % q_heads, first, count: (q_len - first).min(self.q_tile) }
+    }
+
+    /// The next block that nobody has, if any.
+    pub(crate) fn claim(&self) -> Option<Claim<'_, 'o>> {
+        // Relaxed is enough: the counter alone decides who has which block, and the end of the call joins the threads.
+        let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.len()).then(|| n + 1));
+        Some(Claim { rows: self.rows(index.ok()?), queue: self })
+    }
+}
+
+/// The exclusive right to write the rows of one block.
+#[derive(Debug)]
+pub(crate) struct Claim<'q, 'o> {
+    queue: &'q Queue<'o>,
+    rows: Rows,
+}
+
+impl Claim<'_, '_> {
+    /// Which rows.
+    pub(crate) fn rows(&self) -> Rows {
+        self.rows
+    }
+
+    /// Whether the log-sum-exp was asked for.
+    pub(crate) fn wants_lse(&self) -> bool {
+        self.queue.lse.data.is_some()
+    }
+
+    /// Writes the log-sum-exp of the block's row `row`.
+    pub(crate) fn set_lse(&mut self, row: usize, value: f32) {
+        assert!(row < self.rows.count);
+        if let Some(data) = self.queue.lse.data {
+            let index = self.queue.shape.row(self.rows.batch, self.rows.head, self.rows.first + row);
+            // SAFETY: the row lies inside the shape and `new` checked that there is one element per row; this claim alone
+            // writes the row's.
+            unsafe { data.add(index).write(value) }
+        }
+    }
+
+    /// Writes `values` to the channels from `from` on of the block's row `row`, rounding once where the output is narrower.
+    #[inline(always)]
+    pub(crate) fn write<I: Isa>(&mut self, isa: I, row: usize, from: usize, values: &[f32]) {
+        let end = from.checked_add(values.len());
+        assert!(row < self.rows.count && end.is_some_and(|end| end <= self.queue.shape.value_dim));
+        if values.is_empty() {
+            return;
+        }
+        let at = [self.rows.batch, self.rows.head, self.rows.first + row, from];
+        // SAFETY: the position and the channels behind it lie inside the view, whose sizes were checked against the shape;
+        // this claim alone writes the row, and no other row shares memory with it.
+        unsafe {
+            match &self.queue.target {
+                Target::F32(view) => fill(view, at, values, |dst| dst.copy_from_slice(values), |x| x),
+                Target::F16(view) => {
+                    let whole = |dst: &mut [f16]| {
+                        if values.len() == I::LANES {
+                            isa.store_f16(isa.load(values), dst);
+                        } else {
+                            dst.iter_mut().zip(values).for_each(|(d, &x)| *d = f16::from_f32(x));
+                        }
+                    };
+                    fill(view, at, values, whole, f16::from_f32);
+                }
+                Target::Bf16(view) => {
+                    let whole = |dst: &mut [bf16]| dst.iter_mut().zip(values).for_each(|(d, &x)| *d = round_bf16(x));
+                    fill(view, at, values, whole, round_bf16);
+                }
+            }
+        }
+    }
+}
+
+/// Writes a run of channels: as a slice where they lie side by side, else one by one.
+///
+/// # Safety
+/// The run lies inside the view, and nobody else reads or writes it.
+#[inline(always)]
+unsafe fn fill<T: Copy>(
+    view: &RawView<'_, T>,
+    at: [usize; 4],
+    values: &[f32],
+    whole: impl FnOnce(&mut [T]),
+    one: impl Fn(f32) -> T,
+) {
+    // SAFETY: the caller vouches for the whole run; with a stride of 1 its elements lie side by side.
+    unsafe {
+        let start = view.at(at);
+        let stride = view.strides[3];
+        if stride == 1 {
+            whole(core::slice::from_raw_parts_mut(start, values.len()));
+        } else {
+            for (n, &x) in values.iter().enumerate() {
+                start.offset(n as isize * stride).write(one(x));
+            }
+        }
+    }
+}
+
+/// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
+#[inline(always)]
+fn round_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // A NaN must not be carried over into infinity or a number.
+    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+    use std::vec::Vec;
+
+    use attn_core::Layout;
+
+    use super::*;
+
+    #[test]
+    fn every_row_is_claimed_exactly_once() {
+        for (batch, heads, q_len) in [(1, 1, 0), (2, 3, 1), (1, 2, 47), (2, 2, 48), (1, 1, 49), (3, 1, 200)] {
+            let shape = AttnShape::new([batch, heads, q_len, 8], [batch, heads, 4, 8], [batch, heads, 4, 2]).unwrap();
+            let mut data = vec![0.0f32; shape.rows() * 2];
+            let view = ViewMut::new(&mut data, Layout::Bhsd, shape.output()).unwrap();
+            let queue = Queue::new(Target::F32(RawView::new(view)), None, shape, 48);
+            let mut seen: Vec<usize> = Vec::new();
+            while let Some(claim) = queue.claim() {
+                let rows = claim.rows();
+                assert!(rows.count >= 1 && rows.count <= 48);
+                seen.extend((rows.first..rows.first + rows.count).map(|i| shape.row(rows.batch, rows.head, i)));
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, (0..shape.rows()).collect::<Vec<_>>());
+            assert!(queue.claim().is_none());
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_like_the_library() {
+        for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 10_000_019 } else { 4099 }) {
+            let x = f32::from_bits(bits);
+            let (got, want) = (round_bf16(x), bf16::from_f32(x));
+            assert!(got == want || got.is_nan() && want.is_nan(), "{bits:#x}: {got} {want}");
+        }
+    }
+}

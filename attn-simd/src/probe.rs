@@ -1,0 +1,64 @@
+//! What this core can do at most: a loop of independent fused multiply-adds, the yardstick for the kernels.
+//!
+//! Twenty-four chains for AVX-512 and twelve for AVX2, with nothing to load: more than enough to hide the latency of two units.
+//! Measure it right beside a kernel, because clocks move.
+
+use core::hint::black_box;
+use std::time::Instant;
+
+use crate::isa::Isa;
+use crate::level::{Level, Run};
+
+/// Steps of one timed piece: some tens of microseconds.
+const STEPS: usize = 20_000;
+
+/// The largest rate of fused multiply-adds seen in about `seconds`, in FLOP/s (a multiply-add counts two).
+///
+/// ```
+/// let peak = attn_simd::probe::fma_peak(attn_simd::Level::detect(), 0.01);
+/// assert!(peak > 1e8);
+/// ```
+pub fn fma_peak(level: Level, seconds: f64) -> f64 {
+    let (start, mut best) = (Instant::now(), f64::INFINITY);
+    while start.elapsed().as_secs_f64() < seconds || best == f64::INFINITY {
+        let piece = Instant::now();
+        let chains = level.run(Chains);
+        best = best.min(piece.elapsed().as_secs_f64() / chains as f64);
+    }
+    2.0 * (STEPS * level.lanes()) as f64 / best
+}
+
+/// Runs the chains and says how many there were.
+struct Chains;
+
+impl Run<usize> for Chains {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> usize {
+        match I::LANES {
+            16 => chains::<I, 24>(isa),
+            8 => chains::<I, 12>(isa),
+            _ if cfg!(target_arch = "aarch64") => chains::<I, 24>(isa),
+            _ => chains::<I, 12>(isa),
+        }
+    }
+}
+
+#[inline(always)]
+fn chains<I: Isa, const N: usize>(isa: I) -> usize {
+    // Converges to 1, so that nothing overflows or becomes subnormal.
+    let (a, b) = (isa.splat(black_box(0.5)), isa.splat(black_box(0.5)));
+    let mut acc: [I::F; N] = core::array::from_fn(|n| isa.splat(black_box(n as f32)));
+    for _ in 0..STEPS {
+        for x in &mut acc {
+            *x = isa.mul_add(*x, a, b);
+        }
+    }
+    let mut sum = isa.splat(0.0);
+    for x in acc {
+        sum = isa.add(sum, x);
+    }
+    let mut lanes = [0.0; 16];
+    isa.store(sum, &mut lanes);
+    black_box(lanes);
+    N
+}

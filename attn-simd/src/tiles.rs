@@ -1,0 +1,99 @@
+//! How large the blocks are: pure functions of the level and the shape.
+//!
+//! A block of `q_tile` queries meets the keys in tiles of `kv_tile`. `Qᵀ`, the scores of one tile and the output of the block
+//! are what the inner loops touch over and over; at head_dim 64 they are 12 KiB each with AVX-512 and stay in L1. Keys and
+//! values stream through once per block, from L2 or beyond: `q_tile` multiplications for every float read, which
+//! is why the largest block that registers allow is taken.
+
+use attn_core::AttnShape;
+
+use crate::level::Level;
+
+/// Keys per tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
+pub(crate) const KV_TILE: usize = 64;
+
+/// Most queries of a block at any level.
+pub(crate) const MAX_Q_TILE: usize = 64;
+
+/// Block sizes of a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiles {
+    /// Floats in a vector.
+    pub(crate) lanes: usize,
+    /// Vectors of queries in a full block.
+    pub(crate) q_vecs: usize,
+    /// Rows of accumulators of the score product.
+    pub(crate) score_rows: usize,
+    /// Rows of accumulators of the value product.
+    pub(crate) value_rows: usize,
+}
+
+impl Tiles {
+    /// The sizes of a level. `kernel` instantiates exactly these.
+    pub(crate) const fn of(level: Level) -> Self {
+        let lanes = level.lanes();
+        match level {
+            // 24 accumulators, 3 vectors of B and one broadcast of 32 registers.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Self { lanes, q_vecs: 3, score_rows: 8, value_rows: 8 },
+            // 12 accumulators, 2 vectors of B and one broadcast of 16 registers.
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Self { lanes, q_vecs: 2, score_rows: 6, value_rows: 6 },
+            // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better.
+            Level::Portable(_) => {
+                let q_vecs = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
+                Self { lanes, q_vecs, score_rows: 4, value_rows: 4 }
+            }
+        }
+    }
+
+    /// Queries of a full block.
+    pub(crate) const fn q_tile(&self) -> usize {
+        self.lanes * self.q_vecs
+    }
+
+    /// Vectors that hold `rows` queries.
+    pub(crate) const fn vecs_for(&self, rows: usize) -> usize {
+        rows.div_ceil(self.lanes)
+    }
+
+    /// Floats of each array in a block's scratch.
+    pub(crate) const fn scratch(&self, shape: &AttnShape, with_bias: bool, pack_k: bool) -> Scratch {
+        let width = self.q_tile();
+        Scratch {
+            q: channels_of(shape.head_dim, self.lanes, 1) * width,
+            scores: KV_TILE.next_multiple_of(self.score_rows) * width,
+            out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
+            row: width,
+            k: if pack_k { KV_TILE * shape.head_dim } else { 0 },
+            v: KV_TILE * shape.value_dim,
+            bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },
+        }
+    }
+}
+
+/// Rounds channels up to whole vectors and whole groups of rows: squares of LANES × LANES are transposed in and out, and groups of
+/// rows are stored; both may reach past the last channel.
+const fn channels_of(n: usize, lanes: usize, rows: usize) -> usize {
+    let (a, b) = (n.next_multiple_of(lanes), n.next_multiple_of(rows));
+    if a > b { a } else { b }
+}
+
+/// Floats of each array of a block's scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scratch {
+    /// `q[channel][query]`.
+    pub(crate) q: usize,
+    /// `s[key][query]`, which becomes `p`.
+    pub(crate) scores: usize,
+    /// `o[channel][query]`.
+    pub(crate) out: usize,
+    /// One float per query: maximum, sum, factor.
+    pub(crate) row: usize,
+    /// Keys of a tile, widened or made contiguous.
+    pub(crate) k: usize,
+    /// Values of a tile, widened, made contiguous or cleaned.
+    pub(crate) v: usize,
+    /// `bias[key][query]`.
+    pub(crate) bias: usize,
+}
