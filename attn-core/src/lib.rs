@@ -8,6 +8,7 @@ extern crate std;
 
 pub mod backward;
 mod bias;
+pub mod cost;
 mod dropout;
 mod element;
 mod error;

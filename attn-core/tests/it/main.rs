@@ -1,4 +1,5 @@
 //! Integration tests of `attn-core`, one program with a module per subject.
 
+mod cost;
 mod numbers;
 mod projection;
