@@ -1,5 +1,7 @@
 //! Integration tests of `attn-core`, one program with a module per subject.
 
+mod backward;
 mod cost;
+mod module;
 mod numbers;
 mod projection;
