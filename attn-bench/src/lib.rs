@@ -1,1 +1,24 @@
-//! attn-bench (skeleton).
+//! What the benchmarks of the attn crates measure, and how: the cost curve of attention against sequence length, single
+//! kernels against the machine's peak, and real tensors from a file.
+//!
+//! The commands that drive it (`cargo xtask bench`) hold the arguments, the progress bar and the choice of where things are
+//! written; this crate holds everything that has a right answer, so that it can be tested: the cases and their FLOP counts
+//! ([`case`]), the engines under one roof ([`engine`], with the textbook form in [`naive`]), the clock ([`clock`]), the
+//! memory meter ([`memory`]), the peak probe ([`probe`]), the curve ([`curve`]) with its power-law fit ([`fit`]) and its
+//! crossovers ([`crossover`]), and the reports ([`report`]).
+//!
+//! Conventions: times are medians of several samples, all samples are kept for `--json`; FLOPs count `4·B·H·Sq·Skv·D`, halved
+//! for causal square shapes; a share of peak relates a measurement to a probe that ran right beside it in time.
+#![forbid(unsafe_code)]
+
+pub mod case;
+pub mod clock;
+pub mod crossover;
+pub mod curve;
+pub mod engine;
+pub mod fit;
+pub mod machine;
+pub mod memory;
+pub mod naive;
+pub mod probe;
+pub mod report;

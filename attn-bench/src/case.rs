@@ -1,0 +1,173 @@
+//! What is run: the sizes of a call, its FLOPs, and inputs that are the same on every machine.
+
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Result, View, ViewMut};
+use serde::{Deserialize, Serialize};
+
+/// The sizes of one measured call, and whether it is causal.
+///
+/// ```
+/// use attn_bench::case::Case;
+/// let case = Case { q_heads: 8, kv_heads: 8, ..Case::square(2048, 64) };
+/// assert_eq!(case.flops(), 4.0 * 8.0 * 2048.0 * 2048.0 * 64.0);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Queries per head.
+    pub q_len: usize,
+    /// Keys per head.
+    pub kv_len: usize,
+    /// Size of a query, key and value.
+    pub head_dim: usize,
+    /// Whether a query sees only the keys up to its own position (bottom-right aligned).
+    pub causal: bool,
+}
+
+impl Case {
+    /// One head with as many queries as keys, not causal.
+    pub const fn square(n: usize, head_dim: usize) -> Self {
+        Self { batch: 1, q_heads: 1, kv_heads: 1, q_len: n, kv_len: n, head_dim, causal: false }
+    }
+
+    /// `4·B·H·Sq·Skv·D` (two products, a multiplication and an addition each), halved for causal square shapes. The softmax
+    /// is not counted, as is usual in the field.
+    pub fn flops(&self) -> f64 {
+        let full = 4.0
+            * [self.batch, self.q_heads, self.q_len, self.kv_len, self.head_dim]
+                .map(|n| n as f64)
+                .iter()
+                .product::<f64>();
+        if self.causal && self.q_len == self.kv_len { full / 2.0 } else { full }
+    }
+
+    /// Sizes of q and of the output.
+    pub const fn q_sizes(&self) -> [usize; 4] {
+        [self.batch, self.q_heads, self.q_len, self.head_dim]
+    }
+
+    /// Sizes of k and of v.
+    pub const fn kv_sizes(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.kv_len, self.head_dim]
+    }
+
+    /// The checked shape.
+    ///
+    /// # Errors
+    /// Where the sizes do not fit together.
+    pub const fn shape(&self) -> Result<AttnShape> {
+        AttnShape::new(self.q_sizes(), self.kv_sizes(), self.kv_sizes())
+    }
+
+    /// The options: the textbook formula, causal if the case is.
+    pub fn attention(&self) -> Attention<'static> {
+        Attention::new().mask(self.mask())
+    }
+
+    /// The mask that the case asks for.
+    pub const fn mask(&self) -> Mask<'static> {
+        if self.causal { Mask::causal(Align::BottomRight) } else { Mask::none() }
+    }
+}
+
+/// Inputs and output of a case, contiguous `[batch, heads, seq, dim]`.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    /// The sizes.
+    pub case: Case,
+    /// Queries.
+    pub q: Vec<f32>,
+    /// Keys.
+    pub k: Vec<f32>,
+    /// Values.
+    pub v: Vec<f32>,
+    /// The output, zero at first.
+    pub out: Vec<f32>,
+}
+
+impl Tensors {
+    /// Standard normal inputs, the same for the same seed.
+    pub fn new(case: Case, seed: u64) -> Self {
+        let q_len = case.q_sizes().iter().product();
+        let kv_len = case.kv_sizes().iter().product();
+        Self {
+            case,
+            q: normal(seed, q_len),
+            k: normal(seed.wrapping_add(1), kv_len),
+            v: normal(seed.wrapping_add(2), kv_len),
+            out: vec![0.0; q_len],
+        }
+    }
+
+    /// Views of q, k, v and the output.
+    ///
+    /// # Errors
+    /// Never for tensors made by [`Tensors::new`].
+    pub fn views(&mut self) -> Result<Views<'_>> {
+        let (q, kv) = (self.case.q_sizes(), self.case.kv_sizes());
+        Ok((
+            View::new(&self.q, Layout::Bhsd, q)?,
+            View::new(&self.k, Layout::Bhsd, kv)?,
+            View::new(&self.v, Layout::Bhsd, kv)?,
+            ViewMut::new(&mut self.out, Layout::Bhsd, q)?,
+        ))
+    }
+}
+
+/// Views of q, k, v and the output.
+pub type Views<'a> = (View<'a, f32>, View<'a, f32>, View<'a, f32>, ViewMut<'a, f32>);
+
+/// `len` standard normal numbers: SplitMix64 (Steele et al. 2014) and the polar-free Box–Muller transform.
+pub fn normal(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
+    let mut next = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = state;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let mut out = Vec::with_capacity(len + 1);
+    while out.len() < len {
+        let bits = next();
+        // 32 bits each: a radius from (0, 1], an angle from [0, 1).
+        let radius = (((bits >> 32) as f32 + 1.0) / 4_294_967_296.0).ln();
+        let (sin, cos) = ((bits as u32 as f32) / 4_294_967_296.0 * std::f32::consts::TAU).sin_cos();
+        let radius = (-2.0 * radius).max(0.0).sqrt();
+        out.extend([radius * cos, radius * sin]);
+    }
+    out.truncate(len);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flops_count_both_products_and_half_of_a_causal_square() {
+        let case = Case { batch: 2, q_heads: 4, kv_heads: 2, q_len: 8, kv_len: 16, head_dim: 32, causal: false };
+        assert_eq!(case.flops(), 4.0 * 2.0 * 4.0 * 8.0 * 16.0 * 32.0);
+        assert_eq!(Case { causal: true, ..case }.flops(), case.flops(), "not square: no closed half");
+        let square = Case::square(100, 10);
+        assert_eq!(Case { causal: true, ..square }.flops(), square.flops() / 2.0);
+    }
+
+    #[test]
+    fn inputs_are_normal_finite_and_repeatable() {
+        let x = normal(7, 100_001);
+        assert_eq!(x.len(), 100_001);
+        assert!(x.iter().all(|x| x.is_finite()));
+        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64;
+        let var = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / x.len() as f64;
+        // Six standard errors of the mean, and of the variance.
+        assert!(mean.abs() < 6.0 / (x.len() as f64).sqrt(), "{mean}");
+        assert!((var - 1.0).abs() < 6.0 * (2.0 / x.len() as f64).sqrt(), "{var}");
+        assert_eq!(x, normal(7, 100_001));
+        assert_ne!(x[..8], normal(8, 8)[..]);
+    }
+}

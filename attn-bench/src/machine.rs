@@ -1,0 +1,134 @@
+//! What the numbers were measured on. Without these facts they mean nothing; every report carries them.
+
+use std::path::Path;
+use std::process::Command;
+
+use attn_simd::Level;
+use serde::{Deserialize, Serialize};
+
+/// The machine, the build and the command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// CPU model as the system names it.
+    pub cpu: String,
+    /// Operating system and architecture.
+    pub system: String,
+    /// Threads that the system would run at once.
+    pub cores: usize,
+    /// Data caches of the first core, such as `L1 48 KiB`.
+    pub caches: Vec<String>,
+    /// Instruction-set levels that this machine has.
+    pub levels: Vec<String>,
+    /// The level that was measured.
+    pub level: String,
+    /// Threads of the parallel engine.
+    pub threads: usize,
+    /// The compiler, if it can be asked.
+    pub rustc: Option<String>,
+    /// The revision of the sources, `-dirty` where they were changed, if git can be asked.
+    pub revision: Option<String>,
+    /// What was typed.
+    pub command: String,
+    /// Average number of busy threads over the minute before the run, if known: above 0, others were using the machine.
+    pub load_before: Option<String>,
+}
+
+impl Machine {
+    /// Looks at the machine. What cannot be found out is left out.
+    pub fn look(level: Level, threads: usize, command: String) -> Self {
+        Self {
+            cpu: cpu_model().unwrap_or_else(|| "unknown CPU".into()),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
+            levels: Level::available().map(|level| level.name().to_string()).collect(),
+            level: level.name().to_string(),
+            threads,
+            rustc: output("rustc", &["--version"]),
+            revision: output("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+            command,
+            load_before: std::fs::read_to_string("/proc/loadavg")
+                .ok()
+                .and_then(|s| s.split_whitespace().next().map(str::to_string)),
+        }
+    }
+
+    /// Name and value of each fact, for tables.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let unknown = || "unknown".to_string();
+        vec![
+            ("CPU", self.cpu.clone()),
+            ("System", self.system.clone()),
+            ("Cores", self.cores.to_string()),
+            ("Caches", if self.caches.is_empty() { unknown() } else { self.caches.join(", ") }),
+            ("Levels", self.levels.join(", ")),
+            ("Level measured", self.level.clone()),
+            ("Threads (parallel)", self.threads.to_string()),
+            ("Load before", self.load_before.clone().unwrap_or_else(unknown)),
+            ("Compiler", self.rustc.clone().unwrap_or_else(unknown)),
+            ("Revision", self.revision.clone().unwrap_or_else(unknown)),
+            ("Command", self.command.clone()),
+        ]
+    }
+}
+
+fn output(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).stderr(std::process::Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+fn cpu_model() -> Option<String> {
+    if let Ok(info) = std::fs::read_to_string("/proc/cpuinfo") {
+        return model_of(&info);
+    }
+    output("sysctl", &["-n", "machdep.cpu.brand_string"])
+}
+
+/// The model from `/proc/cpuinfo`, with family and model number where it has them: virtual machines often shorten the name.
+fn model_of(info: &str) -> Option<String> {
+    let field = |name: &str| {
+        let (_, value) = info.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == name)?;
+        Some(value.trim().to_string()).filter(|value| !value.is_empty())
+    };
+    let name = field("model name").or_else(|| field("Model")).or_else(|| field("CPU implementer"))?;
+    match (field("cpu family"), field("model")) {
+        (Some(family), Some(model)) => Some(format!("{name} (family {family}, model {model})")),
+        _ => Some(name),
+    }
+}
+
+fn caches(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for index in 0..8 {
+        let read = |name: &str| std::fs::read_to_string(dir.join(format!("index{index}/{name}"))).ok();
+        let (Some(level), Some(kind), Some(size)) = (read("level"), read("type"), read("size")) else { continue };
+        if kind.trim() != "Instruction" {
+            found.push(format!("L{} {}", level.trim(), size.trim().replace('K', " KiB")));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_found_in_cpuinfo() {
+        let info = "processor : 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n";
+        assert_eq!(model_of(info).as_deref(), Some("AMD EPYC (family 26, model 2)"));
+        assert_eq!(model_of("model name : Cortex\n").as_deref(), Some("Cortex"));
+        assert_eq!(model_of("nothing here"), None);
+    }
+
+    #[test]
+    fn facts_name_the_level_and_what_was_typed() {
+        let level = Level::available().next().unwrap();
+        let machine = Machine::look(level, 3, "cargo xtask bench".into());
+        assert!(machine.levels.contains(&level.name().to_string()) && machine.cores > 0);
+        let facts = machine.facts();
+        assert!(facts.contains(&("Command", "cargo xtask bench".into())));
+        assert!(facts.contains(&("Threads (parallel)", "3".into())));
+    }
+}

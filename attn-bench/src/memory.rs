@@ -1,0 +1,75 @@
+//! The most heap that a call holds beyond what was held before it.
+//!
+//! The counting is done by the program's global allocator, which a library must not choose: the program hands over three
+//! functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the allocator
+//! keeps for itself do not.
+
+/// A counting allocator, as three functions.
+#[derive(Clone, Copy, Debug)]
+pub struct Heap {
+    /// Bytes allocated now.
+    pub current: fn() -> usize,
+    /// The most bytes allocated at once since the last reset.
+    pub peak: fn() -> usize,
+    /// Sets the peak to what is allocated now.
+    pub reset_peak: fn(),
+}
+
+impl Heap {
+    /// For programs that do not count: everything seems to need 0 bytes.
+    pub const NOT_COUNTED: Self = Self { current: || 0, peak: || 0, reset_peak: || () };
+
+    /// Runs `call` and says how many bytes more than before were allocated at the worst moment.
+    pub fn extra<R>(&self, call: impl FnOnce() -> R) -> (R, usize) {
+        let before = (self.current)();
+        (self.reset_peak)();
+        let result = call();
+        (result, (self.peak)().saturating_sub(before))
+    }
+}
+
+/// Bytes in the unit that reads best: `"1.50 MiB"`.
+pub fn human(bytes: usize) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if value < 10.0 => format!("{value:.2} {}", units[unit]),
+        _ if value < 100.0 => format!("{value:.1} {}", units[unit]),
+        _ => format!("{value:.0} {}", units[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    static NOW: AtomicUsize = AtomicUsize::new(100);
+    static PEAK: AtomicUsize = AtomicUsize::new(900);
+
+    #[test]
+    fn extra_is_the_peak_above_what_was_there() {
+        let heap = Heap {
+            current: || NOW.load(Relaxed),
+            peak: || PEAK.load(Relaxed),
+            reset_peak: || PEAK.store(NOW.load(Relaxed), Relaxed),
+        };
+        let ((), extra) = heap.extra(|| PEAK.store(164, Relaxed));
+        assert_eq!(extra, 64);
+        let ((), extra) = heap.extra(|| ());
+        assert_eq!(extra, 0, "an earlier peak does not count");
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(
+            [0, 1023, 1024, 15_000, 200_000, 4 << 20, 3 << 30].map(human),
+            ["0 B", "1023 B", "1.00 KiB", "14.6 KiB", "195 KiB", "4.00 MiB", "3.00 GiB"]
+        );
+    }
+}
