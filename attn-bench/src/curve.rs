@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::case::{Case, Tensors};
 use crate::clock::{Deadline, Repeat, Samples, calls_for, median, time};
 use crate::crossover::Linear;
-use crate::engine::{Engine, Runner};
+use crate::engine::{self, Engine, Runner};
 use crate::fit::PowerLaw;
 use crate::memory::{Heap, human};
 use crate::probe;
@@ -177,7 +177,18 @@ impl<'p> Started<'p> {
         tensors: &mut Tensors,
     ) -> Result<Self, attn_core::AttnError> {
         let mut runner = Runner::new(settings.level, pool);
-        let (first, extra_bytes) = heap.extra(|| time(1, || run(&mut runner, engine, tensors)));
+        let (first, extra_bytes) = match engine {
+            // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
+            Engine::Parallel => match engine::pool(pool.current_num_threads()) {
+                Ok(fresh) => {
+                    fresh.broadcast(|_| ()); // until all have started: a thread allocates as it starts
+                    let mut runner = Runner::new(settings.level, &fresh);
+                    heap.extra(|| time(1, || run(&mut runner, engine, tensors)))
+                }
+                Err(_) => heap.extra(|| time(1, || run(&mut runner, engine, tensors))),
+            },
+            _ => heap.extra(|| time(1, || run(&mut runner, engine, tensors))),
+        };
         let mut this = Self {
             engine,
             runner,
@@ -187,7 +198,7 @@ impl<'p> Started<'p> {
             samples: Vec::new(),
             peaks: Vec::new(),
         };
-        if this.calls > 1 {
+        if this.calls > 1 || engine == Engine::Parallel {
             // The first call paid for page faults and cold caches: look again before choosing how many to take together.
             let warm = time(this.calls.min(16), || run(&mut this.runner, engine, tensors))?;
             this.calls = calls_for(warm);

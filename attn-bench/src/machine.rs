@@ -53,6 +53,14 @@ impl Machine {
         }
     }
 
+    /// A warning, where others were using the machine before the run: then times are too high and shares too low.
+    pub fn disturbed(&self) -> Option<String> {
+        let load: f64 = self.load_before.as_ref()?.parse().ok()?;
+        let text =
+            format!("Other programs were using this machine (load {load:.1} before the run): times may be too high.");
+        (load > 0.5).then_some(text)
+    }
+
     /// Name and value of each fact, for tables.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let unknown = || "unknown".to_string();
@@ -130,5 +138,14 @@ mod tests {
         let facts = machine.facts();
         assert!(facts.contains(&("Command", "cargo xtask bench".into())));
         assert!(facts.contains(&("Threads (parallel)", "3".into())));
+    }
+
+    #[test]
+    fn a_busy_machine_is_warned_about() {
+        let with_load = |load: Option<&str>| Machine { load_before: load.map(str::to_string), ..Machine::default() };
+        assert!(with_load(Some("1.70")).disturbed().unwrap().contains("load 1.7"));
+        for calm in [None, Some("0.20"), Some("?")] {
+            assert_eq!(with_load(calm).disturbed(), None);
+        }
     }
 }

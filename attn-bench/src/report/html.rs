@@ -39,6 +39,9 @@ pub fn page(report: &Report) -> String {
             escape(&report.machine.cpu)
         ),
     );
+    if let Some(warning) = report.machine.disturbed() {
+        put(&mut html, format_args!("<p class=\"warning\">{}</p>\n", escape(&warning)));
+    }
     headline(&mut html, report);
     for (title, note, plot) in plots(report) {
         let svg = plot.svg();
@@ -270,6 +273,7 @@ h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .
 .headline b { display: block; font-size: 1.5rem; color: var(--ink); }
 figure { margin: 2rem 0; } figcaption { color: var(--soft); margin-bottom: .4rem; } figcaption b { color: var(--ink); }
 svg.plot { width: 100%; height: auto; } svg.plot text { font-family: inherit; }
+.warning { border-left: .3rem solid var(--naive); background: var(--card); padding: .6rem 1rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--grid); white-space: nowrap; }

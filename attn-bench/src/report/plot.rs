@@ -182,17 +182,28 @@ impl Plot {
         let mut names: Vec<(i32, &Series)> =
             self.series.iter().filter_map(|s| s.points.last().map(|&(_, y)| (y_pixel(y), s))).collect();
         names.sort_by_key(|n| n.0);
-        let room = 16 * (names.len() as i32 - 1);
-        let mut next = i32::MIN;
+        spread_apart(&mut names, 16, TOP + height);
         for (y, series) in names {
-            let y = y.min(TOP + height - room).max(next);
-            next = y + 16;
             let x = LEFT + width + 12;
             mark(&root, series, (x, y))?;
             root.draw(&Text::new(series.label.clone(), (x + 10, y), font(series.ink, HPos::Left, VPos::Center)))
                 .ok()?;
         }
         root.present().ok()
+    }
+}
+
+/// Moves sorted positions down until they are `gap` apart, and back up where the last would lie below `bottom`.
+fn spread_apart<T>(sorted: &mut [(i32, T)], gap: i32, bottom: i32) {
+    let mut free = i32::MIN;
+    for (y, _) in sorted.iter_mut() {
+        *y = (*y).max(free);
+        free = *y + gap;
+    }
+    let mut limit = bottom;
+    for (y, _) in sorted.iter_mut().rev() {
+        *y = (*y).min(limit);
+        limit = *y - gap;
     }
 }
 
@@ -258,6 +269,18 @@ mod tests {
         assert_eq!(plot(vec![(64.0, f64::NAN)]).svg(), "");
         assert_eq!(plot(vec![(64.0, 0.0)]).svg(), "");
         assert_ne!(plot(vec![(64.0, 1.0)]).svg(), "");
+    }
+
+    #[test]
+    fn names_keep_their_distance() {
+        let place = |ys: &[i32]| {
+            let mut named: Vec<_> = ys.iter().map(|&y| (y, ())).collect();
+            spread_apart(&mut named, 10, 100);
+            named.into_iter().map(|(y, ())| y).collect::<Vec<_>>()
+        };
+        assert_eq!(place(&[5, 50, 90]), [5, 50, 90]);
+        assert_eq!(place(&[5, 7, 50]), [5, 15, 50]);
+        assert_eq!(place(&[50, 98, 99]), [50, 90, 100]);
     }
 
     #[test]

@@ -91,6 +91,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let machine = Machine::look(level, pool.current_num_threads(), command_line());
     println!("{}; level {level_name}, {} threads", machine.cpu, machine.threads, level_name = level.name());
+    if let Some(warning) = machine.disturbed() {
+        println!("{warning}");
+    }
     let curve = curve::measure(&settings, &pool, COUNTED, &mut Terminal::new())
         .map_err(|error| Failure::Other(format!("an engine refused the case: {error}")))?;
 
