@@ -12,6 +12,7 @@ pub mod cost;
 mod dropout;
 mod element;
 mod error;
+pub mod kv_cache;
 pub mod mask;
 mod modifier;
 pub mod module;

@@ -17,7 +17,7 @@
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::position::{Positions, Scaling};
-use crate::view::{View, ViewMut};
+use crate::view::{Row, View, ViewMut};
 
 /// Which dims form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -269,6 +269,53 @@ impl<'a, C: Element> RopeTables<'a, C> {
     pub fn new(pairing: Pairing, cos: View<'a, C>, sin: View<'a, C>) -> Result<Self> {
         check_same("sin table against cos table", cos.sizes(), sin.sizes())?;
         Ok(Self { pairing, cos, sin })
+    }
+
+    /// Sizes of each table: `[batch or 1, heads or 1, rows, rotary_dim/2]`.
+    pub const fn sizes(&self) -> [usize; 4] {
+        self.cos.sizes()
+    }
+
+    /// Pairs and their cos and sin in one row of the first table.
+    fn row(&self, row: usize) -> impl Iterator<Item = ((usize, usize), (C::Compute, C::Compute))> + use<'a, C> {
+        let ([.., pairs], pairing) = (self.sizes(), self.pairing);
+        let turns = self.cos.row(0, 0, row).iter().zip(self.sin.row(0, 0, row).iter());
+        turns.enumerate().map(move |(i, (cos, sin))| (pairing.dims(i, pairs), (cos.widen(), sin.widen())))
+    }
+
+    /// Writes `x` turned by one row of the first table.
+    pub(crate) fn turn_row<T: Element<Compute = C::Compute>>(&self, x: Row<'_, T>, row: usize, out: &mut [C::Compute]) {
+        for (out, x) in out.iter_mut().zip(x.iter()) {
+            *out = x.widen();
+        }
+        for ((first, second), (cos, sin)) in self.row(row) {
+            let (x1, x2) = (x.get(first).widen(), x.get(second).widen());
+            for (dim, value) in [(first, x1 * cos - x2 * sin), (second, x2 * cos + x1 * sin)] {
+                if let Some(out) = out.get_mut(dim) {
+                    *out = value;
+                }
+            }
+        }
+    }
+
+    /// `q·k` with `k` turned by one row of the first table on the way, and `q` turned already.
+    pub(crate) fn dot_turned<T: Element<Compute = C::Compute>>(
+        &self,
+        q: &[C::Compute],
+        k: Row<'_, T>,
+        row: usize,
+    ) -> C::Compute {
+        let q = |dim: usize| q.get(dim).copied().unwrap_or_default();
+        let mut sum = C::Compute::ZERO;
+        for ((first, second), (cos, sin)) in self.row(row) {
+            let (k1, k2) = (k.get(first).widen(), k.get(second).widen());
+            sum += q(first) * (k1 * cos - k2 * sin) + q(second) * (k2 * cos + k1 * sin);
+        }
+        let [.., pairs] = self.sizes();
+        for dim in 2 * pairs..k.len() {
+            sum += q(dim) * k.get(dim).widen();
+        }
+        sum
     }
 
     /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
