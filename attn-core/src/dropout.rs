@@ -162,6 +162,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "statistics over many draws; nothing that Miri looks for")]
     fn the_share_kept_is_one_minus_p() {
         for p in [0.0, 0.1, 0.5, 0.9] {
             let mut kept = 0u32;
@@ -178,6 +179,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "statistics over many draws; nothing that Miri looks for")]
     fn neighbouring_rows_and_keys_are_not_alike() {
         // Pairs of draws that agree: half of them for a fair coin, whichever coordinate is moved by one.
         let draw = |b, h, q, k| RowDraws::new(1, b, h, q).keeps(k, threshold(0.5));

@@ -213,7 +213,8 @@ mod tests {
 
     #[test]
     fn halves_widen_exactly_and_round_once() {
-        for bits in 0..=u16::MAX {
+        // Miri takes hundreds of times as long, and looks for something else.
+        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 251 } else { 1 }) {
             let x = f16::from_bits(bits);
             if !x.is_nan() {
                 assert_eq!(<f16 as Element>::from_f64(Element::to_f64(x)).to_bits(), bits);

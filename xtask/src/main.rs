@@ -7,6 +7,7 @@ mod bench;
 mod ci;
 mod conformance;
 mod levels;
+mod no_panic;
 mod tidy;
 
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ enum Command {
     Levels(levels::Args),
     /// Everything that CI runs.
     Ci(ci::Args),
+    /// Prove on machine code that attn-core cannot panic.
+    NoPanic(no_panic::Args),
     /// Check the house rules that a compiler does not.
     Tidy(tidy::Args),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
+        Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
     }
 }
