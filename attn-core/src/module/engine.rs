@@ -79,7 +79,7 @@ pub trait Engine<T: Element> {
     }
 }
 
-/// Runs a module on the [`reference`] engine: everything in `f64`, one rounding at the end.
+/// Runs a module on the [`reference`](mod@crate::reference) engine: everything in `f64`, one rounding at the end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
@@ -101,7 +101,7 @@ impl<T: Element> Engine<T> for Reference {
     }
 }
 
-/// Runs a module on the [`streaming`] engine: everything in [`Element::Compute`], `f32` for all but `f64`.
+/// Runs a module on the [`streaming`](mod@crate::streaming) engine: everything in [`Element::Compute`], `f32` for all but `f64`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streaming;
 
