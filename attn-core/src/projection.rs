@@ -375,7 +375,8 @@ fn dot<R: Real, A: Element, B: Element>(pairs: impl Iterator<Item = (A, B)>) -> 
     let mut sums = [R::ZERO; 4];
     for (n, (a, b)) in pairs.enumerate() {
         if let Some(sum) = sums.get_mut(n % 4) {
-            *sum += R::of(a.to_f64()) * R::of(b.to_f64());
+            // Both are widened exactly; by way of `Compute`, halves reach `f32` without double precision.
+            *sum += R::of(a.widen().to_f64()) * R::of(b.widen().to_f64());
         }
     }
     let [a, b, c, d] = sums;
