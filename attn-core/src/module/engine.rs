@@ -51,6 +51,7 @@ pub trait Engine<T: Element> {
 
     /// Attention over projected heads: `q` `[batch, q_heads, q_len, head_dim]`, `k` and `v` with their `kv_heads`, all
     /// contiguous in that order. Modules ask for the output and the lse, never for the weights.
+    /// Closures must be `Sync`, so that an engine may have threads.
     ///
     /// # Errors
     /// As the engine's own forward call.
