@@ -52,7 +52,7 @@
 //! ALiBi at the bottom right. Dropout has no place in decoding and is refused.
 
 mod append;
-mod attend;
+pub(crate) mod attend;
 mod paged;
 mod ring;
 

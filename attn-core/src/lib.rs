@@ -26,6 +26,7 @@ mod shape;
 mod softmax;
 pub mod steps;
 pub mod streaming;
+pub mod variants;
 mod view;
 pub mod weights;
 pub mod worked_example;

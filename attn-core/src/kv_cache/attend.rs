@@ -66,9 +66,9 @@ pub(super) fn check<O: Element, M>(
     AttnError::check_len("kv cache scratch", needed, found)
 }
 
-/// One row: all visible keys, the sink, the division. Leaves the output in `acc`.
+/// One row: all visible keys, the sink, the division and dropout. Leaves the output in `acc`.
 #[inline]
-pub(super) fn row<'r, T: Element, M: Modifier>(
+pub(crate) fn row<'r, T: Element, M: Modifier>(
     problem: &Problem<'_, '_, M>,
     (batch, head, query): (usize, usize, usize),
     dot: impl Fn(usize) -> T::Compute,
@@ -80,15 +80,18 @@ pub(super) fn row<'r, T: Element, M: Modifier>(
     problem.for_each_visible(batch, head, query, |at| {
         let step = state.push(problem.score(dot(at.key), at));
         rescale(acc, step.rescale);
+        // A dropped weight still meets its value (as 0 times it), so that a NaN there shows in every engine.
+        let kept = problem.attn().dropout.keeps(at);
+        let weight = if kept { step.weight } else { step.weight * T::Compute::ZERO };
         for (a, value) in acc.iter_mut().zip(value(at.key).iter()) {
-            *a += step.weight * value.widen();
+            *a += weight * value.widen();
         }
     });
     if let Some(sink) = problem.sink(head) {
         let step = state.push(T::Compute::of(f64::from(sink)));
         rescale(acc, step.rescale);
     }
-    let factor = state.finish();
+    let factor = state.finish() * T::Compute::of(problem.attn().dropout.factor());
     for a in acc {
         *a *= factor;
     }

@@ -90,6 +90,12 @@ impl<'a> Rope<'a> {
         self
     }
 
+    /// The length of the sequence, where none was set.
+    pub(crate) fn seq_len_or(mut self, len: usize) -> Self {
+        self.seq_len = self.seq_len.or(Some(len));
+        self
+    }
+
     /// How the dims are paired.
     pub const fn pairing(&self) -> Pairing {
         self.pairing
