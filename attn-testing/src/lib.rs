@@ -5,7 +5,12 @@
 //! parallel driver run the same tests. This crate sees `attn-core` only; the other engines implement [`Engine`] in their own
 //! tests.
 
+pub mod cases;
 pub mod conformance;
 mod engine;
+pub mod laws;
+pub mod paint;
+pub mod tolerance;
+pub mod ulp;
 
 pub use engine::{Call, Engine, Number, Reference, Streaming};

@@ -9,6 +9,7 @@ mod conformance;
 mod levels;
 mod no_panic;
 mod tidy;
+mod vectors;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,8 @@ enum Command {
     NoPanic(no_panic::Args),
     /// Check the house rules that a compiler does not.
     Tidy(tidy::Args),
+    /// Choose the conformance cases that are committed.
+    Vectors(vectors::Args),
 }
 
 fn main() -> ExitCode {
@@ -46,5 +49,6 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(args),
         Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
+        Command::Vectors(args) => vectors::run(args),
     }
 }

@@ -2,6 +2,7 @@
 
 mod backward;
 mod cost;
+mod laws;
 mod module;
 mod numbers;
 mod projection;

@@ -1,0 +1,35 @@
+//! The laws that every engine obeys, at every level of this machine, on the threads of the global pool. Their bodies are in `attn_testing::laws`.
+
+use attn_core::Dtype;
+use attn_simd::Level;
+use attn_testing::{Engine, engine_calls};
+
+struct Parallel(Level);
+
+impl Engine for Parallel {
+    fn name(&self) -> &'static str {
+        "parallel"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    fn owes(&self, law: &str) -> Option<&'static str> {
+        match law {
+            "nan::hidden_nan_changes_no_bit" | "peers::softcap_comes_before_the_mask" => {
+                Some("a NaN behind a bias of −∞ reaches the output")
+            }
+            "random::random_calls_match_the_reference" if self.0.name() == "portable" => {
+                Some("one chain without fused multiplication over head_dim misses the gate by a tenth")
+            }
+            _ => None,
+        }
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+    });
+}
+
+attn_testing::law_tests!(Level::available().map(Parallel));

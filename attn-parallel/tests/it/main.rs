@@ -1,0 +1,3 @@
+//! Integration tests of `attn-parallel`, one program with a module per subject.
+
+mod laws;

@@ -1,0 +1,80 @@
+//! The one table of tolerances. Every test that compares numbers that are not equal bit for bit takes its bound from here.
+//!
+//! The measure of an output is `eta = |o − o64| / Σⱼ pⱼ|vⱼ|` per element: well conditioned whatever the values are. What an
+//! engine can lose is set by the scores: `S = maxⱼ (scale·Σ_d |q_d·k_jd| + |bias_j|)` of the row, because a score is known to
+//! some units of `u·S` and its exponential no better. The bounds are linear in `S` and in the unit roundoff `u` of the type
+//! that the engine computes in.
+
+use attn_core::{Dtype, Element};
+
+/// Unit roundoff of `f32`.
+pub const U32: f64 = 1.0 / (1u64 << 24) as f64;
+/// Unit roundoff of `f64`.
+pub const U64: f64 = 1.0 / (1u64 << 53) as f64;
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// What is compared.
+    pub quantity: &'static str,
+    /// Multiple of `u·(2 + S)` that is allowed.
+    pub factor: f64,
+    /// Why so much.
+    pub reason: &'static str,
+}
+
+/// `eta` of an output before it is rounded to its type.
+pub const ETA: Entry = Entry {
+    quantity: "eta of an output",
+    factor: 2.0,
+    reason: "the gate of the design: 2u(2 + S). A dot product in a few chains, its exponential, the weighted sum and the \
+             division each cost about u, times S for what stands in the exponent",
+};
+
+/// Two results that are equal in exact arithmetic, each from the engine.
+pub const TWICE: Entry = Entry {
+    quantity: "two runs that agree in exact arithmetic",
+    factor: 2.0 * ETA.factor,
+    reason: "each is off by eta, in either direction",
+};
+
+/// The lse, absolutely.
+pub const LSE: Entry = Entry {
+    quantity: "lse",
+    factor: 4.0,
+    reason: "it takes the error of a score undiminished, where an output takes a mean of many: one chain of additions over a \
+             head of 128 is off by up to 4u·S. Rounding it costs u times its own size, which S bounds but for the \
+             logarithm of the number of keys",
+};
+
+/// One weight, as a share of itself.
+pub const WEIGHT: Entry = Entry {
+    quantity: "a weight, relatively",
+    factor: 4.0,
+    reason: "the error of its score, and that of the lse it is divided by",
+};
+
+/// All rows of the table, for reports.
+pub const TABLE: [Entry; 4] = [ETA, TWICE, LSE, WEIGHT];
+
+impl Entry {
+    /// The bound for inputs of a type, in a row whose score bound is `s`.
+    pub fn bound(&self, dtype: Dtype, s: f64) -> f64 {
+        let u = if dtype == Dtype::F64 { U64 } else { U32 };
+        self.factor * u * (2.0 + s)
+    }
+}
+
+/// What one rounding of `x` to the type `O` may cost, on top of the engine's own error.
+///
+/// Half types lose a relative `2⁻¹¹` (f16) or `2⁻⁸` (bf16), and near zero half the spacing of subnormal numbers; a value just
+/// beside a middle may round to the other side, which is within the same bound plus the engine's error.
+pub fn rounding<O: Element>(x: f64) -> f64 {
+    let (relative, least) = match O::DTYPE {
+        Dtype::F64 => (U64, f64::from_bits(1)),
+        Dtype::F32 => (U32, f64::from(f32::from_bits(1))),
+        Dtype::F16 => (1.0 / 2048.0, 1.0 / (1u64 << 25) as f64),
+        Dtype::Bf16 => (1.0 / 256.0, f64::from(f32::MIN_POSITIVE) / 256.0),
+    };
+    (x.abs() * relative).max(least)
+}

@@ -1,0 +1,131 @@
+//! `cargo xtask vectors`: picks the conformance cases that are committed, so that a clean checkout can test itself.
+//!
+//! The full suites are too large for the repository. From each suite this takes, smallest first, every case that shows
+//! something new (a parameter value, an input, an output, a kind of name) and then fills up to a budget with the smallest
+//! of the others. Tensors and cases are copied, never changed; the choice depends on the suites alone, so that running it again
+//! gives the same files.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
+
+/// Bytes of tensors taken from a suite.
+fn budget(suite: &str) -> usize {
+    match suite {
+        "torch_sdpa" => 320 << 10, // the widest: every option of the plain call
+        "mutants" => 450 << 10,    // wrong expectations guard the runner itself
+        "positional" => 120 << 10, // many alike
+        _ => 160 << 10,
+    }
+}
+
+/// No file may be larger.
+const MAX_FILE: usize = 1 << 20;
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The suites to choose from.
+    #[arg(default_value = "../shared/conformance")]
+    from: PathBuf,
+    /// Where to write the selection; its own README there stays as it is.
+    #[arg(long, default_value = "attn-testing/vectors")]
+    to: PathBuf,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match select_all(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("vectors: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn select_all(args: &Args) -> Result<(), String> {
+    std::fs::create_dir_all(&args.to).map_err(|e| format!("{}: {e}", args.to.display()))?;
+    let mut total = 0;
+    for json in attn_testing::conformance::Suite::files_in(&args.from)? {
+        let name = json.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let (of, cases, bytes) = select(&json, &args.to, budget(&name))?;
+        println!("{name:24} {cases:3} of {of:3} cases, {bytes:7} bytes");
+        total += bytes;
+    }
+    println!("{total} bytes in all");
+    Ok(())
+}
+
+/// Writes the selection from one suite; cases in the suite, cases taken, bytes written.
+fn select(json: &Path, to: &Path, budget: usize) -> Result<(usize, usize, usize), String> {
+    let at = |path: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let text = std::fs::read_to_string(json).map_err(|e| at(json, &e))?;
+    let cases: Vec<Value> = serde_json::from_str(&text).map_err(|e| at(json, &e))?;
+    let data = json.with_extension("safetensors");
+    let bytes = std::fs::read(&data).map_err(|e| at(&data, &e))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| at(&data, &e))?;
+
+    let size = |case: &Value| -> usize {
+        tensor_names(case).iter().filter_map(|name| file.tensor(name).ok()).map(|t| t.data().len()).sum()
+    };
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    order.sort_by_key(|&n| size(&cases[n]));
+    let (mut taken, mut seen, mut spent) = (BTreeSet::new(), BTreeSet::new(), 0);
+    for only_new in [true, false] {
+        for &n in &order {
+            let features = features(&cases[n]);
+            let new = features.iter().any(|f| !seen.contains(f));
+            if !taken.contains(&n) && (new || !only_new) && spent + size(&cases[n]) <= budget {
+                spent += size(&cases[n]);
+                seen.extend(features);
+                taken.insert(n);
+            }
+        }
+    }
+
+    let chosen: Vec<&Value> = taken.iter().map(|&n| &cases[n]).collect();
+    let mut tensors: Vec<(String, TensorView<'_>)> = Vec::new();
+    for name in chosen.iter().flat_map(|case| tensor_names(case)) {
+        let view = file.tensor(&name).map_err(|e| at(&data, &e))?;
+        tensors.push((name, view));
+    }
+    let packed = safetensors::serialize(tensors, None).map_err(|e| at(&data, &e))?;
+    let listed = serde_json::to_string(&chosen).map_err(|e| at(json, &e))?.replace("},{\"inputs\"", "},\n{\"inputs\"");
+    for (path, content) in [(json, listed.into_bytes()), (&*data, packed)].map(|(path, c)| (path.file_name(), c)) {
+        let path = to.join(path.unwrap_or_default());
+        if content.len() > MAX_FILE {
+            return Err(format!("{} would be {} bytes", path.display(), content.len()));
+        }
+        std::fs::write(&path, content).map_err(|e| at(&path, &e))?;
+    }
+    Ok((cases.len(), chosen.len(), spent))
+}
+
+/// The tensors that a case names.
+fn tensor_names(case: &Value) -> Vec<String> {
+    ["inputs", "outputs"]
+        .iter()
+        .filter_map(|key| case[key].as_object())
+        .flat_map(|roles| roles.values().filter_map(|name| name.as_str().map(str::to_owned)))
+        .collect()
+}
+
+/// What a case shows: each parameter's value, each role, and what its name begins with.
+fn features(case: &Value) -> Vec<String> {
+    let op = case["op"].as_str().unwrap_or_default();
+    let mut features = Vec::new();
+    for (key, value) in case["params"].as_object().into_iter().flatten() {
+        features.push(format!("{op} {key} {value}"));
+    }
+    for key in ["inputs", "outputs"] {
+        features.extend(case[key].as_object().into_iter().flatten().map(|(role, _)| format!("{op} {key} {role}")));
+    }
+    let name = case["name"].as_str().unwrap_or_default();
+    let first_word = name.trim_start_matches("test_").split('_').next().unwrap_or_default();
+    features.push(format!("{op} named {first_word}"));
+    features
+}
