@@ -39,10 +39,10 @@ mod accumulate;
 mod row;
 mod slopes;
 
+use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
-use crate::module::Appended;
 use crate::options::Attention;
 use crate::projection::check_same;
 use crate::score::{At, Problem};

@@ -6,6 +6,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod appended;
 pub mod backward;
 mod bias;
 pub mod cost;

@@ -28,7 +28,6 @@
 //!
 //! Norms, residuals, feed-forward layers and position codes are not here; `position` has the last.
 
-mod appended;
 mod causal_attention;
 mod concat_heads;
 mod engine;
@@ -39,7 +38,6 @@ mod run;
 mod self_attention;
 mod sources;
 
-pub(crate) use appended::Appended;
 pub use causal_attention::CausalAttention;
 pub use concat_heads::ConcatHeads;
 pub use engine::{Engine, Reference, Streaming};

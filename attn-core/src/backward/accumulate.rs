@@ -2,9 +2,9 @@
 
 use super::Gradients;
 use super::row::Facts;
+use crate::appended::Appended;
 use crate::element::Element;
 use crate::modifier::Modifier;
-use crate::module::Appended;
 use crate::score::{At, Problem};
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};

@@ -1,11 +1,11 @@
 //! Heads in a list, each with weights of its own, their outputs side by side.
 
-use super::appended::Appended;
 use super::engine::Engine;
 use super::outputs::LayerOutputs;
 use super::run::{Heads, Layer, Part, Project};
 use super::self_attention::SelfAttention;
 use super::sources::Sources;
+use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;

@@ -1,11 +1,11 @@
 //! All heads in three fused projections, then the output projection.
 
-use super::appended::Appended;
 use super::engine::Engine;
 use super::gradients::ModuleGradients;
 use super::outputs::LayerOutputs;
 use super::run::{Heads, Layer, Part, Project};
 use super::sources::Sources;
+use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;

@@ -1,9 +1,9 @@
 //! How every module runs: project, attend, merge what is appended, join; over the caller's scratch.
 
-use super::appended::Appended;
 use super::engine::Engine;
 use super::outputs::{LayerOutputs, WeightsOut};
 use super::sources::Sources;
+use crate::appended::Appended;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;

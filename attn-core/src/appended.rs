@@ -16,8 +16,8 @@ use crate::view::{Row, View};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Appended<'a, T> {
     /// `[1, kv_heads, 1, head_dim]` and `[1, kv_heads, 1, value_dim]`.
-    pub(super) bias: Option<(View<'a, T>, View<'a, T>)>,
-    pub(super) zero: bool,
+    pub(crate) bias: Option<(View<'a, T>, View<'a, T>)>,
+    pub(crate) zero: bool,
 }
 
 impl<'a, T: Element> Appended<'a, T> {
@@ -47,7 +47,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// Refuses what has no meaning together with appended positions.
-    pub(super) fn check<M: Modifier>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
+    pub(crate) fn check<M: Modifier>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
         if self.len() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
             return Err(AttnError::Unsupported { what: "a dropout mask, which does not reach the appended positions" });
         }
@@ -55,7 +55,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// `q·k` of appended key `n`.
-    pub(super) fn dot<R: Real>(&self, q: Row<'_, R>, kv_head: usize, n: usize) -> R {
+    pub(crate) fn dot<R: Real>(&self, q: Row<'_, R>, kv_head: usize, n: usize) -> R {
         let mut sum = R::ZERO;
         if let Some(key) = self.key(kv_head, n) {
             for (q, k) in q.iter().zip(key.iter()) {
@@ -66,7 +66,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// Merges the appended positions into what an engine computed: `context` `[batch, q_heads, q_len, value_dim]` and `lse`.
-    pub(super) fn merge<R: Real, M: Modifier>(
+    pub(crate) fn merge<R: Real, M: Modifier>(
         &self,
         problem: &Problem<'_, '_, M>,
         q: View<'_, R>,
