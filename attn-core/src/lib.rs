@@ -14,6 +14,8 @@ mod dropout;
 mod element;
 mod error;
 pub mod kv_cache;
+#[doc = include_str!("../docs/attention.md")]
+pub mod guide {}
 pub mod mask;
 mod modifier;
 pub mod module;

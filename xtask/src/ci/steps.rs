@@ -308,6 +308,8 @@ pub(super) const STEPS: &[Step] = &[
             "--tests",
             "--target",
             "wasm32-wasip1",
+            "--",
+            "--no-capture", // a panic ends the program there, and with it what was captured
         ])
         .with(&[
             ("CARGO_TARGET_WASM32_WASIP1_RUNNER", "node --no-warnings {root}/xtask/src/ci/wasi.mjs"),

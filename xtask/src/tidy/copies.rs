@@ -22,6 +22,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
             "attn-bench/LICENSE-APACHE",
         ],
     ),
+    ("docs/attention.md", &["attn-core/docs/attention.md"]),
 ];
 
 /// The copies that differ from their original, with the original.
