@@ -78,3 +78,13 @@ pub fn rounding<O: Element>(x: f64) -> f64 {
     };
     (x.abs() * relative).max(least)
 }
+
+/// Two `f64` computations of the same thing with sums of at most a few hundred terms, relative to the largest value (or 1).
+pub const SUMS_F64: f64 = 1e-12;
+
+/// A gradient in `f64` against central differences with step `1e-5`, relative to the largest value (or 1): the step's square
+/// times a third derivative, and the rounding of the function divided by the step, are some `1e-9` each.
+pub const DIFFERENCE: f64 = 1e-7;
+
+/// The same where the argument is `f32`, so that the step must be as large as `2⁻⁹`: its square times a third derivative.
+pub const DIFFERENCE_F32: f64 = 2e-6;

@@ -102,7 +102,8 @@ impl<T: Element> Engine<T> for Reference {
     }
 }
 
-/// Runs a module on the [`streaming`](mod@crate::streaming) engine: everything in [`Element::Compute`], `f32` for all but `f64`.
+/// Runs a module on the [`streaming`](mod@crate::streaming) engine: everything in [`Element::Compute`], `f32` for all but
+/// `f64`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streaming;
 

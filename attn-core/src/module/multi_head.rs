@@ -28,7 +28,7 @@ use crate::view::{View, ViewMut};
 /// | `attn_mask` bool `[batch·heads, l, s]` | `Mask::drop(View::new(m, Layout::Bhsd, [batch, heads, l, s])?)` |
 /// | `attn_mask` float | the same views, as [`Attention::bias`] |
 /// | both | `Mask::drop(a).and(Mask::drop(b))` |
-/// | `add_bias_kv`, `add_zero_attn` | [`bias_kv`](Self::bias_kv), [`zero_attn`](Self::zero_attn); masks cover the `seq` given keys |
+/// | `add_bias_kv`, `add_zero_attn` | [`bias_kv`](Self::bias_kv), [`zero_attn`](Self::zero_attn); masks cover the given keys |
 /// | `average_attn_weights` | [`LayerOutputs::average_weights`] or [`LayerOutputs::weights`] |
 ///
 /// ```

@@ -4,5 +4,6 @@ mod backward;
 mod cost;
 mod laws;
 mod module;
+mod module_gradients;
 mod numbers;
 mod projection;

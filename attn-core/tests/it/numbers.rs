@@ -1,5 +1,7 @@
 //! Repeatable inputs, comparison and finite differences for the tests of layers and gradients.
 
+pub(crate) use attn_testing::tolerance::{DIFFERENCE, DIFFERENCE_F32, SUMS_F64 as EXACT};
+
 /// A repeatable stream of numbers that look uniform in −1..1 (SplitMix64).
 pub(crate) struct Numbers(u64);
 
@@ -33,12 +35,6 @@ pub(crate) fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64
         );
     }
 }
-
-/// Rounding of sums of a few hundred `f64` products, with room to spare.
-pub(crate) const EXACT: f64 = 1e-12;
-
-/// A central difference with step `h` has error `h²·f'''/6 + 2⁻⁵³·f/h`: some 1e-9 for the smooth functions tested here.
-pub(crate) const DIFFERENCE: f64 = 1e-7;
 
 /// The gradient of `f` at `x` by central differences.
 pub(crate) fn differences(x: &[f64], mut f: impl FnMut(&[f64]) -> f64) -> Vec<f64> {
