@@ -256,6 +256,13 @@ mod tests {
     }
 
     #[test]
+    fn the_feature_map_is_elu_plus_one() {
+        assert_eq!((elu_plus_one(0.5f32), elu_plus_one(0.0f32)), (1.5, 1.0));
+        assert_eq!(elu_plus_one(-2.0f64), libm::exp(-2.0));
+        assert!(elu_plus_one(f64::NAN).is_nan());
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_before_writing() {
         let x = [1.0f32; 4];
         let x = View::matrix(&x, 2, 2).unwrap();

@@ -656,6 +656,8 @@ mod tests {
         assert!(refused(&mla, 3, 4, 0) && refused(&mla, usize::MAX, 4, 0) && refused(&mla, 0, 4, 1));
         assert!(refused(&Mla { w_kr: weights.matrix(0, MODEL, ROTARY + 1), ..mla }, 0, 4, 0));
         assert!(refused(&Mla { w_uk: weights.up(0, NOPE + 1), ..mla }, 0, 4, 0));
+        let uneven = View::strided(&weights.0, [1, HEADS, LATENT + 1, NOPE], [0, 1, 1, 1], 0).unwrap();
+        assert!(refused(&Mla { w_uk: uneven, ..mla }, 0, 4, 0));
         assert!(refused(&Mla { w_o: weights.matrix(0, HEADS, MODEL), ..mla }, 0, 4, 0));
         assert!(refused(&Mla { kv_norm: Some(&[1.0]), ..mla }, 0, 4, 0));
         assert!(refused(&Mla { norm_eps: f64::NAN, ..mla }, 0, 4, 0));
