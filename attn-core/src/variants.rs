@@ -6,11 +6,11 @@
 //! |---|---|
 //! | sliding-window (local) attention | [`Mask::window`](crate::Mask::window) (Longformer, arXiv 2004.05150) |
 //! | block-sparse attention | [`Mask::block_sparse`](crate::Mask::block_sparse) (BigBird, arXiv 2007.14062) |
-//! | attention sinks, "off-by-one" softmax | [`Attention::sinks`](crate::Attention::sinks) (arXiv 2309.17453); a sink of 0 adds 1 |
+//! | attention sinks, "off-by-one" softmax | [`sinks`](crate::Attention::sinks) (arXiv 2309.17453); a sink of 0 adds 1 |
 //! | grouped-query and multi-query attention | fewer heads in k and v than in q (arXiv 2305.13245, 1911.02150) |
 //! | prefix-LM, tree, packed documents | [`Mask`](crate::Mask) |
 //! | soft-capped attention | [`Attention::softcap`](crate::Attention::softcap) (arXiv 2408.00118) |
-//! | relative biases, ALiBi | [`Attention::bias`](crate::Attention::bias), [`alibi`](crate::Attention::alibi), [`map_score`](crate::Attention::map_score) |
+//! | relative biases, ALiBi | [`bias`](crate::Attention::bias), [`alibi`](crate::Attention::alibi), [`map_score`] |
 //!
 //! These are not, because they compute something else:
 //!
@@ -19,6 +19,8 @@
 //! | [`linear`] | no softmax: a running sum of `φ(k)·vᵀ` replaces the keys, O(n) in time and O(1) in state |
 //! | [`mla`] | keys and values come from one small latent per token, which is all that is cached |
 //! | [`differential`] | the difference of two softmax maps, which cancels what both attend to |
+//!
+//! [`map_score`]: crate::Attention::map_score
 
 pub mod differential;
 pub mod linear;
