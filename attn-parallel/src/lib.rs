@@ -17,3 +17,17 @@
 mod run;
 
 pub use run::{forward, forward_at, run_plan};
+
+// The examples of the pages that people read first are run as tests here, where all engines are at hand.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct WorkspaceReadme;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../../attn-core/README.md")]
+struct CoreReadme;
+#[cfg(doctest)]
+#[doc = include_str!("../../attn-simd/README.md")]
+struct SimdReadme;
