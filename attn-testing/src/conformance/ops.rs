@@ -4,7 +4,13 @@
 //! nothing itself that the library is asked to compute. Runners are generic over the engine and the element type.
 
 mod attention;
+mod backward;
+mod cache;
+mod mha;
+mod modules;
 mod onnx;
+mod positional;
+mod variants;
 mod worked;
 
 use std::collections::BTreeMap;
@@ -92,8 +98,14 @@ pub enum Scope {
 /// On which engines an op is run; `None` for an op that is not built.
 pub fn scope(op: &str) -> Option<Scope> {
     Some(match op {
-        "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" | "onnx_attention"
-        | "worked_example" => Scope::Engine,
+        "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" => Scope::Engine,
+        "onnx_attention" | "worked_example" | "kv_append_attend" => Scope::Engine,
+        "mha" | "self_attention" | "multihead_concat" | "multihead_fused" => Scope::Engine,
+        "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => Scope::Once,
+        "mha_backward" | "self_attention_backward" | "multihead_fused_backward" => Scope::Once,
+        "rope" | "alibi" | "sinusoidal" | "onnx_rotary_embedding" => Scope::Once,
+        "kv_decode" | "paged_decode" => Scope::Once,
+        "linear_attention" | "mla" | "differential_attention" => Scope::Once,
         _ => return None,
     })
 }
@@ -109,6 +121,21 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
         "sdpa_varlen" => attention::varlen(engine, loaded),
         "onnx_attention" => onnx::attention(engine, loaded),
         "worked_example" => worked::example(engine, loaded),
+        "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => backward::attention(engine, loaded),
+        "mha" | "mha_backward" => mha::attention(engine, loaded),
+        "self_attention" | "self_attention_backward" => modules::self_attention(engine, loaded),
+        "multihead_concat" => modules::concat(engine, loaded),
+        "multihead_fused" | "multihead_fused_backward" => modules::fused(engine, loaded),
+        "rope" => positional::rope(loaded),
+        "alibi" => positional::alibi(loaded),
+        "sinusoidal" => positional::sinusoidal(loaded),
+        "onnx_rotary_embedding" => positional::onnx_rotary(loaded),
+        "kv_decode" => cache::decode(loaded),
+        "kv_append_attend" => cache::append_attend(engine, loaded),
+        "paged_decode" => cache::paged(loaded),
+        "linear_attention" => variants::linear(loaded),
+        "mla" => variants::mla(loaded),
+        "differential_attention" => variants::differential(loaded),
         other => Err(Stop::Skip(format!("op {other} is not built"))),
     }
 }
