@@ -173,7 +173,17 @@ impl Claim<'_, '_> {
         // this claim alone writes the row, and no other row shares memory with it.
         unsafe {
             match &self.queue.target {
-                Target::F32(view) => fill(view, at, values, |dst| dst.copy_from_slice(values), |x| x),
+                Target::F32(view) => {
+                    let whole = |dst: &mut [f32]| {
+                        // A vector of known length, where a copy of any length would be a call.
+                        if values.len() == I::LANES {
+                            isa.store(isa.load(values), dst);
+                        } else {
+                            dst.copy_from_slice(values);
+                        }
+                    };
+                    fill(view, at, values, whole, |x| x);
+                }
                 Target::F16(view) => {
                     let whole = |dst: &mut [f16]| {
                         if values.len() == I::LANES {

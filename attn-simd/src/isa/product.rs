@@ -51,14 +51,46 @@ pub(crate) const fn padded(rows: usize, m: usize) -> usize {
     rows.div_ceil(m) * m
 }
 
+/// How many keys of a tile each vector of queries needs: vector `n` the first `reach[n]`; never less than the vector before.
+///
+/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block. What lies beyond a vector's
+/// reach is not computed; for the lanes within, nothing changes, not even in the last bit.
+pub(crate) type Reach<const NQ: usize> = [usize; NQ];
+
+/// Calls a function with the constant `FROM` that equals `from`, for all that are below NQ.
+macro_rules! with_from {
+    ($from:expr, $NQ:ident, $FROM:ident => $body:expr) => {
+        match $from {
+            0 => {
+                const $FROM: usize = 0;
+                $body
+            }
+            1 if $NQ > 1 => {
+                const $FROM: usize = 1;
+                $body
+            }
+            2 if $NQ > 2 => {
+                const $FROM: usize = 2;
+                $body
+            }
+            3 if $NQ > 3 => {
+                const $FROM: usize = 3;
+                $body
+            }
+            _ => {}
+        }
+    };
+}
+pub(crate) use with_from;
+
 /// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows` rounded up to
-/// `M`, times `NQ·LANES`.
+/// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were.
 #[inline(always)]
 pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     keys: Panel<'_>,
-    rows: usize,
-    depth: usize,
+    (rows, depth): (usize, usize),
+    reach: &Reach<NQ>,
     q: &[f32],
     s: &mut [f32],
 ) {
@@ -71,32 +103,36 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
     for first in (0..rows).step_by(M) {
+        let from = reach.iter().filter(|&&r| r <= first).count();
         // SAFETY: every row index is clamped to `rows − 1`, so each pointer is the start of a row that `checked` has bounded,
         // with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
         // on; both were asserted above.
         unsafe {
             let starts: [*const f32; M] =
                 core::array::from_fn(|m| a.offset((first + m).min(rows - 1) as isize * keys.row_stride));
-            let acc = multiply::<I, NQ, M>(isa, starts, 1, b, depth);
-            for (m, row) in acc.iter().enumerate() {
-                for (n, x) in row.iter().enumerate() {
-                    isa.store_ptr(*x, c.add((first + m) * width + n * I::LANES));
+            with_from!(from, NQ, FROM => {
+                let mut acc = [[isa.splat(0.0); NQ]; M];
+                steps::<I, NQ, M, FROM>(isa, &starts, 1, b, 0..depth, &mut acc);
+                for (m, row) in acc.iter().enumerate() {
+                    for (n, x) in row.iter().enumerate().skip(FROM) {
+                        isa.store_ptr(*x, c.add((first + m) * width + n * I::LANES));
+                    }
                 }
-            }
+            });
         }
     }
 }
 
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys. `p`:
-/// `[depth][NQ·LANES]`; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`, times `NQ·LANES`.
+/// `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`,
+/// times `NQ·LANES`.
 #[inline(always)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     values: Panel<'_>,
-    depth: usize,
-    columns: usize,
-    p: &[f32],
-    factor: &[f32],
+    (depth, columns): (usize, usize),
+    reach: &Reach<NQ>,
+    (p, factor): (&[f32], &[f32]),
     o: &mut [f32],
 ) {
     let width = NQ * I::LANES;
@@ -105,50 +141,115 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     }
     let a = values.checked(depth, columns);
     assert!(p.len() >= depth * width && factor.len() >= width && o.len() >= padded(columns, M) * width);
+    assert!(reach.iter().all(|&r| r <= depth));
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
     for first in (0..columns).step_by(M) {
         // SAFETY: every column is clamped to `columns − 1`, so each pointer lies in row 0 of the panel and reaches, in steps of
         // the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and `o` has room
-        // for M rows from `first` on; both were asserted above.
+        // for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`.
         unsafe {
             let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
-            let acc = multiply::<I, NQ, M>(isa, starts, values.row_stride, b, depth);
-            for (m, row) in acc.iter().enumerate() {
-                for (n, x) in row.iter().enumerate() {
-                    let slot = c.add((first + m) * width + n * I::LANES);
-                    let scaled = isa.mul_add(isa.load_ptr(slot), factors[n], *x);
-                    isa.store_ptr(scaled, slot);
+            let mut acc = [[isa.splat(0.0); NQ]; M];
+            // Two ways to the same bits: where no vector stops short, one loop whose accumulators stay in registers.
+            if reach[0] == depth {
+                steps::<I, NQ, M, 0>(isa, &starts, values.row_stride, b, 0..depth, &mut acc);
+                add_to(isa, &acc, &factors, c.add(first * width));
+            } else {
+                // Keys that all vectors need, then those that only the vectors from 1 on need, and so on.
+                let mut done = 0;
+                for (from, &end) in reach.iter().enumerate() {
+                    with_from!(from, NQ, FROM => {
+                        steps::<I, NQ, M, FROM>(isa, &starts, values.row_stride, b, done..end, &mut acc);
+                    });
+                    done = end;
                 }
+                add_to(isa, &acc, &factors, c.add(first * width));
             }
         }
     }
 }
 
-/// `acc[m][n] = Σₖ a[m][k·step]·b[k][n]`.
+/// `o[m][n] = o[m][n]·factor[n] + acc[m][n]`.
 ///
 /// # Safety
-/// `a[m] + k·step` is readable for every `m < M` and `k < depth`, and `b` for `depth·NQ` vectors.
+/// `o` is readable and writable for `M·NQ` vectors.
 #[inline(always)]
-unsafe fn multiply<I: Isa, const NQ: usize, const M: usize>(
+unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
-    a: [*const f32; M],
-    step: isize,
-    b: *const f32,
-    depth: usize,
-) -> [[I::F; NQ]; M] {
-    let mut acc = [[isa.splat(0.0); NQ]; M];
-    for k in 0..depth {
-        // SAFETY: k < depth, and the caller vouches for these addresses.
-        unsafe {
-            let row: [I::F; NQ] = core::array::from_fn(|n| isa.load_ptr(b.add((k * NQ + n) * I::LANES)));
-            for m in 0..M {
-                let x = isa.splat(*a[m].offset(k as isize * step));
-                for n in 0..NQ {
-                    acc[m][n] = isa.mul_add(x, row[n], acc[m][n]);
-                }
+    acc: &[[I::F; NQ]; M],
+    factors: &[I::F; NQ],
+    o: *mut f32,
+) {
+    for (m, row) in acc.iter().enumerate() {
+        for (n, x) in row.iter().enumerate() {
+            // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
+            unsafe {
+                let slot = o.add((m * NQ + n) * I::LANES);
+                isa.store_ptr(isa.mul_add(isa.load_ptr(slot), factors[n], *x), slot);
             }
         }
     }
-    acc
+}
+
+/// Steps of the hot loop between two branches: enough that a branch predictor foresees the end of a short loop. Measured on
+/// Zen 5: 4 takes 4 to 5 % off the whole call at head_dim 64.
+const UNROLL: usize = 4;
+
+/// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for the vectors `n ≥ FROM`.
+///
+/// # Safety
+/// `a[m] + k·step` is readable for every `m < M` and k of the range, and `b` for the vectors of those rows.
+#[inline(always)]
+unsafe fn steps<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    step: isize,
+    b: *const f32,
+    range: core::ops::Range<usize>,
+    acc: &mut [[I::F; NQ]; M],
+) {
+    let mut k = range.start;
+    // SAFETY: every k that is passed on lies in the range, and the caller vouches for those addresses.
+    unsafe {
+        while k + UNROLL <= range.end {
+            for u in 0..UNROLL {
+                step_once::<I, NQ, M, FROM>(isa, a, step, b, k + u, acc);
+            }
+            k += UNROLL;
+        }
+        while k < range.end {
+            step_once::<I, NQ, M, FROM>(isa, a, step, b, k, acc);
+            k += 1;
+        }
+    }
+}
+
+/// `acc[m][n] += a[m][k·step]·b[k][n]` for the vectors `n ≥ FROM`.
+///
+/// # Safety
+/// `a[m] + k·step` is readable for every `m < M`, and `b` for the vectors of row `k`.
+#[inline(always)]
+unsafe fn step_once<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    step: isize,
+    b: *const f32,
+    k: usize,
+    acc: &mut [[I::F; NQ]; M],
+) {
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        let load = |n: usize| isa.load_ptr(b.add((k * NQ + n) * I::LANES));
+        let row: [I::F; NQ] = core::array::from_fn(
+            #[inline(always)]
+            |n| if n < FROM { isa.splat(0.0) } else { load(n) },
+        );
+        for m in 0..M {
+            let x = isa.splat(*a[m].offset(k as isize * step));
+            for n in FROM..NQ {
+                acc[m][n] = isa.mul_add(x, row[n], acc[m][n]);
+            }
+        }
+    }
 }

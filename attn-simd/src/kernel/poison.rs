@@ -7,7 +7,7 @@
 use super::pack;
 use super::visible::Tile;
 use crate::isa::Isa;
-use crate::isa::product::{self, Panel};
+use crate::isa::product::{self, Panel, Reach};
 use crate::job::Job;
 
 /// Whether all elements of a panel are finite.
@@ -39,7 +39,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     job: &Job<'_>,
     tile: Tile,
-    bits: &[u64],
+    (bits, reach): (&[u64], &Reach<NQ>),
     (p, factor): (&[f32], &[f32]),
     out: &mut [f32],
     scratch: &mut [f32],
@@ -52,7 +52,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
             *x = 0.0;
         }
     }
-    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), keys, columns, p, factor, out);
+    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), (keys, columns), reach, (p, factor), out);
     for (key, &seen) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

@@ -6,6 +6,7 @@
 //! it is.
 
 use crate::isa::Isa;
+use crate::isa::product::{Reach, with_from};
 use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
@@ -25,21 +26,25 @@ impl State<'_> {
         self.sum.fill(0.0);
     }
 
-    /// Takes the scores of one tile, `s[key][query]`, which become weights.
+    /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches.
     #[inline(always)]
-    pub(crate) fn push<I: Isa, const NQ: usize>(&mut self, isa: I, to_log2: f32, scores: &mut [f32]) {
+    pub(crate) fn push<I: Isa, const NQ: usize>(
+        &mut self,
+        isa: I,
+        to_log2: f32,
+        reach: &Reach<NQ>,
+        scores: &mut [f32],
+    ) {
         let (c, none, zero) = (isa.splat(to_log2), isa.splat(f32::NEG_INFINITY), isa.splat(0.0));
         let width = NQ * I::LANES;
         let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&self.max[n * I::LANES..]));
 
-        // Two chains of maxima, even and odd keys: one would wait for itself.
         let mut maxima = [old, old];
-        for rows in scores.chunks(2 * width) {
-            for (max, row) in maxima.iter_mut().zip(rows.chunks_exact(width)) {
-                for n in 0..NQ {
-                    max[n] = isa.max(max[n], isa.load(&row[n * I::LANES..]));
-                }
-            }
+        let mut done = 0;
+        for (from, &end) in reach.iter().enumerate() {
+            let rows = &scores[done * width..end.max(done) * width];
+            with_from!(from, NQ, FROM => largest::<I, NQ, FROM>(isa, rows, &mut maxima));
+            done = end.max(done);
         }
         let mut against = [zero; NQ];
         for n in 0..NQ {
@@ -51,18 +56,48 @@ impl State<'_> {
         }
 
         let mut sums = [zero; NQ];
-        for row in scores.chunks_exact_mut(width) {
-            for n in 0..NQ {
-                let s = &mut row[n * I::LANES..][..I::LANES];
-                let p = exp2(isa, isa.mul(isa.sub(isa.load(s), against[n]), c));
-                isa.store(p, s);
-                sums[n] = isa.add(sums[n], p);
-            }
+        let mut done = 0;
+        for (from, &end) in reach.iter().enumerate() {
+            let rows = &mut scores[done * width..end.max(done) * width];
+            with_from!(from, NQ, FROM => weigh::<I, NQ, FROM>(isa, rows, &against, c, &mut sums));
+            done = end.max(done);
         }
         for n in 0..NQ {
             let at = n * I::LANES;
             let sum = isa.mul_add(isa.load(&self.sum[at..]), isa.load(&self.factor[at..]), sums[n]);
             isa.store(sum, &mut self.sum[at..]);
+        }
+    }
+}
+
+/// Largest scores of some keys, for the vectors from FROM on, in two chains (even and odd keys): one would wait for itself.
+#[inline(always)]
+fn largest<I: Isa, const NQ: usize, const FROM: usize>(isa: I, scores: &[f32], maxima: &mut [[I::F; NQ]; 2]) {
+    let width = NQ * I::LANES;
+    for rows in scores.chunks(2 * width) {
+        for (max, row) in maxima.iter_mut().zip(rows.chunks_exact(width)) {
+            for n in FROM..NQ {
+                max[n] = isa.max(max[n], isa.load(&row[n * I::LANES..]));
+            }
+        }
+    }
+}
+
+/// Scores of some keys become weights, for the vectors from FROM on, and are added up.
+#[inline(always)]
+fn weigh<I: Isa, const NQ: usize, const FROM: usize>(
+    isa: I,
+    scores: &mut [f32],
+    against: &[I::F; NQ],
+    c: I::F,
+    sums: &mut [I::F; NQ],
+) {
+    for row in scores.chunks_exact_mut(NQ * I::LANES) {
+        for n in FROM..NQ {
+            let s = &mut row[n * I::LANES..][..I::LANES];
+            let p = exp2(isa, isa.mul(isa.sub(isa.load(s), against[n]), c));
+            isa.store(p, s);
+            sums[n] = isa.add(sums[n], p);
         }
     }
 }

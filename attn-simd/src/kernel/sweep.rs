@@ -110,8 +110,9 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
             let cover = ranges.cover(job, tile, &mut bits);
             if cover != Cover::Empty {
+                let reach = if cover == Cover::Full { [keys; NQ] } else { ranges.reach(tile, I::LANES) };
                 let k = pack::panel(isa, &job.k, [batch, kv_head, key], keys, shape.head_dim, buffers.k);
-                product::scores::<I, NQ, MS>(isa, k, keys, shape.head_dim, q, buffers.scores);
+                product::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &reach, q, buffers.scores);
                 let scores = &mut buffers.scores[..keys * width];
                 if let Some(scale) = job.mod_scale {
                     score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
@@ -124,7 +125,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 if cover == Cover::Partial {
                     visible::replace_hidden::<I, NQ>(isa, scores, &bits, f32::NEG_INFINITY);
                 }
-                buffers.state.push::<I, NQ>(isa, to_log2, scores);
+                buffers.state.push::<I, NQ>(isa, to_log2, &reach, scores);
                 if !job.dropout.is_none() {
                     let mut kept = [0; KV_TILE];
                     visible::kept(job, tile, &mut kept);
@@ -133,9 +134,9 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 let (factor, out) = (&*buffers.state.factor, &mut *buffers.out);
                 let v = pack::panel(isa, &job.v, [batch, kv_head, key], keys, shape.value_dim, buffers.v);
                 if cover == Cover::Partial && !poison::is_finite(isa, v, keys, shape.value_dim) {
-                    poison::values::<I, NQ, MV>(isa, job, tile, &bits, (scores, factor), out, buffers.v);
+                    poison::values::<I, NQ, MV>(isa, job, tile, (&bits, &reach), (scores, factor), out, buffers.v);
                 } else {
-                    product::values::<I, NQ, MV>(isa, v, keys, shape.value_dim, scores, factor, out);
+                    product::values::<I, NQ, MV>(isa, v, (keys, shape.value_dim), &reach, (scores, factor), out);
                 }
             }
             key += keys;

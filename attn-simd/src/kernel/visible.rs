@@ -9,6 +9,7 @@ use core::ops::Range;
 use attn_core::mask::transpose_bits;
 
 use crate::isa::Isa;
+use crate::isa::product::Reach;
 use crate::job::Job;
 use crate::output::Rows;
 use crate::tiles::{KV_TILE, MAX_Q_TILE};
@@ -53,6 +54,10 @@ impl Ranges {
     pub(crate) fn of(job: &Job<'_>, rows: Rows) -> Self {
         let nothing = Range { start: usize::MAX, end: 0 };
         let mut this = Self { rows: [(0, 0); MAX_Q_TILE], any: nothing, all: 0..usize::MAX };
+        if job.mask.is_none() {
+            let all = 0..job.shape.kv_len;
+            return Self { rows: [(all.start, all.end); MAX_Q_TILE], any: all.clone(), all };
+        }
         for (n, slot) in this.rows.iter_mut().take(rows.count).enumerate() {
             let r = job.mask.row_range(&job.shape, rows.batch, rows.head, rows.first + n);
             *slot = (r.start, r.end);
@@ -65,6 +70,17 @@ impl Ranges {
             this.any = 0..0;
         }
         this
+    }
+
+    /// How many keys of a tile each vector of `lanes` rows needs; never less than the vector before.
+    pub(crate) fn reach<const NQ: usize>(&self, tile: Tile, lanes: usize) -> Reach<NQ> {
+        let mut most = 0;
+        core::array::from_fn(|n| {
+            for &(_, end) in self.rows.iter().take(tile.rows).skip(n * lanes).take(lanes) {
+                most = end.saturating_sub(tile.key).min(tile.keys).max(most);
+            }
+            most
+        })
     }
 
     /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
