@@ -16,20 +16,20 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, rows: usize, columns: 
     if columns == 0 {
         return true;
     }
+    // Sums of x·0, which is 0 for finite x and NaN else, in four chains that need not wait for each other.
     let zero = isa.splat(0.0);
-    let mut sum = zero; // of x·0, which is 0 for finite x and NaN else
-    let mut rest = 0.0f32;
+    let (mut sums, mut rest) = ([zero; 4], 0.0f32);
     for row in 0..rows {
         let start = panel.start.wrapping_add_signed(row as isize * panel.row_stride);
-        let row = &panel.data[start..start + columns];
-        let whole = row.chunks_exact(I::LANES);
+        let whole = panel.data[start..start + columns].chunks_exact(I::LANES);
         rest = whole.remainder().iter().fold(rest, |sum, x| sum + x * 0.0);
-        for x in whole {
-            sum = isa.mul_add(isa.load(x), zero, sum);
+        for (n, x) in whole.enumerate() {
+            sums[n % 4] = isa.mul_add(isa.load(x), zero, sums[n % 4]);
         }
     }
+    let [a, b, c, d] = sums;
     let mut lanes = [0.0; 16];
-    isa.store(sum, &mut lanes);
+    isa.store(isa.add(isa.add(a, b), isa.add(c, d)), &mut lanes);
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }
 

@@ -1,8 +1,8 @@
 //! Which queries of a block see which keys of a tile, as bits.
 //!
 //! Masks answer by row (their tables lie by row): 64 keys at a time as a word. The kernels need them by key, one bit per query,
-//! because their lanes are queries. So the words of a block are transposed, once per tile that is only partly visible; full
-//! tiles are recognised before that and cost nothing.
+//! because their lanes are queries. So the words of a block are transposed, once per tile that is only partly visible; where rows
+//! see ranges, the words by key follow from the ends of the ranges alone. Full tiles are recognised first and cost nothing.
 
 use core::ops::Range;
 
@@ -38,6 +38,16 @@ pub(crate) enum Cover {
     Empty,
     Full,
     Partial,
+}
+
+impl Cover {
+    fn of(any: bool, all: bool) -> Self {
+        match (any, all) {
+            (false, _) => Self::Empty,
+            (true, true) => Self::Full,
+            (true, false) => Self::Partial,
+        }
+    }
 }
 
 /// The ranges of keys that the rows of a block see.
@@ -88,13 +98,37 @@ impl Ranges {
         if job.ranges && self.all.start <= tile.key && tile.key + tile.keys <= self.all.end {
             return Cover::Full;
         }
+        if job.ranges { self.by_ranges(tile, bits) } else { self.by_rows(job, tile, bits) }
+    }
+
+    /// Where each row sees a range: a bit turns on where the range starts and off where it ends.
+    fn by_ranges(&self, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+        let mut turns = [0u64; KV_TILE + 1];
+        for (lane, &(start, end)) in self.rows.iter().enumerate().take(tile.rows) {
+            let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
+            turns[within(start)] ^= 1 << lane;
+            turns[within(end)] ^= 1 << lane;
+        }
+        // Lanes without a row: whatever they compute is not written.
+        let padding = if tile.rows >= 64 { 0 } else { u64::MAX << tile.rows };
+        let (mut seen, mut any, mut all) = (0, 0, u64::MAX);
+        for (bits, turn) in bits.iter_mut().zip(turns).take(tile.keys) {
+            seen ^= turn;
+            any |= seen;
+            *bits = seen | padding;
+            all &= *bits;
+        }
+        Cover::of(any != 0, all == u64::MAX)
+    }
+
+    /// Any mask: 64 keys of each row as a word, transposed.
+    fn by_rows(&self, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
         let wanted = if tile.keys == 64 { u64::MAX } else { (1 << tile.keys) - 1 };
         let (mut any, mut all) = (0, u64::MAX);
-        bits.fill(u64::MAX); // lanes without a row: whatever they compute is not written
+        bits.fill(u64::MAX); // lanes without a row, as above
         for (lane, (row, &(start, end))) in bits.iter_mut().zip(&self.rows).take(tile.rows).enumerate() {
-            let mut seen =
-                job.mask.row_bits_within(&job.shape, [tile.batch, tile.head, tile.query + lane], tile.key, start..end)
-                    & wanted;
+            let at = [tile.batch, tile.head, tile.query + lane];
+            let mut seen = job.mask.row_bits_within(&job.shape, at, tile.key, start..end) & wanted;
             if job.closures.has_visible() && seen != 0 {
                 seen = job.closures.visible(tile, lane, seen);
             }
@@ -102,14 +136,11 @@ impl Ranges {
             any |= seen;
             all &= seen;
         }
-        if any == 0 {
-            return Cover::Empty;
+        let cover = Cover::of(any != 0, all == wanted);
+        if cover == Cover::Partial {
+            transpose_bits(bits);
         }
-        if all == wanted {
-            return Cover::Full;
-        }
-        transpose_bits(bits);
-        Cover::Partial
+        cover
     }
 }
 
