@@ -51,37 +51,76 @@ pub(crate) const fn padded(rows: usize, m: usize) -> usize {
     rows.div_ceil(m) * m
 }
 
-/// How many keys of a tile each vector of queries needs: vector `n` the first `reach[n]`; never less than the vector before.
+/// Which keys of a tile each vector of queries needs: vector `n` those in `start[n]..end[n]`, neither of which ever decreases.
 ///
-/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block. What lies beyond a vector's
-/// reach is not computed; for the lanes within, nothing changes, not even in the last bit.
-pub(crate) type Reach<const NQ: usize> = [usize; NQ];
+/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block, under a window they start
+/// later for the last ones. What lies outside of a vector's reach is not computed; nothing changes by that, not even in the
+/// last bit, because a hidden key's weight is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach<const NQ: usize> {
+    pub(crate) start: [usize; NQ],
+    pub(crate) end: [usize; NQ],
+}
 
-/// Calls a function with the constant `FROM` that equals `from`, for all that are below NQ.
-macro_rules! with_from {
-    ($from:expr, $NQ:ident, $FROM:ident => $body:expr) => {
-        match $from {
-            0 => {
-                const $FROM: usize = 0;
-                $body
+impl<const NQ: usize> Reach<NQ> {
+    /// All vectors need all keys.
+    pub(crate) fn all(keys: usize) -> Self {
+        Self { start: [0; NQ], end: [keys; NQ] }
+    }
+
+    /// Whether all vectors need all keys.
+    #[inline(always)]
+    fn is_all(&self, keys: usize) -> bool {
+        self.start[NQ - 1] == 0 && self.end[0] == keys
+    }
+
+    /// Calls `f` with runs of keys in order, and how many vectors to leave out at the front and at the back.
+    #[inline(always)]
+    pub(crate) fn runs(&self, mut f: impl FnMut(core::ops::Range<usize>, usize, usize)) {
+        if self.start[NQ - 1] > self.end[0] {
+            // Ranges so narrow that no key is needed by all: the left edge is not worth a run of its own.
+            f(self.start[0]..self.end[0].max(self.start[0]), 0, 0);
+        } else {
+            for n in 1..NQ {
+                f(self.start[n - 1]..self.start[n], 0, NQ - n);
             }
-            1 if $NQ > 1 => {
-                const $FROM: usize = 1;
+            f(self.start[NQ - 1]..self.end[0], 0, 0);
+        }
+        for n in 1..NQ {
+            f(self.end[n - 1].max(self.start[0])..self.end[n], n, 0);
+        }
+    }
+
+    /// How many vectors to leave out, at the front and at the back, for a few keys from `first` on; `None` where none needs them.
+    #[inline(always)]
+    fn for_keys(&self, first: usize, count: usize) -> Option<(usize, usize)> {
+        let front = self.end.iter().filter(|&&end| end <= first).count();
+        let back = self.start.iter().filter(|&&start| start >= first + count).count();
+        match (front, back) {
+            _ if front == NQ || back == NQ => None,
+            (0, back) => Some((0, back)),
+            (front, _) => Some((front, 0)),
+        }
+    }
+}
+
+/// Calls a function with the constants FRONT and BACK that equal the two counts, of which at most one is above 0.
+macro_rules! with_vectors {
+    ($front:expr, $back:expr, $NQ:ident, $FRONT:ident, $BACK:ident => $body:expr) => {
+        with_vectors!(@arms $front, $back, $NQ, $FRONT, $BACK, $body, [0 0] [1 0] [2 0] [3 0] [0 1] [0 2] [0 3])
+    };
+    (@arms $front:expr, $back:expr, $NQ:ident, $FRONT:ident, $BACK:ident, $body:expr, $([$f:literal $b:literal])*) => {
+        match ($front, $back) {
+            $(($f, $b) if $f + $b < $NQ => {
+                const $FRONT: usize = $f;
+                const $BACK: usize = $b;
                 $body
-            }
-            2 if $NQ > 2 => {
-                const $FROM: usize = 2;
-                $body
-            }
-            3 if $NQ > 3 => {
-                const $FROM: usize = 3;
-                $body
-            }
+            })*
             _ => {}
         }
     };
 }
-pub(crate) use with_from;
+pub(crate) use with_vectors;
 
 /// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows` rounded up to
 /// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were.
@@ -103,18 +142,18 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
     for first in (0..rows).step_by(M) {
-        let from = reach.iter().filter(|&&r| r <= first).count();
+        let Some((front, back)) = reach.for_keys(first, M) else { continue };
         // SAFETY: every row index is clamped to `rows − 1`, so each pointer is the start of a row that `checked` has bounded,
         // with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
         // on; both were asserted above.
         unsafe {
             let starts: [*const f32; M] =
                 core::array::from_fn(|m| a.offset((first + m).min(rows - 1) as isize * keys.row_stride));
-            with_from!(from, NQ, FROM => {
+            with_vectors!(front, back, NQ, FRONT, BACK => {
                 let mut acc = [[isa.splat(0.0); NQ]; M];
-                steps::<I, NQ, M, FROM>(isa, &starts, 1, b, 0..depth, &mut acc);
+                steps::<I, NQ, M, FRONT, BACK>(isa, &starts, 1, b, 0..depth, &mut acc);
                 for (m, row) in acc.iter().enumerate() {
-                    for (n, x) in row.iter().enumerate().skip(FROM) {
+                    for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
                         isa.store_ptr(*x, c.add((first + m) * width + n * I::LANES));
                     }
                 }
@@ -141,7 +180,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     }
     let a = values.checked(depth, columns);
     assert!(p.len() >= depth * width && factor.len() >= width && o.len() >= padded(columns, M) * width);
-    assert!(reach.iter().all(|&r| r <= depth));
+    assert!(reach.end[NQ - 1] <= depth);
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
     for first in (0..columns).step_by(M) {
@@ -152,18 +191,18 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
             let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
             let mut acc = [[isa.splat(0.0); NQ]; M];
             // Two ways to the same bits: where no vector stops short, one loop whose accumulators stay in registers.
-            if reach[0] == depth {
-                steps::<I, NQ, M, 0>(isa, &starts, values.row_stride, b, 0..depth, &mut acc);
+            if reach.is_all(depth) {
+                steps::<I, NQ, M, 0, 0>(isa, &starts, values.row_stride, b, 0..depth, &mut acc);
                 add_to(isa, &acc, &factors, c.add(first * width));
             } else {
-                // Keys that all vectors need, then those that only the vectors from 1 on need, and so on.
-                let mut done = 0;
-                for (from, &end) in reach.iter().enumerate() {
-                    with_from!(from, NQ, FROM => {
-                        steps::<I, NQ, M, FROM>(isa, &starts, values.row_stride, b, done..end, &mut acc);
-                    });
-                    done = end;
-                }
+                reach.runs(
+                    #[inline(always)]
+                    |keys, front, back| {
+                        with_vectors!(front, back, NQ, FRONT, BACK => {
+                            steps::<I, NQ, M, FRONT, BACK>(isa, &starts, values.row_stride, b, keys, &mut acc);
+                        });
+                    },
+                );
                 add_to(isa, &acc, &factors, c.add(first * width));
             }
         }
@@ -196,12 +235,12 @@ unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
 /// Zen 5: 4 takes 4 to 5 % off the whole call at head_dim 64.
 const UNROLL: usize = 4;
 
-/// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for the vectors `n ≥ FROM`.
+/// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for all vectors but FRONT at the front and BACK at the back.
 ///
 /// # Safety
 /// `a[m] + k·step` is readable for every `m < M` and k of the range, and `b` for the vectors of those rows.
 #[inline(always)]
-unsafe fn steps<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
+unsafe fn steps<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
     a: &[*const f32; M],
     step: isize,
@@ -214,23 +253,23 @@ unsafe fn steps<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
     unsafe {
         while k + UNROLL <= range.end {
             for u in 0..UNROLL {
-                step_once::<I, NQ, M, FROM>(isa, a, step, b, k + u, acc);
+                step_once::<I, NQ, M, FRONT, BACK>(isa, a, step, b, k + u, acc);
             }
             k += UNROLL;
         }
         while k < range.end {
-            step_once::<I, NQ, M, FROM>(isa, a, step, b, k, acc);
+            step_once::<I, NQ, M, FRONT, BACK>(isa, a, step, b, k, acc);
             k += 1;
         }
     }
 }
 
-/// `acc[m][n] += a[m][k·step]·b[k][n]` for the vectors `n ≥ FROM`.
+/// `acc[m][n] += a[m][k·step]·b[k][n]` for all vectors but FRONT at the front and BACK at the back.
 ///
 /// # Safety
 /// `a[m] + k·step` is readable for every `m < M`, and `b` for the vectors of row `k`.
 #[inline(always)]
-unsafe fn step_once<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
+unsafe fn step_once<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
     a: &[*const f32; M],
     step: isize,
@@ -243,11 +282,11 @@ unsafe fn step_once<I: Isa, const NQ: usize, const M: usize, const FROM: usize>(
         let load = |n: usize| isa.load_ptr(b.add((k * NQ + n) * I::LANES));
         let row: [I::F; NQ] = core::array::from_fn(
             #[inline(always)]
-            |n| if n < FROM { isa.splat(0.0) } else { load(n) },
+            |n| if n < FRONT || n >= NQ - BACK { isa.splat(0.0) } else { load(n) },
         );
         for m in 0..M {
             let x = isa.splat(*a[m].offset(k as isize * step));
-            for n in FROM..NQ {
+            for n in FRONT..NQ - BACK {
                 acc[m][n] = isa.mul_add(x, row[n], acc[m][n]);
             }
         }

@@ -6,7 +6,7 @@
 //! it is.
 
 use crate::isa::Isa;
-use crate::isa::product::{Reach, with_from};
+use crate::isa::product::{Reach, with_vectors};
 use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
@@ -40,12 +40,13 @@ impl State<'_> {
         let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&self.max[n * I::LANES..]));
 
         let mut maxima = [old, old];
-        let mut done = 0;
-        for (from, &end) in reach.iter().enumerate() {
-            let rows = &scores[done * width..end.max(done) * width];
-            with_from!(from, NQ, FROM => largest::<I, NQ, FROM>(isa, rows, &mut maxima));
-            done = end.max(done);
-        }
+        reach.runs(
+            #[inline(always)]
+            |keys, front, back| {
+                let rows = &scores[keys.start * width..keys.end.max(keys.start) * width];
+                with_vectors!(front, back, NQ, FRONT, BACK => largest::<I, NQ, FRONT, BACK>(isa, rows, &mut maxima));
+            },
+        );
         let mut against = [zero; NQ];
         for n in 0..NQ {
             let max = isa.max(maxima[0][n], maxima[1][n]);
@@ -56,12 +57,14 @@ impl State<'_> {
         }
 
         let mut sums = [zero; NQ];
-        let mut done = 0;
-        for (from, &end) in reach.iter().enumerate() {
-            let rows = &mut scores[done * width..end.max(done) * width];
-            with_from!(from, NQ, FROM => weigh::<I, NQ, FROM>(isa, rows, &against, c, &mut sums));
-            done = end.max(done);
-        }
+        reach.runs(
+            #[inline(always)]
+            |keys, front, back| {
+                let rows = &mut scores[keys.start * width..keys.end.max(keys.start) * width];
+                with_vectors!(front, back, NQ, FRONT, BACK =>
+                    weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums));
+            },
+        );
         for n in 0..NQ {
             let at = n * I::LANES;
             let sum = isa.mul_add(isa.load(&self.sum[at..]), isa.load(&self.factor[at..]), sums[n]);
@@ -70,22 +73,26 @@ impl State<'_> {
     }
 }
 
-/// Largest scores of some keys, for the vectors from FROM on, in two chains (even and odd keys): one would wait for itself.
+/// Largest scores of some keys, for all vectors but FRONT at the front and BACK at the back, in two chains (even and odd keys): one would wait for itself.
 #[inline(always)]
-fn largest<I: Isa, const NQ: usize, const FROM: usize>(isa: I, scores: &[f32], maxima: &mut [[I::F; NQ]; 2]) {
+fn largest<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    scores: &[f32],
+    maxima: &mut [[I::F; NQ]; 2],
+) {
     let width = NQ * I::LANES;
     for rows in scores.chunks(2 * width) {
         for (max, row) in maxima.iter_mut().zip(rows.chunks_exact(width)) {
-            for n in FROM..NQ {
+            for n in FRONT..NQ - BACK {
                 max[n] = isa.max(max[n], isa.load(&row[n * I::LANES..]));
             }
         }
     }
 }
 
-/// Scores of some keys become weights, for the vectors from FROM on, and are added up.
+/// Scores of some keys become weights, for all vectors but FRONT at the front and BACK at the back, and are added up.
 #[inline(always)]
-fn weigh<I: Isa, const NQ: usize, const FROM: usize>(
+fn weigh<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
     scores: &mut [f32],
     against: &[I::F; NQ],
@@ -93,7 +100,7 @@ fn weigh<I: Isa, const NQ: usize, const FROM: usize>(
     sums: &mut [I::F; NQ],
 ) {
     for row in scores.chunks_exact_mut(NQ * I::LANES) {
-        for n in FROM..NQ {
+        for n in FRONT..NQ - BACK {
             let s = &mut row[n * I::LANES..][..I::LANES];
             let p = exp2(isa, isa.mul(isa.sub(isa.load(s), against[n]), c));
             isa.store(p, s);

@@ -4,7 +4,7 @@ use super::softmax::State;
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, pack, poison, score};
 use crate::isa::Isa;
-use crate::isa::product;
+use crate::isa::product::{self, Reach};
 use crate::job::Job;
 use crate::level::{Level, Run};
 use crate::output::{Claim, Queue, Rows};
@@ -110,7 +110,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
             let cover = ranges.cover(job, tile, &mut bits);
             if cover != Cover::Empty {
-                let reach = if cover == Cover::Full { [keys; NQ] } else { ranges.reach(tile, I::LANES) };
+                let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
                 let k = pack::panel(isa, &job.k, [batch, kv_head, key], keys, shape.head_dim, buffers.k);
                 product::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &reach, q, buffers.scores);
                 let scores = &mut buffers.scores[..keys * width];

@@ -82,15 +82,23 @@ impl Ranges {
         this
     }
 
-    /// How many keys of a tile each vector of `lanes` rows needs; never less than the vector before.
+    /// Which keys of a tile each vector of `lanes` rows needs.
     pub(crate) fn reach<const NQ: usize>(&self, tile: Tile, lanes: usize) -> Reach<NQ> {
-        let mut most = 0;
-        core::array::from_fn(|n| {
-            for &(_, end) in self.rows.iter().take(tile.rows).skip(n * lanes).take(lanes) {
-                most = end.saturating_sub(tile.key).min(tile.keys).max(most);
+        let mut reach = Reach { start: [tile.keys; NQ], end: [0; NQ] };
+        let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
+        for (lane, &(start, end)) in self.rows.iter().take(tile.rows).enumerate() {
+            if start < end {
+                let (first, last) = (&mut reach.start[lane / lanes], &mut reach.end[lane / lanes]);
+                *first = within(start).min(*first);
+                *last = within(end).max(*last);
             }
-            most
-        })
+        }
+        // Neither may decrease: a vector needs at least what later ones need at the left, and earlier ones at the right.
+        for n in 1..NQ {
+            reach.end[n] = reach.end[n].max(reach.end[n - 1]);
+            reach.start[NQ - 1 - n] = reach.start[NQ - 1 - n].min(reach.start[NQ - n]);
+        }
+        reach
     }
 
     /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
