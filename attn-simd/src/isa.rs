@@ -94,14 +94,22 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
-    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize);
-}
+    /// Asks for a cache line to be read (or, with `WRITE`, owned) soon. Any address may be given.
+    #[inline(always)]
+    fn prefetch<const WRITE: bool>(self, _address: *const u8) {}
 
-/// Bounds that `transpose` relies on; every leaf checks them at its door.
-#[inline(always)]
-fn check_transpose(lanes: usize, src: &[f32], src_stride: usize, dst: &[f32], dst_stride: usize) {
-    let reach = |stride: usize| (lanes - 1).checked_mul(stride).and_then(|n| n.checked_add(lanes));
-    assert!(reach(src_stride).is_some_and(|n| n <= src.len()), "transpose reads past its source");
-    assert!(reach(dst_stride).is_some_and(|n| n <= dst.len()), "transpose writes past its target");
+    /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
+        let reach = |stride: usize| (Self::LANES - 1).checked_mul(stride).and_then(|n| n.checked_add(Self::LANES));
+        assert!(reach(src_stride).is_some_and(|n| n <= src.len()), "transpose reads past its source");
+        assert!(reach(dst_stride).is_some_and(|n| n <= dst.len()), "transpose writes past its target");
+        // SAFETY: LANES rows of LANES floats, a stride apart, lie inside either slice, as was just asserted.
+        unsafe { self.transpose_ptr(src.as_ptr(), src_stride as isize, dst.as_mut_ptr(), dst_stride as isize) }
+    }
+    /// As [`transpose`](Self::transpose), between any addresses.
+    ///
+    /// # Safety
+    /// `LANES` rows of `LANES` floats, a stride apart, are readable from `src` on and writable from `dst` on.
+    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize);
 }

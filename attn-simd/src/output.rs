@@ -160,6 +160,54 @@ impl Claim<'_, '_> {
         }
     }
 
+    /// Where the block's rows lie, if they are `f32` with their channels side by side: the first, and the stride.
+    #[inline(always)]
+    fn plain_rows(&self) -> Option<(*mut f32, isize)> {
+        match &self.queue.target {
+            Target::F32(view) if view.strides[3] == 1 && self.queue.shape.value_dim > 0 => {
+                // SAFETY: the first row of the claim lies inside the view, and it has at least one channel.
+                let first = unsafe { view.at([self.rows.batch, self.rows.head, self.rows.first, 0]) };
+                Some((first, view.strides[2]))
+            }
+            _ => None,
+        }
+    }
+
+    /// Asks for the lines of the block's rows, so that writing them at the end need not wait.
+    #[inline(always)]
+    pub(crate) fn prefetch<I: Isa>(&self, isa: I) {
+        if let Some((first, stride)) = self.plain_rows() {
+            for row in 0..self.rows.count {
+                let start = first.wrapping_offset(row as isize * stride);
+                for channel in (0..self.queue.shape.value_dim).step_by(16) {
+                    isa.prefetch::<true>(start.wrapping_add(channel).cast_const().cast());
+                }
+            }
+        }
+    }
+
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are plain `f32`:
+    /// transposed from `src[channel][row]`. Says whether it has.
+    #[inline(always)]
+    pub(crate) fn write_square<I: Isa>(
+        &mut self,
+        isa: I,
+        [row, channel]: [usize; 2],
+        src: &[f32],
+        width: usize,
+    ) -> bool {
+        let Some((first, stride)) = self.plain_rows() else { return false };
+        assert!(row + I::LANES <= self.rows.count && channel + I::LANES <= self.queue.shape.value_dim);
+        assert!((I::LANES - 1) * width + I::LANES <= src.len());
+        // SAFETY: the rows are this claim's and the channels below `value_dim`, as was just asserted, so that the square lies
+        // inside the view and nobody else writes it; the source holds LANES rows `width` apart.
+        unsafe {
+            let dst = first.offset(row as isize * stride).add(channel);
+            isa.transpose_ptr(src.as_ptr(), width as isize, dst, stride);
+        }
+        true
+    }
+
     /// Writes `values` to the channels from `from` on of the block's row `row`, rounding once where the output is narrower.
     #[inline(always)]
     pub(crate) fn write<I: Isa>(&mut self, isa: I, row: usize, from: usize, values: &[f32]) {

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use attn_core::half::f16;
 
-use super::{Isa, check_transpose};
+use super::Isa;
 
 /// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,16 +158,25 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
-        check_transpose(8, src, src_stride, dst, dst_stride);
-        // SAFETY: row r starts at r·stride, and (LANES − 1)·stride + LANES elements were checked above, for both sides. The
-        // token proves AVX.
+    fn prefetch<const WRITE: bool>(self, address: *const u8) {
+        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
         unsafe {
-            let (src, dst) = (src.as_ptr(), dst.as_mut_ptr());
+            if WRITE {
+                _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(address.cast());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
+        // SAFETY: the caller vouches for 8 rows of 8 floats on either side. The token proves the instructions.
+        unsafe {
             // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.
             for g in 0..2 {
-                let gather = |r: usize| {
-                    let at = |row: usize| _mm_loadu_ps(src.add(row * src_stride + 4 * g));
+                let gather = |r: isize| {
+                    let at = |row: isize| _mm_loadu_ps(src.offset(row * src_stride + 4 * g));
                     _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4))
                 };
                 let (a, b, c, d) = (gather(0), gather(1), gather(2), gather(3));
@@ -182,7 +191,7 @@ impl Isa for Avx2 {
                     _mm256_unpackhi_pd(ah, ch),
                 ];
                 for (c, column) in columns.into_iter().enumerate() {
-                    _mm256_storeu_ps(dst.add((4 * g + c) * dst_stride), _mm256_castpd_ps(column));
+                    _mm256_storeu_ps(dst.offset((4 * g + c as isize) * dst_stride), _mm256_castpd_ps(column));
                 }
             }
         }

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use attn_core::half::f16;
 
-use super::{Isa, check_transpose};
+use super::Isa;
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,17 +156,26 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
-        check_transpose(16, src, src_stride, dst, dst_stride);
-        // SAFETY: row r starts at r·stride, and (LANES − 1)·stride + LANES elements were checked above, for both sides. The
-        // token proves AVX-512F and DQ.
+    fn prefetch<const WRITE: bool>(self, address: *const u8) {
+        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
         unsafe {
-            let (src, dst) = (src.as_ptr(), dst.as_mut_ptr());
+            if WRITE {
+                _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(address.cast());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
+        // SAFETY: the caller vouches for 16 rows of 16 floats on either side. The token proves the instructions.
+        unsafe {
             // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one per
             // 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.
             for g in 0..4 {
-                let gather = |r: usize| {
-                    let at = |row: usize| _mm_loadu_ps(src.add(row * src_stride + 4 * g));
+                let gather = |r: isize| {
+                    let at = |row: isize| _mm_loadu_ps(src.offset(row * src_stride + 4 * g));
                     let x = _mm512_castps128_ps512(at(r));
                     let x = _mm512_insertf32x4::<1>(x, at(r + 4));
                     let x = _mm512_insertf32x4::<2>(x, at(r + 8));
@@ -184,7 +193,7 @@ impl Isa for Avx512 {
                     _mm512_unpackhi_pd(ah, ch),
                 ];
                 for (c, column) in columns.into_iter().enumerate() {
-                    _mm512_storeu_ps(dst.add((4 * g + c) * dst_stride), _mm512_castpd_ps(column));
+                    _mm512_storeu_ps(dst.offset((4 * g + c as isize) * dst_stride), _mm512_castpd_ps(column));
                 }
             }
         }

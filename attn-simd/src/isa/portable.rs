@@ -7,7 +7,7 @@
 
 use wide::f32x4;
 
-use super::{Isa, check_transpose};
+use super::Isa;
 
 /// Always present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,11 +116,13 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn transpose(self, src: &[f32], src_stride: usize, dst: &mut [f32], dst_stride: usize) {
-        check_transpose(4, src, src_stride, dst, dst_stride);
-        let rows = [0, 1, 2, 3].map(|r| f32x4::new(lanes(&src[r * src_stride..])));
-        for (c, row) in f32x4::transpose(rows).into_iter().enumerate() {
-            dst[c * dst_stride..][..4].copy_from_slice(&row.to_array());
+    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
+        // SAFETY: the caller vouches for 4 rows of 4 floats on either side.
+        unsafe {
+            let rows = [0, 1, 2, 3].map(|r| self.load_ptr(src.offset(r * src_stride)));
+            for (c, row) in f32x4::transpose(rows).into_iter().enumerate() {
+                self.store_ptr(row, dst.offset(c as isize * dst_stride));
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ pub(crate) fn write<I: Isa>(
     isa: I,
     job: &Job<'_>,
     state: &State<'_>,
-    out: &[f32],
+    out: &mut [f32],
     width: usize,
     claim: &mut Claim<'_, '_>,
 ) {
@@ -32,16 +32,23 @@ pub(crate) fn write<I: Isa>(
         }
     }
     let lanes = I::LANES;
+    let channels = job.shape.value_dim;
+    for row in out.chunks_exact_mut(width).take(channels) {
+        for (x, factor) in row.chunks_exact_mut(lanes).zip(factors.chunks_exact(lanes)) {
+            isa.store(isa.mul(isa.load(x), isa.load(factor)), x);
+        }
+    }
     let mut stage = [0.0f32; 16 * 16];
-    for channel in (0..job.shape.value_dim).step_by(lanes) {
-        let there = (job.shape.value_dim - channel).min(lanes);
+    for channel in (0..channels).step_by(lanes) {
+        let there = (channels - channel).min(lanes);
         for first in (0..rows.count).step_by(lanes) {
-            isa.transpose(&out[channel * width + first..], width, &mut stage, lanes);
-            for lane in first..(first + lanes).min(rows.count) {
-                let row = &mut stage[(lane - first) * lanes..][..lanes];
-                let x = isa.mul(isa.load(row), isa.splat(factors[lane]));
-                isa.store(x, row);
-                claim.write(isa, lane, channel, &row[..there]);
+            let src = &out[channel * width + first..];
+            let whole = there == lanes && first + lanes <= rows.count;
+            if !(whole && claim.write_square(isa, [first, channel], src, width)) {
+                isa.transpose(src, width, &mut stage, lanes);
+                for lane in first..(first + lanes).min(rows.count) {
+                    claim.write(isa, lane, channel, &stage[(lane - first) * lanes..][..there]);
+                }
             }
         }
     }

@@ -88,6 +88,28 @@ pub(crate) fn transposed<I: Isa>(
     }
 }
 
+/// Asks for all rows of a block at once: a transposition by squares meets their lines one at a time, and would wait for each.
+#[inline(always)]
+pub(crate) fn prefetch<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, first]: [usize; 3],
+    count: usize,
+    columns: usize,
+) {
+    if let Input::F32(view) = input
+        && is_direct(input)
+    {
+        let first = view.data().as_ptr().wrapping_add(element(view, batch, head, first));
+        for row in 0..count {
+            let start = first.wrapping_offset(row as isize * view.strides()[2]);
+            for line in (0..columns).step_by(16) {
+                isa.prefetch::<false>(start.wrapping_add(line).cast());
+            }
+        }
+    }
+}
+
 /// Where a square of f32 starts in the caller's memory, and its stride; `None` where it has to be gathered.
 #[inline(always)]
 fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize) -> Option<(&'a [f32], usize)> {

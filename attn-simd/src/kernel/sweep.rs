@@ -92,6 +92,8 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
         let to_log2 = job.log2_scale();
         let kv_head = shape.kv_head(head);
 
+        pack::prefetch(isa, &job.q, [batch, head, first], count, shape.head_dim);
+        claim.prefetch(isa);
         let q = &mut buffers.q[..shape.head_dim.next_multiple_of(I::LANES) * width];
         pack::transposed(isa, &job.q, [batch, head, first], count, 0..shape.head_dim, width, q);
         if job.q_factor != 1.0 {
