@@ -129,12 +129,7 @@ impl RowDraws {
     #[inline(always)]
     pub(crate) fn bits(self, start: usize, threshold: u32) -> u64 {
         let keep: [bool; 64] = core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
-        let (eights, _) = keep.as_chunks::<8>();
-        let mut bits = 0;
-        for (n, eight) in eights.iter().enumerate() {
-            bits |= crate::mask::pack8(*eight) << (8 * n);
-        }
-        bits
+        crate::mask::pack_bools(&keep)
     }
 }
 

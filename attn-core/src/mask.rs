@@ -50,8 +50,7 @@ use crate::shape::AttnShape;
 use crate::view::View;
 
 pub use align::{Align, Window};
-pub(crate) use bits::pack8;
-pub use bits::transpose_bits;
+pub use bits::{pack_bools, transpose_bits};
 pub use block_sparse::BlockSparse;
 pub use cover::TileCover;
 pub use dense::DenseMask;

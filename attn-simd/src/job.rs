@@ -3,19 +3,23 @@
 use attn_core::{Alibi, AttnShape, Bias, Dropout, Mask, Modifier, Problem};
 
 use crate::input::Input;
+use crate::isa::Isa;
 use crate::kernel::visible::Tile;
-use crate::tiles::Tiles;
+use crate::level::{Level, Run};
+use crate::tiles::{KV_TILE, Tiles};
 
 /// The caller's closures, called once per tile rather than once per score, so that the kernels need not be compiled for them.
+/// What implements it is compiled with the caller, for the level that runs.
 pub(crate) trait Closures: Sync {
     /// Whether scores are changed.
     fn has_score(&self) -> bool;
     /// Whether keys are hidden.
     fn has_visible(&self) -> bool;
-    /// Changes the score of each visible position: `scores[key][query]`, `width` apart, `bits[key]` of the visible queries.
-    fn score(&self, tile: Tile, width: usize, bits: &[u64], scores: &mut [f32]);
-    /// Clears the bits of the hidden ones among the tile's keys, for one lane.
-    fn visible(&self, tile: Tile, lane: usize, bits: u64) -> u64;
+    /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key) are given,
+    /// only of the positions they show: the closure is not asked about others.
+    fn score(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
+    /// Clears the bits of the keys that are hidden: one word of keys per row.
+    fn visible(&self, level: Level, tile: Tile, rows: &mut [u64]);
 }
 
 impl<M: Modifier + Sync> Closures for Problem<'_, '_, M> {
@@ -27,34 +31,77 @@ impl<M: Modifier + Sync> Closures for Problem<'_, '_, M> {
         M::VISIBLE
     }
 
-    fn score(&self, tile: Tile, width: usize, bits: &[u64], scores: &mut [f32]) {
-        let modifier = self.attn().get_modifier();
-        for (n, (row, &bits)) in scores.chunks_exact_mut(width).zip(bits).take(tile.keys).enumerate() {
-            for (lane, s) in row.iter_mut().take(tile.rows).enumerate() {
-                if bits >> lane & 1 == 1 {
-                    *s = modifier.score(f64::from(*s), tile.position(lane, n)) as f32;
+    fn score(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
+        level.run(Score { modifier: self.attn().get_modifier(), tile, width, bits, scores });
+    }
+
+    fn visible(&self, level: Level, tile: Tile, rows: &mut [u64]) {
+        level.run(Visible { modifier: self.attn().get_modifier(), tile, rows });
+    }
+}
+
+/// The score closure over one tile.
+struct Score<'a, M> {
+    modifier: &'a M,
+    tile: Tile,
+    width: usize,
+    bits: Option<&'a [u64; KV_TILE]>,
+    scores: &'a mut [f32],
+}
+
+impl<M: Modifier> Run<()> for Score<'_, M> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        let Self { modifier, tile, width, bits, scores } = self;
+        for (n, row) in scores.chunks_exact_mut(width).enumerate().take(tile.keys) {
+            let row = &mut row[..tile.rows];
+            let one = |lane: usize, s: f32| modifier.score(f64::from(s), tile.position(lane, n)) as f32;
+            match bits.map(|bits| bits[n]) {
+                None | Some(u64::MAX) => row.iter_mut().enumerate().for_each(|(lane, s)| *s = one(lane, *s)),
+                Some(shown) => {
+                    for (lane, s) in row.iter_mut().enumerate().filter(|(lane, _)| shown >> lane & 1 == 1) {
+                        *s = one(lane, *s);
+                    }
                 }
             }
         }
     }
+}
 
-    fn visible(&self, tile: Tile, lane: usize, mut bits: u64) -> u64 {
-        let modifier = self.attn().get_modifier();
-        let mut left = bits;
-        while left != 0 {
-            let n = left.trailing_zeros();
-            if !modifier.visible(tile.position(lane, n as usize)) {
-                bits &= !(1 << n);
+/// The visibility closure over one tile.
+struct Visible<'a, M> {
+    modifier: &'a M,
+    tile: Tile,
+    rows: &'a mut [u64],
+}
+
+impl<M: Modifier> Run<()> for Visible<'_, M> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { modifier, tile, rows } = self;
+        for (lane, row) in rows.iter_mut().enumerate() {
+            if *row == u64::MAX {
+                let shown: [bool; 64] = core::array::from_fn(|n| modifier.visible(tile.position(lane, n)));
+                *row = isa.pack_bools(&shown);
+                continue;
             }
-            left &= left - 1;
+            // Not every key is shown by the mask: the closure is asked about those that are.
+            let mut left = *row;
+            while left != 0 {
+                let n = left.trailing_zeros();
+                if !modifier.visible(tile.position(lane, n as usize)) {
+                    *row &= !(1 << n);
+                }
+                left &= left - 1;
+            }
         }
-        bits
     }
 }
 
 /// One call, ready to run.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'j> {
+    pub(crate) level: Level,
     pub(crate) shape: AttnShape,
     pub(crate) tiles: Tiles,
     pub(crate) q: Input<'j>,
@@ -65,7 +112,8 @@ pub(crate) struct Job<'j> {
     pub(crate) ranges: bool,
     pub(crate) bias: Option<&'j Bias<'j>>,
     pub(crate) alibi: Option<&'j Alibi<'j>>,
-    pub(crate) softcap: Option<f32>,
+    /// The cap, and what a product is multiplied by to be measured in caps: scale / cap.
+    pub(crate) softcap: Option<(f32, f32)>,
     pub(crate) sinks: Option<&'j [f32]>,
     pub(crate) dropout: &'j Dropout<'j>,
     pub(crate) closures: &'j dyn Closures,
@@ -81,7 +129,7 @@ impl<'j> Job<'j> {
     /// From a checked problem.
     pub(crate) fn new<M: Modifier + Sync>(
         problem: &'j Problem<'j, 'j, M>,
-        tiles: Tiles,
+        level: Level,
         inputs: [Input<'j>; 3],
     ) -> Self {
         let attn = problem.attn();
@@ -99,8 +147,9 @@ impl<'j> Job<'j> {
         };
         let [q, k, v] = inputs;
         Self {
+            level,
             shape: *problem.shape(),
-            tiles,
+            tiles: Tiles::of(level),
             q,
             k,
             v,
@@ -108,7 +157,11 @@ impl<'j> Job<'j> {
             ranges: attn.get_mask().is_ranges() && !M::VISIBLE,
             bias: attn.get_bias(),
             alibi: attn.get_alibi(),
-            softcap: attn.get_softcap().map(|c| c as f32),
+            softcap: attn.get_softcap().map(|cap| {
+                // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow there.
+                let cap = cap.clamp(f64::from_bits(0x39b0 << 48), f64::from_bits(0x4630 << 48)); // 2⁻¹⁰⁰ … 2¹⁰⁰
+                (cap as f32, (scale / cap) as f32)
+            }),
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
             closures: problem,

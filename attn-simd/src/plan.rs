@@ -118,7 +118,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
             return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
         }
         let Outputs { out, lse, .. } = outputs;
-        let job = Job::new(&self.problem, self.tiles, [T::input(q), T::input(k), T::input(v)]);
+        let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
         let queue = Queue::new(O::target(out), lse, shape, self.tiles.q_tile());
         let scratch = self.scratch(!pack::is_direct(&job.k));
         Ok(Work { level: self.level, job, queue, scratch, lines: self.workspace_lines() })

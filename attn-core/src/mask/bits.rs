@@ -26,6 +26,19 @@ pub(crate) fn pack8(keep: [bool; 8]) -> u64 {
     bytes.wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
+/// Packs 64 bools into bits, the first in the lowest.
+///
+/// ```
+/// let mut keep = [false; 64];
+/// keep[5] = true;
+/// assert_eq!(attn_core::mask::pack_bools(&keep), 1 << 5);
+/// ```
+#[inline(always)]
+pub fn pack_bools(keep: &[bool; 64]) -> u64 {
+    let (eights, _) = keep.as_chunks::<8>();
+    eights.iter().rev().fold(0, |bits, eight| bits << 8 | pack8(*eight))
+}
+
 /// Transposes a 64×64 bit matrix: afterwards bit `r` of word `c` is what bit `c` of word `r` was.
 ///
 /// ```

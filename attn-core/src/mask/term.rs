@@ -57,7 +57,7 @@ impl Term<'_> {
     }
 
     /// Whether what a row sees is always a range of keys.
-    pub(crate) fn is_range(&self) -> bool {
+    pub fn is_range(&self) -> bool {
         !matches!(self, Self::BlockSparse(_) | Self::Tree(_) | Self::Dense(_))
     }
 
@@ -93,7 +93,7 @@ impl Term<'_> {
     }
 
     /// Bit `n` says whether the row sees key `start + n`. Bits of keys from `kv_len` on have no meaning.
-    pub(crate) fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
+    pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         match self {
             Self::BlockSparse(blocks) => blocks.row_bits(batch, head, query, start),
             Self::Tree(tree) => tree.row_bits(shape, query, start),

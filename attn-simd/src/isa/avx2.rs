@@ -158,6 +158,19 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn pack_bools(self, keep: &[bool; 64]) -> u64 {
+        // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX2.
+        unsafe {
+            let half = |at: usize| {
+                let bytes = _mm256_loadu_si256(keep.as_ptr().add(at).cast());
+                // The lowest bit of each byte becomes its highest, which is what is gathered.
+                u64::from(_mm256_movemask_epi8(_mm256_slli_epi16::<7>(bytes)) as u32)
+            };
+            half(0) | half(32) << 32
+        }
+    }
+
+    #[inline(always)]
     fn prefetch<const WRITE: bool>(self, address: *const u8) {
         // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
         unsafe {

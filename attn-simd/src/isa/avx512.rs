@@ -156,6 +156,15 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn pack_bools(self, keep: &[bool; 64]) -> u64 {
+        // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX-512BW.
+        unsafe {
+            let bytes = _mm512_loadu_si512(keep.as_ptr().cast());
+            _mm512_test_epi8_mask(bytes, bytes)
+        }
+    }
+
+    #[inline(always)]
     fn prefetch<const WRITE: bool>(self, address: *const u8) {
         // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
         unsafe {

@@ -22,17 +22,17 @@ pub(crate) fn finish<I: Isa, const NQ: usize>(
 ) {
     let width = NQ * I::LANES;
     let scores = &mut scores[..tile.keys * width];
-    let scale = isa.splat(scale);
     match job.softcap {
         None => {
+            let scale = isa.splat(scale);
             for s in scores.chunks_exact_mut(I::LANES) {
                 isa.store(isa.mul(isa.load(s), scale), s);
             }
         }
-        Some(cap) => {
-            let cap = isa.splat(cap);
+        Some((cap, in_caps)) => {
+            let (cap, in_caps) = (isa.splat(cap), isa.splat(in_caps));
             for s in scores.chunks_exact_mut(I::LANES) {
-                let capped = tanh(isa, isa.div(isa.mul(isa.load(s), scale), cap));
+                let capped = tanh(isa, isa.mul(isa.load(s), in_caps));
                 isa.store(isa.mul(cap, capped), s);
             }
         }

@@ -72,7 +72,10 @@ macro_rules! instances {
 instances!(run_avx512, 8, 8, [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
 instances!(run_avx2, 6, 6, [1, 2]);
+#[cfg(target_arch = "aarch64")]
 instances!(run_portable, 4, 4, [1, 2, 3, 4]);
+#[cfg(not(target_arch = "aarch64"))]
+instances!(run_portable, 4, 4, [1, 2]);
 
 /// One block of `NQ` vectors of rows.
 struct Block<'b, 'w, 'q, 'o, const NQ: usize, const MS: usize, const MV: usize> {
@@ -110,7 +113,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
             // whichever block it stands.
             let keys = (KV_TILE - key % KV_TILE).min(ranges.any.end - key);
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
-            let cover = ranges.cover(job, tile, &mut bits);
+            let cover = ranges.cover(isa, job, tile, &mut bits);
             if cover != Cover::Empty {
                 let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
                 let k = pack::panel(isa, &job.k, [batch, kv_head, key], keys, shape.head_dim, buffers.k);
@@ -119,9 +122,8 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 if let Some(scale) = job.mod_scale {
                     score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
                     if job.closures.has_score() {
-                        let all = [u64::MAX; KV_TILE];
-                        let shown = if cover == Cover::Partial { &bits } else { &all };
-                        job.closures.score(tile, width, shown, scores);
+                        let shown = (cover == Cover::Partial).then_some(&bits);
+                        job.closures.score(job.level, tile, width, shown, scores);
                     }
                 }
                 if cover == Cover::Partial {

@@ -6,7 +6,8 @@
 
 use core::ops::Range;
 
-use attn_core::mask::transpose_bits;
+use attn_core::DenseMask;
+use attn_core::mask::{Term, transpose_bits};
 
 use crate::isa::Isa;
 use crate::isa::product::Reach;
@@ -102,11 +103,12 @@ impl Ranges {
     }
 
     /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
-    pub(crate) fn cover(&self, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+    #[inline(always)]
+    pub(crate) fn cover<I: Isa>(&self, isa: I, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
         if job.ranges && self.all.start <= tile.key && tile.key + tile.keys <= self.all.end {
             return Cover::Full;
         }
-        if job.ranges { self.by_ranges(tile, bits) } else { self.by_rows(job, tile, bits) }
+        if job.ranges { self.by_ranges(tile, bits) } else { self.by_rows(isa, job, tile, bits) }
     }
 
     /// Where each row sees a range: a bit turns on where the range starts and off where it ends.
@@ -130,26 +132,53 @@ impl Ranges {
     }
 
     /// Any mask: 64 keys of each row as a word, transposed.
-    fn by_rows(&self, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+    #[inline(always)]
+    fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
         let wanted = if tile.keys == 64 { u64::MAX } else { (1 << tile.keys) - 1 };
-        let (mut any, mut all) = (0, u64::MAX);
         bits.fill(u64::MAX); // lanes without a row, as above
-        for (lane, (row, &(start, end))) in bits.iter_mut().zip(&self.rows).take(tile.rows).enumerate() {
-            let at = [tile.batch, tile.head, tile.query + lane];
-            let mut seen = job.mask.row_bits_within(&job.shape, at, tile.key, start..end) & wanted;
-            if job.closures.has_visible() && seen != 0 {
-                seen = job.closures.visible(tile, lane, seen);
-            }
-            *row = seen;
-            any |= seen;
-            all &= seen;
+        let rows = &mut bits[..tile.rows];
+        for (row, &(start, end)) in rows.iter_mut().zip(&self.rows) {
+            *row = range_bits(start.saturating_sub(tile.key), end.saturating_sub(tile.key)) & wanted;
         }
+        for term in job.mask.terms().filter(|term| !term.is_range()) {
+            for (lane, row) in rows.iter_mut().enumerate() {
+                let (batch, head, query) = (tile.batch, tile.head, tile.query + lane);
+                *row &= match term {
+                    Term::Dense(dense) => match whole_word(dense, [batch, head, query, tile.key]) {
+                        Some(word) if dense.keep => isa.pack_bools(word),
+                        Some(word) => !isa.pack_bools(word),
+                        None => term.row_bits(&job.shape, batch, head, query, tile.key),
+                    },
+                    _ => term.row_bits(&job.shape, batch, head, query, tile.key),
+                };
+            }
+        }
+        if job.closures.has_visible() {
+            job.closures.visible(job.level, tile, rows);
+        }
+        let any = rows.iter().fold(0, |any, row| any | row);
+        let all = rows.iter().fold(wanted, |all, row| all & row);
         let cover = Cover::of(any != 0, all == wanted);
         if cover == Cover::Partial {
             transpose_bits(bits);
         }
         cover
     }
+}
+
+/// Bits `start..end`, clipped to a word.
+#[inline(always)]
+fn range_bits(start: usize, end: usize) -> u64 {
+    let below = |n: usize| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
+    below(end) & !below(start)
+}
+
+/// 64 entries of a row of a dense mask, where they lie side by side.
+#[inline(always)]
+fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) -> Option<&'a [bool; 64]> {
+    let [nb, nh, nq, _] = dense.mask.sizes();
+    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    dense.mask.row(pick(batch, nb), pick(head, nh), pick(query, nq)).as_slice()?.get(key..)?.first_chunk()
 }
 
 /// Fills `bits[key]` with one bit per query whose weight dropout keeps.
