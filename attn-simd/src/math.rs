@@ -137,7 +137,7 @@ mod tests {
     fn tanh_is_within_five_ulp() {
         let step = if cfg!(miri) { 40_000_037 } else { 9_973 };
         for level in Level::available() {
-            for chunk in (0..=u32::MAX).step_by(step).collect::<std::vec::Vec<_>>().chunks_exact(16) {
+            for chunk in (0..=u32::MAX).step_by(step).collect::<Vec<_>>().chunks_exact(16) {
                 let input: [f32; 16] = std::array::from_fn(|n| f32::from_bits(chunk[n]));
                 let mut x = input;
                 level.run(Map::<true>(&mut x));
