@@ -5,6 +5,7 @@
 //! libraries. What is measured, and how, is `attn-bench`'s; here are the arguments, the progress and where results go.
 
 mod curve;
+mod input;
 mod progress;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,18 @@ pub(crate) struct Args {
     /// As long as it takes: up to n = 32768, more samples, slow engines included.
     #[arg(long)]
     full: bool,
+    /// Run all engines on the layers in this safetensors file, and compare them with the results stored there.
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// Name of the queries in the file; default: every `NAME.q` that has a `NAME.k` and a `NAME.v`.
+    #[arg(long, value_name = "NAME", requires = "input")]
+    q: Option<String>,
+    /// Name of the keys in the file.
+    #[arg(long, value_name = "NAME", requires = "input")]
+    k: Option<String>,
+    /// Name of the values in the file.
+    #[arg(long, value_name = "NAME", requires = "input")]
+    v: Option<String>,
     /// Write all samples and machine facts to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -78,7 +91,11 @@ impl std::fmt::Display for Failure {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match curve::run(&args) {
+    let result = match &args.input {
+        Some(path) => input::run(&args, path),
+        None => curve::run(&args),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("bench: {failure}");
