@@ -128,8 +128,8 @@ pub fn measure(
             }
         }
         let (mut alone, mut together): (Vec<_>, Vec<_>) = started.into_iter().partition(|s| s.engine.one_thread());
-        sample_rounds(settings, &mut alone, &mut tensors, |seconds| probe::fma_peak(settings.level, seconds))?;
-        sample_rounds(settings, &mut together, &mut tensors, |seconds| {
+        sample_rounds(settings, &mut alone, &mut tensors, pool, |seconds| probe::fma_peak(settings.level, seconds))?;
+        sample_rounds(settings, &mut together, &mut tensors, pool, |seconds| {
             probe::fma_peak_of_pool(settings.level, pool, seconds)
         })?;
         for started in alone.into_iter().chain(together) {
@@ -229,6 +229,7 @@ fn sample_rounds(
     settings: &Settings,
     started: &mut [Started<'_>],
     tensors: &mut Tensors,
+    pool: &ThreadPool,
     peak: impl Fn(f64) -> f64,
 ) -> Result<(), attn_core::AttnError> {
     loop {
@@ -239,7 +240,8 @@ fn sample_rounds(
         }
         let mut before = peak(settings.probe_seconds);
         for s in started.iter_mut().filter(|s| wants(s)) {
-            let seconds = time(s.calls, || run(&mut s.runner, s.engine, tensors))?;
+            let (runner, engine, calls) = (&mut s.runner, s.engine, s.calls);
+            let seconds = engine::inside(engine, pool, || time(calls, || run(runner, engine, tensors)))?;
             let after = peak(settings.probe_seconds);
             s.spent += seconds * f64::from(s.calls);
             s.samples.push(seconds);

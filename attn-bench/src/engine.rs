@@ -55,6 +55,12 @@ pub fn pool(threads: usize) -> std::result::Result<ThreadPool, String> {
     ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| format!("cannot start {threads} threads: {e}"))
 }
 
+/// Runs `call` where the engine is used: on the caller's thread, or for the parallel engine on one of the pool's, so that
+/// calls back to back do not each pay for handing over to the pool.
+pub fn inside<R: Send>(engine: Engine, pool: &ThreadPool, call: impl FnOnce() -> R + Send) -> R {
+    if engine.one_thread() { call() } else { pool.install(call) }
+}
+
 /// Runs engines at one level and on one pool, keeping their scratch between calls.
 #[derive(Debug)]
 pub struct Runner<'p> {

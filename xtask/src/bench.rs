@@ -6,6 +6,7 @@
 
 mod curve;
 mod input;
+mod kernels;
 mod progress;
 
 use std::path::{Path, PathBuf};
@@ -44,6 +45,18 @@ pub(crate) struct Args {
     /// Name of the values in the file.
     #[arg(long, value_name = "NAME", requires = "input")]
     v: Option<String>,
+    /// Measure single kernels on a table of shapes, beside the machine's peak (`--threads`, default 1).
+    #[arg(long, conflicts_with = "input")]
+    kernels: bool,
+    /// As --kernels, beside other libraries; the Python is `python3` unless --python names another.
+    #[arg(long, conflicts_with = "input")]
+    peers: bool,
+    /// With --kernels: measure torch and onnxruntime on the same inputs, as far as this Python has them.
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<String>,
+    /// With --kernels: only these shapes.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    shapes: Vec<String>,
     /// Write all samples and machine facts to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -53,7 +66,7 @@ pub(crate) struct Args {
     /// Instruction-set level (see `cargo xtask levels`); default: the best of this machine.
     #[arg(long, value_name = "LEVEL")]
     level: Option<String>,
-    /// Threads of the parallel engine; default: one per core.
+    /// Threads of the parallel engine; default: one per core (with --kernels: 1, which is the single-thread engine).
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
     /// Mask out the keys after each query.
@@ -90,9 +103,16 @@ impl std::fmt::Display for Failure {
     }
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
+pub(crate) fn run(mut args: Args) -> ExitCode {
+    if args.peers && args.python.is_none() {
+        args.python = Some("python3".into());
+    }
     let result = match &args.input {
         Some(path) => input::run(&args, path),
+        None if args.kernels || args.peers => kernels::run(&args),
+        None if args.python.is_some() || !args.shapes.is_empty() => {
+            Err(Failure::Argument("--python and --shapes go with --kernels or --peers".into()))
+        }
         None => curve::run(&args),
     };
     match result {

@@ -1,0 +1,175 @@
+"""Runs torch's and onnxruntime's attention for `cargo xtask bench --kernels`, driven over stdin and stdout.
+
+One process per thread count. A request is a line of JSON, followed by raw little-endian f32 where it says so; an answer is a
+line of JSON, `{"error": text}` where something went wrong. Requests:
+
+  {"op": "load", "case": {...}, "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
+      -> {"peers": [names that can run this case]}
+  {"op": "time", "peer": name, "calls": n} -> {"seconds": per call}
+  {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D]
+
+Whatever cannot be imported is not offered; nothing is installed or fetched.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+THREADS = int(os.environ.get("PEER_THREADS", "1"))
+STDIN, STDOUT = sys.stdin.buffer, sys.stdout.buffer
+sys.stdout = sys.stderr  # a library that prints must not disturb the protocol
+
+try:
+    import torch
+    import torch.nn.functional as F
+
+    torch.set_num_threads(THREADS)
+    torch.set_grad_enabled(False)
+except ImportError:
+    torch = None
+
+try:
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+except ImportError:
+    onnxruntime = None
+
+
+def torch_sdpa(case, what, value, q, k, v, extra):
+    """scaled_dot_product_attention with the mask in the form torch wants it."""
+    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+    sq, skv, causal = case["q_len"], case["kv_len"], case["causal"]
+    kw = {"is_causal": causal}
+    if case["q_heads"] != case["kv_heads"]:
+        kw["enable_gqa"] = True
+    i, j = torch.arange(sq)[:, None], torch.arange(skv)[None, :]
+    if what == "window":
+        kw = {**kw, "is_causal": False, "attn_mask": (j <= i) & (i - j <= int(value)) if causal else i - j <= int(value)}
+    elif what == "keep":
+        kw["attn_mask"] = torch.from_numpy(extra.reshape(sq, skv)) > 0.5
+    elif what == "bias":
+        kw["attn_mask"] = torch.from_numpy(extra.reshape(sq, skv))
+    elif what == "alibi":
+        mask = -torch.from_numpy(extra)[:, None, None] * (i - j).abs()
+        if causal:
+            mask = mask.masked_fill(j > i, -torch.inf)
+        kw = {**kw, "is_causal": False, "attn_mask": mask[None]}
+    elif what == "dropout":
+        kw["dropout_p"] = value
+    elif what != "plain":
+        return None  # soft-capping is not in this operation
+    return lambda: F.scaled_dot_product_attention(q, k, v, **kw), lambda out: out.numpy()
+
+
+def onnx_session(node, inputs, output, domains):
+    info = lambda name, shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    graph = helper.make_graph([node], "g", [info(n, x.shape) for n, x in inputs.items()], [info("o", output)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, n) for d, n in domains], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = THREADS, 1, 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(x) for n, x in inputs.items()}
+    for name, x in values.items():
+        binding.bind_ortvalue_input(name, x)
+    out = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(output, np.float32))
+    binding.bind_ortvalue_output("o", out)
+
+    def run():
+        session.run_with_iobinding(binding)
+        return values and out  # keeps the inputs alive
+
+    return run
+
+
+def ort_attention(case, what, value, q, k, v, extra):
+    """The standard operator Attention of ai.onnx 23."""
+    if what != "plain":
+        return None
+    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], is_causal=int(case["causal"]))
+    return onnx_session(node, dict(q=q, k=k, v=v), q.shape, [("", 23)]), lambda out: out.numpy()
+
+
+def ort_mha(case, what, value, q, k, v, extra):
+    """The contributed operator MultiHeadAttention, on [batch, seq, heads * dim]."""
+    b, h, sq, d = q.shape
+    if what != "plain" or h != case["kv_heads"]:
+        return None
+    flat = lambda x: np.ascontiguousarray(x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1))
+    node = helper.make_node(
+        "MultiHeadAttention", ["q", "k", "v"], ["o"], domain="com.microsoft", num_heads=h, unidirectional=int(case["causal"])
+    )
+    run = onnx_session(node, dict(q=flat(q), k=flat(k), v=flat(v)), (b, sq, h * d), [("", 23), ("com.microsoft", 1)])
+    return run, lambda out: np.ascontiguousarray(out.numpy().reshape(b, sq, h, d).swapaxes(1, 2))
+
+
+def makers(case):
+    if torch:
+        yield "torch", torch_sdpa
+    # onnxruntime builds whole score matrices: only its short shapes are of interest.
+    if onnxruntime and case["q_len"] <= 1024:
+        yield "ort-attention", ort_attention
+        yield "ort-mha", ort_mha
+
+
+def load(request):
+    q, k, v, extra = (np.frombuffer(STDIN.read(4 * n), np.float32).copy() for n in request["floats"])
+    case, d = request["case"], request["case"]["head_dim"]
+    q = q.reshape(case["batch"], case["q_heads"], case["q_len"], d)
+    k, v = (x.reshape(case["batch"], case["kv_heads"], case["kv_len"], d) for x in (k, v))
+    peers, why = {}, {}
+    for name, make in makers(case):
+        try:
+            peer = make(case, request["what"], request["value"], q, k, v, extra)
+            if peer:
+                peer[0]()
+                peers[name] = peer
+        except Exception as error:  # a peer that cannot do a case is left out of it
+            why[name] = str(error)[:200]
+    return peers, why
+
+
+def timed(run, calls):
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def answer(**fields):
+    STDOUT.write(json.dumps(fields).encode() + b"\n")
+
+
+def main():
+    answer(
+        torch=torch and f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})",
+        onnxruntime=onnxruntime and onnxruntime.__version__,
+    )
+    STDOUT.flush()
+    peers = {}
+    for line in iter(STDIN.readline, b""):
+        request = json.loads(line)
+        try:
+            if request["op"] == "load":
+                peers = {}  # before the next: two sets of inputs need not be held at once
+                peers, why = load(request)
+                answer(peers=list(peers), refused=why)
+            elif request["op"] == "time":
+                answer(seconds=timed(peers[request["peer"]][0], request["calls"]))
+            elif request["op"] == "out":
+                run, get = peers[request["peer"]]
+                out = np.ascontiguousarray(get(run()), np.float32)
+                answer(floats=out.size)
+                STDOUT.write(out.tobytes())
+            else:
+                answer(error=f"unknown request {request['op']}")
+        except Exception as error:
+            answer(error=str(error)[:500])
+        STDOUT.flush()
+
+
+main()

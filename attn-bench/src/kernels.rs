@@ -1,0 +1,471 @@
+//! Single shapes beside the machine's peak and beside other libraries.
+//!
+//! The shapes are a table in the repository, `shapes.txt`. For each, samples are taken in rounds: probe, ours, probe, each
+//! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is reported
+//! is the median over the rounds, which does not care whether the machine was slower for a while.
+
+use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View};
+use attn_simd::Level;
+use rayon::ThreadPool;
+use serde::{Deserialize, Serialize};
+
+use crate::case::{Case, Tensors, normal};
+use crate::clock::{Repeat, Samples, median, time};
+use crate::engine::{self, Engine, Runner};
+use crate::peer::Peer;
+use crate::probe;
+
+/// The table of shapes.
+pub const SHAPES: &str = include_str!("../shapes.txt");
+
+/// What is done to the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// Nothing but the scale.
+    Plain,
+    /// Only the last so many keys before a query are visible (and itself).
+    Window(usize),
+    /// The published distance penalty per head.
+    Alibi,
+    /// A dense additive tensor `[q_len, kv_len]`.
+    Bias,
+    /// A dense boolean mask `[q_len, kv_len]` that hides one key in ten.
+    Keep,
+    /// `c·tanh(s/c)`.
+    Softcap(f64),
+    /// Weights dropped with this probability.
+    Dropout(f64),
+}
+
+impl What {
+    /// Name and value, as the table writes them.
+    pub fn parts(&self) -> (&'static str, f64) {
+        match *self {
+            Self::Plain => ("plain", 0.0),
+            Self::Window(left) => ("window", left as f64),
+            Self::Alibi => ("alibi", 0.0),
+            Self::Bias => ("bias", 0.0),
+            Self::Keep => ("keep", 0.0),
+            Self::Softcap(cap) => ("softcap", cap),
+            Self::Dropout(p) => ("dropout", p),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (name, value) = text.split_once(':').map_or((text, None), |(name, value)| (name, Some(value)));
+        let number = |ok: fn(f64) -> bool| value.and_then(|v| v.parse::<f64>().ok()).filter(|&x| ok(x));
+        match name {
+            "window" => value.and_then(|v| v.parse().ok()).map(Self::Window),
+            "softcap" => number(|c| c.is_finite() && c > 0.0).map(Self::Softcap),
+            "dropout" => number(|p| (0.0..1.0).contains(&p)).map(Self::Dropout),
+            _ if value.is_some() => None,
+            "plain" => Some(Self::Plain),
+            "alibi" => Some(Self::Alibi),
+            "bias" => Some(Self::Bias),
+            "keep" => Some(Self::Keep),
+            _ => None,
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Its name.
+    pub name: String,
+    /// Its sizes.
+    pub case: Case,
+    /// What is done to the scores.
+    pub what: What,
+    /// Whether it takes part in a quick run.
+    pub quick: bool,
+    /// Whether it is also held against torch on AVX2.
+    pub avx2: bool,
+}
+
+/// A row that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowError {
+    /// Its line, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl std::fmt::Display for RowError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "shapes, line {}: {}", self.line, self.why)
+    }
+}
+
+impl std::error::Error for RowError {}
+
+/// Reads a table of shapes.
+///
+/// # Errors
+/// The first row that makes no sense.
+///
+/// ```
+/// use attn_bench::kernels::{SHAPES, parse};
+/// assert!(parse(SHAPES).unwrap().iter().any(|kernel| kernel.name == "pf2048d64"));
+/// assert!(parse("short 1 8").is_err());
+/// ```
+pub fn parse(text: &str) -> Result<Vec<Kernel>, RowError> {
+    let rows = text.lines().enumerate().map(|(i, row)| (i + 1, row.trim()));
+    rows.filter(|(_, row)| !row.is_empty() && !row.starts_with('#')).map(|(line, row)| parse_row(line, row)).collect()
+}
+
+fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
+    let fail = |why: String| Err(RowError { line, why });
+    let fields: Vec<&str> = row.split_whitespace().collect();
+    let [name, sizes @ .., causal, what, tags] = fields.as_slice() else {
+        return fail("expected name B H Hkv Sq Skv D causal what tags".into());
+    };
+    let sizes: Vec<usize> = match sizes.iter().map(|s| s.parse()).collect() {
+        Ok(sizes) => sizes,
+        Err(error) => return fail(format!("a size is not a number: {error}")),
+    };
+    let &[batch, q_heads, kv_heads, q_len, kv_len, head_dim] = sizes.as_slice() else {
+        return fail(format!("{} sizes instead of six (B H Hkv Sq Skv D)", sizes.len()));
+    };
+    let causal = match *causal {
+        "0" => false,
+        // Peers put the diagonal elsewhere where the lengths differ: not one measurement, but two different results.
+        "1" if q_len == kv_len => true,
+        "1" => return fail("causal needs Sq = Skv".into()),
+        other => return fail(format!("causal is 0 or 1, not {other}")),
+    };
+    let Some(parsed) = What::parse(what) else { return fail(format!("unknown `{what}`")) };
+    let case = Case { batch, q_heads, kv_heads, q_len, kv_len, head_dim, causal };
+    if let Err(error) = case.shape() {
+        return fail(error.to_string());
+    }
+    let tags: Vec<&str> = tags.split(',').filter(|tag| *tag != "-").collect();
+    if let Some(tag) = tags.iter().find(|tag| !["quick", "avx2"].contains(tag)) {
+        return fail(format!("unknown tag {tag}"));
+    }
+    let (quick, avx2) = (tags.contains(&"quick"), tags.contains(&"avx2"));
+    Ok(Kernel { name: (*name).into(), case, what: parsed, quick, avx2 })
+}
+
+impl Kernel {
+    /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them.
+    pub fn flops(&self) -> f64 {
+        let Case { batch, q_heads, q_len, kv_len, head_dim, .. } = self.case;
+        match self.what {
+            What::Window(left) => {
+                let row =
+                    |i: usize| if self.case.causal { left.min(i) + 1 } else { left.min(i) + kv_len - i.min(kv_len) };
+                let pairs: f64 = (0..q_len).map(|i| row(i).min(kv_len) as f64).sum();
+                4.0 * pairs * (batch * q_heads * head_dim) as f64
+            }
+            _ => self.case.flops(),
+        }
+    }
+
+    /// Inputs, the same in every run.
+    pub fn inputs(&self) -> Inputs {
+        let Case { q_heads, q_len, kv_len, .. } = self.case;
+        let mut inputs = Inputs { tensors: Tensors::new(self.case, 11), extra: Vec::new(), keep: Vec::new() };
+        match self.what {
+            What::Bias => inputs.extra = normal(5, q_len * kv_len),
+            What::Keep => {
+                // Standard normals exceed −1.2816 nine times in ten.
+                inputs.keep = normal(6, q_len * kv_len).into_iter().map(|x| x > -1.2816).collect();
+                inputs.extra = inputs.keep.iter().map(|&keep| f32::from(u8::from(keep))).collect();
+            }
+            // 2^(−8·(h+1)/heads): exact for the powers of two that the table uses.
+            What::Alibi => inputs.extra = (1..=q_heads).map(|h| (-8.0 * h as f32 / q_heads as f32).exp2()).collect(),
+            _ => {}
+        }
+        inputs
+    }
+}
+
+/// What a kernel is run on.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// q, k, v and the output.
+    pub tensors: Tensors,
+    extra: Vec<f32>,
+    keep: Vec<bool>,
+}
+
+impl Inputs {
+    /// The bias, the mask as numbers, or the slopes.
+    pub fn extra(&self) -> &Vec<f32> {
+        &self.extra
+    }
+
+    /// Runs `call` with the options of the kernel and views of its tensors.
+    fn with<R>(
+        &mut self,
+        kernel: &Kernel,
+        call: impl FnOnce(&Attention<'_>, crate::case::Views<'_>) -> Result<R, AttnError>,
+    ) -> Result<R, AttnError> {
+        let case = kernel.case;
+        let dense = [1, 1, case.q_len, case.kv_len];
+        let attn = case.attention();
+        let attn = match kernel.what {
+            What::Plain => attn,
+            What::Window(left) => {
+                let right = if case.causal { 0 } else { case.kv_len };
+                attn.mask(case.mask().and(Mask::window(left, right, Align::BottomRight)))
+            }
+            What::Alibi => attn.alibi(Alibi { slopes: &self.extra, align: Align::BottomRight }),
+            What::Bias => attn.bias(View::new(&self.extra, Layout::Bhsd, dense)?),
+            What::Keep => attn.mask(case.mask().and(Mask::keep(View::new(&self.keep, Layout::Bhsd, dense)?))),
+            What::Softcap(cap) => attn.softcap(cap),
+            What::Dropout(p) => attn.dropout(Dropout::Seeded { p: p as f32, seed: 1 }),
+        };
+        call(&attn, self.tensors.views()?)
+    }
+}
+
+/// Another library on the same inputs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerResult {
+    /// Its name.
+    pub name: String,
+    /// Median seconds per call.
+    pub seconds: f64,
+    /// Median over the rounds of its time over ours: above 1, ours is faster.
+    pub ratio: f64,
+    /// Seconds per call of each sample.
+    pub samples: Samples,
+    /// Largest difference between its output and ours; `None` where they are not comparable (dropout draws differently).
+    pub difference: Option<f64>,
+}
+
+/// A kernel, measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelResult {
+    /// The row of the table.
+    pub kernel: Kernel,
+    /// The level it ran at.
+    pub level: String,
+    /// Threads of ours and of the peers.
+    pub threads: usize,
+    /// Median seconds per call.
+    pub seconds: f64,
+    /// FLOPs per call / `seconds` / 1e9.
+    pub gflops: f64,
+    /// Median over the rounds of rate / probe's rate.
+    pub share_of_peak: f64,
+    /// Seconds per call of each sample.
+    pub samples: Samples,
+    /// FLOP/s of the probes beside each sample.
+    pub peaks: Vec<f64>,
+    /// Other libraries.
+    pub peers: Vec<PeerResult>,
+}
+
+impl KernelResult {
+    /// The fastest peer.
+    pub fn best_peer(&self) -> Option<&PeerResult> {
+        self.peers.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+    }
+}
+
+/// How a kernel is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'s> {
+    /// Level of our kernels and of the probe.
+    pub level: Level,
+    /// One thread: [`attn_simd`]; more: [`attn_parallel`] on this pool.
+    pub pool: &'s ThreadPool,
+    /// Rounds.
+    pub repeat: Repeat,
+    /// Shortest sample, in seconds: short calls are taken together until they fill it.
+    pub sample_seconds: f64,
+    /// Seconds of each probe.
+    pub probe_seconds: f64,
+}
+
+/// Measures one kernel, beside a peer where there is one. A peer that fails is left out and said so in `notes`.
+///
+/// # Errors
+/// What our engine refuses.
+pub fn measure(
+    kernel: &Kernel,
+    setup: &Setup<'_>,
+    mut peer: Option<&mut Peer>,
+    notes: &mut Vec<String>,
+) -> Result<KernelResult, AttnError> {
+    let threads = setup.pool.current_num_threads();
+    let engine = if threads == 1 { Engine::Simd } else { Engine::Parallel };
+    let mut runner = Runner::new(setup.level, setup.pool);
+    let mut inputs = kernel.inputs();
+    let mut ours = |calls: u32| {
+        inputs.with(kernel, |attn, (q, k, v, mut out)| {
+            engine::inside(engine, setup.pool, || time(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
+        })
+    };
+    let calls_for = |seconds: f64| (setup.sample_seconds / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32;
+    ours(1)?;
+    let calls = calls_for(ours(1)?);
+    let calls = calls_for(ours(calls)?);
+
+    let mut note = |text: String| notes.push(format!("{}: {text}", kernel.name));
+    let mut others: Vec<Other> = Vec::new();
+    if let Some(peer) = peer.as_deref_mut() {
+        let fresh = kernel.inputs();
+        match peer.load(kernel, &fresh) {
+            Ok(names) => {
+                for name in names {
+                    match peer.time(&name, 1) {
+                        Ok(seconds) => others.push(Other { name, calls: calls_for(seconds), samples: Vec::new() }),
+                        Err(error) => note(format!("{name}: {error}")),
+                    }
+                }
+            }
+            Err(error) => note(error.to_string()),
+        }
+    }
+
+    let peak = || match threads {
+        1 => probe::fma_peak(setup.level, setup.probe_seconds),
+        _ => probe::fma_peak_of_pool(setup.level, setup.pool, setup.probe_seconds),
+    };
+    let (mut samples, mut peaks, mut spent) = (Vec::new(), Vec::new(), 0.0);
+    while setup.repeat.goes_on(samples.len(), spent, false) {
+        let before = peak();
+        let seconds = ours(calls)?;
+        peaks.push(0.5 * (before + peak()));
+        samples.push(seconds);
+        spent += seconds * f64::from(calls);
+        if let Some(peer) = peer.as_deref_mut() {
+            others.retain_mut(|other| match peer.time(&other.name, other.calls) {
+                Ok(seconds) => {
+                    spent += seconds * f64::from(other.calls);
+                    other.samples.push(seconds);
+                    true
+                }
+                Err(error) => {
+                    note(format!("{}: {error}", other.name));
+                    false
+                }
+            });
+        }
+    }
+    let comparable = !matches!(kernel.what, What::Dropout(_));
+    let peers = others
+        .into_iter()
+        .map(|other| {
+            let out = if comparable { peer.as_deref_mut().and_then(|peer| peer.out(&other.name).ok()) } else { None };
+            let ratios: Vec<f64> = other.samples.iter().zip(&samples).map(|(theirs, ours)| theirs / ours).collect();
+            PeerResult {
+                ratio: median(&ratios),
+                seconds: median(&other.samples),
+                difference: out.map(|out| difference(&inputs.tensors.out, &out)),
+                samples: Samples(other.samples),
+                name: other.name,
+            }
+        })
+        .collect();
+    let (flops, seconds) = (kernel.flops(), median(&samples));
+    let shares: Vec<f64> = samples.iter().zip(&peaks).map(|(seconds, peak)| flops / seconds / peak).collect();
+    Ok(KernelResult {
+        kernel: kernel.clone(),
+        level: setup.level.name().to_string(),
+        threads,
+        seconds,
+        gflops: flops / seconds / 1e9,
+        share_of_peak: median(&shares),
+        samples: Samples(samples),
+        peaks,
+        peers,
+    })
+}
+
+/// A peer while it is measured.
+struct Other {
+    name: String,
+    calls: u32,
+    samples: Vec<f64>,
+}
+
+/// The largest difference of two outputs; infinite where they differ in length or one is not a number.
+fn difference(a: &[f32], b: &[f32]) -> f64 {
+    if a.len() != b.len() {
+        return f64::INFINITY;
+    }
+    let differences = a.iter().zip(b).map(|(x, y)| f64::from((x - y).abs()));
+    differences.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_table_is_read() {
+        let kernels = parse(SHAPES).unwrap();
+        let names: std::collections::HashSet<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
+        assert_eq!(names.len(), kernels.len(), "two rows have one name");
+        assert!(kernels.iter().filter(|k| k.quick).count() >= 5 && kernels.iter().filter(|k| k.avx2).count() == 4);
+        let gqa = kernels.iter().find(|k| k.name == "gqa1024d128c").unwrap();
+        let case = Case { q_heads: 32, kv_heads: 8, causal: true, ..Case::square(1024, 128) };
+        assert_eq!((gqa.case, gqa.what), (case, What::Plain));
+        for what in [What::Window(256), What::Softcap(30.0), What::Dropout(0.1), What::Alibi, What::Bias, What::Keep] {
+            assert!(kernels.iter().any(|k| k.what == what), "{what:?}");
+        }
+    }
+
+    #[test]
+    fn rows_without_sense_are_named() {
+        for (row, why) in [
+            ("a 1 1 1 4 4 8 0 plain", "six"),
+            ("a 1 1 1 4 4 x 0 plain -", "number"),
+            ("a 1 1 1 4 5 8 1 plain -", "Sq = Skv"),
+            ("a 1 1 1 4 4 8 2 plain -", "0 or 1"),
+            ("a 1 1 1 4 4 8 0 fancy -", "fancy"),
+            ("a 1 1 1 4 4 8 0 softcap:-1 -", "softcap"),
+            ("a 1 1 1 4 4 8 0 dropout:1 -", "dropout"),
+            ("a 1 1 1 4 4 8 0 plain:3 -", "plain:3"),
+            ("a 1 4 3 4 4 8 0 plain -", "4 query heads"),
+            ("a 1 1 1 4 4 8 0 plain slow", "slow"),
+            ("a", "expected"),
+        ] {
+            let error = parse(&format!("# comment\n\n{row}")).unwrap_err();
+            assert!(error.line == 3 && error.why.contains(why), "{row}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_window_counts_the_pairs_it_shows() {
+        let kernel = |row: &str| parse(row).unwrap().remove(0);
+        assert_eq!(kernel("a 1 1 1 4 4 1 1 window:1 -").flops(), 4.0 * 7.0); // 1 + 2 + 2 + 2
+        assert_eq!(kernel("a 1 1 1 4 4 1 0 window:1 -").flops(), 4.0 * 13.0); // 4 + 4 + 3 + 2
+        assert_eq!(kernel("a 2 3 3 4 4 5 1 plain -").flops(), 4.0 * 2.0 * 3.0 * 8.0 * 5.0);
+    }
+
+    #[test]
+    fn every_feature_runs_and_is_right() {
+        let pool = engine::pool(1).unwrap();
+        let repeat = Repeat { at_least: 2, at_most: 2, seconds: 0.0 };
+        let setup = Setup { level: Level::detect(), pool: &pool, repeat, sample_seconds: 1e-6, probe_seconds: 1e-4 };
+        for what in ["plain", "window:3", "alibi", "bias", "keep", "softcap:2", "dropout:0.3"] {
+            for causal in [0, 1] {
+                let kernel = parse(&format!("k 1 4 2 20 20 8 {causal} {what} -")).unwrap().remove(0);
+                let result = measure(&kernel, &setup, None, &mut Vec::new()).unwrap();
+                assert!(result.seconds > 0.0 && result.gflops > 0.0 && result.samples.0.len() == 2);
+                // The same options through the reference engine.
+                let mut inputs = kernel.inputs();
+                let want = inputs.with(&kernel, |attn, (q, k, v, out)| {
+                    attn_core::reference::forward(attn, q, k, v, out, &mut [0.0; 20])
+                });
+                want.unwrap();
+                let want = inputs.tensors.out.clone();
+                let mut runner = Runner::new(Level::detect(), &pool);
+                inputs.tensors.out.fill(f32::NAN);
+                inputs.with(&kernel, |attn, (q, k, v, out)| runner.run(Engine::Simd, attn, q, k, v, out)).unwrap();
+                let off = difference(&inputs.tensors.out, &want);
+                assert!(off < 5e-6, "{what}, causal {causal}: {off}");
+            }
+        }
+        assert_eq!(difference(&[1.0], &[f32::NAN]), f64::INFINITY);
+        assert_eq!(difference(&[1.0], &[]), f64::INFINITY);
+    }
+}

@@ -1,0 +1,211 @@
+//! Other libraries in a Python process, driven over pipes: the same inputs, one thread count per process.
+//!
+//! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. What it
+//! offers is what its Python can import; nothing is installed. The protocol is described in `python/torch_peer.py`.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::kernels::{Inputs, Kernel};
+
+/// The program that runs in Python.
+const SCRIPT: &str = include_str!("../python/torch_peer.py");
+
+/// Why a peer cannot be measured.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// The interpreter does not start.
+    Start {
+        /// Its name.
+        python: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The process ended, or its pipe broke.
+    Gone(String),
+    /// It answered something else than agreed.
+    Protocol(String),
+    /// Python raised an exception.
+    Python(String),
+}
+
+impl fmt::Display for PeerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Start { python, error } => write!(f, "cannot start `{python}`: {error}"),
+            Self::Gone(why) => write!(f, "the Python process ended: {why} (does this Python have numpy?)"),
+            Self::Protocol(what) => write!(f, "unexpected answer of the Python process: {what}"),
+            Self::Python(text) => write!(f, "Python: {text}"),
+        }
+    }
+}
+
+impl std::error::Error for PeerError {}
+
+/// What the Python process can import.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct About {
+    /// Version of torch and the instruction set it uses.
+    pub torch: Option<String>,
+    /// Version of onnxruntime.
+    pub onnxruntime: Option<String>,
+}
+
+/// A running Python process.
+#[derive(Debug)]
+pub struct Peer {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    about: About,
+}
+
+impl Peer {
+    /// Starts `python` with `threads` threads, its libraries held to AVX2 if asked for.
+    ///
+    /// # Errors
+    /// [`PeerError`]; a Python without numpy ends at once.
+    pub fn start(python: &str, threads: usize, avx2: bool) -> Result<Self, PeerError> {
+        let mut command = Command::new(python);
+        command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        for variable in ["PEER_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"] {
+            command.env(variable, threads.to_string());
+        }
+        if avx2 {
+            command.env("ATEN_CPU_CAPABILITY", "avx2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
+            command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2");
+        }
+        Self::over(command, python)
+    }
+
+    fn over(mut command: Command, python: &str) -> Result<Self, PeerError> {
+        let mut child = command.spawn().map_err(|error| PeerError::Start { python: python.to_string(), error })?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(PeerError::Protocol("no pipes".into()));
+        };
+        let mut peer = Self { child, stdin, stdout: BufReader::new(stdout), about: About::default() };
+        let hello = peer.answer()?;
+        peer.about = serde_json::from_value(hello).map_err(|error| PeerError::Protocol(error.to_string()))?;
+        Ok(peer)
+    }
+
+    /// What it can import.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// Hands over a kernel's inputs. Returns the peers that can run it.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn load(&mut self, kernel: &Kernel, inputs: &Inputs) -> Result<Vec<String>, PeerError> {
+        let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
+        let (what, value) = kernel.what.parts();
+        let floats = tensors.map(Vec::len);
+        self.send(
+            &json!({"op": "load", "case": kernel.case, "what": what, "value": value, "floats": floats}),
+            &tensors,
+        )?;
+        let answer = self.answer()?;
+        let peers = answer["peers"].as_array().ok_or_else(|| PeerError::Protocol(answer.to_string()))?;
+        Ok(peers.iter().filter_map(Value::as_str).map(str::to_string).collect())
+    }
+
+    /// Seconds per call over `calls` calls of one of the peers that [`load`](Self::load) named.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn time(&mut self, peer: &str, calls: u32) -> Result<f64, PeerError> {
+        self.send(&json!({"op": "time", "peer": peer, "calls": calls}), &[])?;
+        let answer = self.answer()?;
+        answer["seconds"].as_f64().ok_or_else(|| PeerError::Protocol(answer.to_string()))
+    }
+
+    /// The output of one call, `[batch, heads, q_len, dim]`.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn out(&mut self, peer: &str) -> Result<Vec<f32>, PeerError> {
+        self.send(&json!({"op": "out", "peer": peer}), &[])?;
+        let answer = self.answer()?;
+        let floats = answer["floats"].as_u64().ok_or_else(|| PeerError::Protocol(answer.to_string()))?;
+        let mut bytes = Vec::new();
+        let wanted = floats.saturating_mul(4);
+        self.stdout.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|e| PeerError::Gone(e.to_string()))?;
+        if bytes.len() as u64 != wanted {
+            return Err(PeerError::Protocol(format!("{} bytes of output instead of {wanted}", bytes.len())));
+        }
+        Ok(bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
+    }
+
+    fn send(&mut self, request: &Value, tensors: &[&Vec<f32>]) -> Result<(), PeerError> {
+        let mut write = || {
+            writeln!(self.stdin, "{request}")?;
+            for tensor in tensors {
+                let bytes: Vec<u8> = tensor.iter().flat_map(|x| x.to_le_bytes()).collect();
+                self.stdin.write_all(&bytes)?;
+            }
+            self.stdin.flush()
+        };
+        write().map_err(|error| PeerError::Gone(error.to_string()))
+    }
+
+    fn answer(&mut self) -> Result<Value, PeerError> {
+        let mut line = String::new();
+        match self.stdout.read_line(&mut line) {
+            Ok(0) => return Err(PeerError::Gone("no answer".into())),
+            Ok(_) => {}
+            Err(error) => return Err(PeerError::Gone(error.to_string())),
+        }
+        let value: Value = serde_json::from_str(&line).map_err(|_| PeerError::Protocol(line.trim().to_string()))?;
+        match value["error"].as_str() {
+            Some(text) => Err(PeerError::Python(text.to_string())),
+            None => Ok(value),
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It ends by itself when its input does; this is for one that hangs. Nothing is left to do where that fails.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_interpreter_is_named() {
+        let error = Peer::start("/no/such/python", 1, false).unwrap_err();
+        assert!(matches!(&error, PeerError::Start { .. }) && error.to_string().contains("/no/such/python"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn answers_are_checked() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            Peer::over(command, "sh")
+        };
+        assert!(matches!(shell("exit 3"), Err(PeerError::Gone(_))));
+        assert!(matches!(shell("echo hello"), Err(PeerError::Protocol(_))));
+        assert!(matches!(shell("echo '{\"error\": \"no\"}'"), Err(PeerError::Python(_))));
+        let script = "echo '{\"torch\": \"2\", \"onnxruntime\": null}'; read a; echo '{\"seconds\": 0.5}'; \
+                      read b; echo '{\"floats\": 1}'; printf '\\0\\0\\200\\077'; read c; echo '{}'";
+        let mut peer = shell(script).unwrap();
+        assert_eq!(peer.about(), &About { torch: Some("2".into()), onnxruntime: None });
+        assert_eq!(peer.time("torch", 3).unwrap(), 0.5);
+        assert_eq!(peer.out("torch").unwrap(), [1.0]);
+        assert!(matches!(peer.time("torch", 3), Err(PeerError::Protocol(_))));
+        assert!(matches!(peer.time("torch", 3), Err(PeerError::Gone(_))));
+    }
+}
