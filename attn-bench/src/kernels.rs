@@ -199,7 +199,10 @@ impl Inputs {
     }
 
     /// Runs `call` with the options of the kernel and views of its tensors.
-    fn with<R>(
+    ///
+    /// # Errors
+    /// What `call` gives; nothing else for the inputs that [`Kernel::inputs`] made for this kernel.
+    pub fn with<R>(
         &mut self,
         kernel: &Kernel,
         call: impl FnOnce(&Attention<'_>, crate::case::Views<'_>) -> Result<R, AttnError>,

@@ -1,12 +1,78 @@
-//! `cargo xtask levels` (not built yet).
+//! `cargo xtask levels`: what this machine can run, and which kernel each number type gets.
 
 use std::process::ExitCode;
 
+use attn_bench::report::table;
+use attn_core::{Attention, AttnShape, Dtype};
+use attn_simd::{Level, Plan};
+
 /// Arguments of the command.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Head dimension that the kernels are chosen for.
+    #[arg(long, value_name = "D", default_value_t = 64)]
+    head_dim: usize,
+    /// Only print the names of the levels, weakest first: for scripts.
+    #[arg(long)]
+    names: bool,
+}
 
-pub(crate) fn run(_: Args) -> ExitCode {
-    eprintln!("levels: not built yet");
-    ExitCode::FAILURE
+pub(crate) fn run(args: Args) -> ExitCode {
+    if args.names {
+        Level::available().for_each(|level| println!("{}", level.name()));
+        return ExitCode::SUCCESS;
+    }
+    match kernels(args.head_dim) {
+        Ok(rows) => {
+            println!("{}", table::table(&["level", "floats a vector", "inputs", "kernel"], 4, rows));
+            println!("{}", default_level());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("levels: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A row per level and number type, for one head of 1024 queries and keys.
+fn kernels(head_dim: usize) -> attn_core::Result<Vec<Vec<String>>> {
+    let sizes = [1, 1, 1024, head_dim];
+    let (attn, shape) = (Attention::new(), AttnShape::new(sizes, sizes, sizes)?);
+    let mut rows = Vec::new();
+    for level in Level::available() {
+        let plan = Plan::new(&attn, shape, level)?;
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let explain = plan.explain(dtype).to_string();
+            rows.push(vec![level.name().into(), level.lanes().to_string(), dtype.name().into(), explain]);
+        }
+    }
+    Ok(rows)
+}
+
+/// Which level runs unless one is asked for, and why.
+fn default_level() -> String {
+    let level = Level::detect().name();
+    match std::env::var("ATTN_LEVEL") {
+        Ok(name) => match Level::by_name(&name) {
+            Ok(_) => format!("Default: {level}, by ATTN_LEVEL"),
+            Err(error) => format!("Default: {level}; ATTN_LEVEL={name} is ignored: {error}"),
+        },
+        Err(_) => format!("Default: {level}, the best of this machine; ATTN_LEVEL=NAME forces another"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_has_a_kernel_for_every_type() {
+        let rows = kernels(64).unwrap();
+        assert_eq!(rows.len(), 3 * Level::available().count());
+        for row in rows {
+            assert!(row[3].starts_with(&format!("{}-{}", row[0], row[2])), "{row:?}");
+        }
+        assert!(kernels(usize::MAX).is_err());
+    }
 }
