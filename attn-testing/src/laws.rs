@@ -197,7 +197,10 @@ pub fn hold<E: Engine>(engine: &E, name: &str, law: fn(&E)) {
 #[macro_export]
 macro_rules! law_tests {
     ($engines:expr) => {
-        $crate::law_tests!(@modules $engines;
+        $crate::law_tests! { @with modules [$engines] }
+    };
+    (@with $form:ident [$($argument:tt)*]) => {
+        $crate::law_tests! { @$form [$($argument)*];
             accuracy: [f32_stays_within_the_gate f64_stays_within_its_gate halves_are_rounded_once large_scores_and_late_maxima
                 halves_in_singles_out];
             determinism: [a_row_does_not_depend_on_its_batch a_row_does_not_depend_on_the_other_queries
@@ -219,9 +222,9 @@ macro_rules! law_tests {
                 doubled_values_double_the_output a_sink_is_a_key_without_value weights_of_dropped_keys_vanish];
             random: [random_calls_match_the_reference];
             vectors: [committed_vectors_pass];
-        );
+        }
     };
-    (@modules $engines:expr; $($module:ident: [$($law:ident)*];)*) => {
+    (@modules [$engines:expr]; $($module:ident: [$($law:ident)*];)*) => {
         $(
             mod $module {
                 $(
@@ -237,4 +240,12 @@ macro_rules! law_tests {
             }
         )*
     };
+    (@list [$engine:ty]; $($module:ident: [$($law:ident)*];)*) => {
+        vec![$($((concat!(stringify!($module), "::", stringify!($law)), $crate::laws::$module::$law as fn(&$engine)),)*)*]
+    };
+}
+
+/// Every law with its name.
+pub fn all<E: Engine>() -> Vec<(&'static str, fn(&E))> {
+    law_tests!(@with list [E])
 }

@@ -3,7 +3,9 @@
 mod backward;
 mod cost;
 mod laws;
+mod masks;
 mod module;
 mod module_gradients;
 mod numbers;
 mod projection;
+mod scratch;
