@@ -5,7 +5,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use attn_core::{At, Attention, AttnError, Dtype, Element, Modifier, Outputs, Problem, Real, Result, RowState};
+use attn_core::half::bf16;
+use attn_core::{At, AttnError, Dtype, Element, Modifier, Outputs, Problem, Real, Result, RowState};
 use attn_testing::{Call, Engine, engine_calls};
 
 /// What is wrong.
