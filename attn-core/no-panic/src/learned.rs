@@ -1,6 +1,8 @@
 //! Projections, modules and positions.
 
-use attn_core::module::{LayerOutputs, MultiHeadAttention, Reference, SelfAttention, Sources, Streaming};
+use attn_core::module::{
+    ConcatHeads, LayerOutputs, ModuleGradients, MultiHeadAttention, Reference, SelfAttention, Sources, Streaming,
+};
 use attn_core::position::{Positions, Rope, RopeTables, Sinusoidal, alibi_slopes, learned};
 use attn_core::{Attention, Linear, View, ViewMut};
 
@@ -71,4 +73,27 @@ pub fn attn_entry_positions(
 ) -> bool {
     alibi_slopes(slopes);
     waves.add(x, at).is_ok() && learned::add(table, x, at).is_ok()
+}
+
+#[unsafe(no_mangle)]
+pub fn attn_entry_multi_head_backward(
+    layer: &MultiHeadAttention<'_, f32>,
+    attn: &Attention<'_>,
+    inputs: Sources<'_, f32>,
+    dy: View<'_, f32>,
+    gradients: ModuleGradients<'_, f32>,
+    scratch: &mut [f64],
+) -> bool {
+    layer.backward(attn, inputs, dy, gradients, scratch).is_ok()
+}
+
+#[unsafe(no_mangle)]
+pub fn attn_entry_concat_heads<'o>(
+    heads: &ConcatHeads<'_, f32>,
+    attn: &Attention<'_>,
+    x: View<'o, f32>,
+    outputs: LayerOutputs<'o, f32>,
+    scratch: &mut [f32],
+) -> bool {
+    heads.forward(&mut Streaming, attn, x, outputs, scratch).is_ok()
 }

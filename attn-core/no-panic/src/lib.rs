@@ -7,6 +7,7 @@
 
 mod engines;
 mod learned;
+mod stateful;
 mod tensors;
 
 /// Reached by nothing, unless something can panic.
