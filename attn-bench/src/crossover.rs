@@ -6,12 +6,13 @@
 //! - projections q, k, v and output: `8·n·d²`,
 //!
 //! and a plain recurrent (Elman) layer `4·n·d²` (input and recurrent matrix). At one and the same rate attention meets the
-//! projections at `n = 2d` and the recurrent layer at `n = d` (compare Vaswani et al. 2017, arXiv 1706.03762, table 1).
+//! projections at `n = 2d` and the recurrent layer at `n = d` (compare Vaswani et al. 2017, arXiv 1706.03762, table 1; [`attn_core::cost`] has the closed forms).
 //!
 //! The times given here are partly measured: attention by its fitted curve, scaled from the measured head dims to `d`; the
 //! other two by the FLOP counts above at the rate that the SIMD engine reached, as if a matrix product ran at that rate. That
 //! favours the recurrent layer, whose steps depend on each other and cannot be blocked.
 
+use attn_core::cost::{Model, rnn_flops};
 use serde::{Deserialize, Serialize};
 
 use crate::fit::PowerLaw;
@@ -29,16 +30,6 @@ pub struct Crossover {
 
 /// Model widths that the report shows: a small encoder, BERT/GPT-2 base, a 1B and an 8B decoder.
 pub const WIDTHS: [usize; 4] = [384, 768, 2048, 4096];
-
-/// FLOPs of the projections q, k, v and output.
-pub fn projection_flops(n: f64, width: f64) -> f64 {
-    8.0 * n * width * width
-}
-
-/// FLOPs of an Elman layer.
-pub fn recurrent_flops(n: f64, width: f64) -> f64 {
-    4.0 * n * width * width
-}
 
 /// The model that the crossovers are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,12 +50,12 @@ impl Linear {
 
     /// Seconds of the four projections.
     pub fn projection_seconds(&self, n: f64, width: usize) -> f64 {
-        projection_flops(n, width as f64) / self.rate
+        n * Model::multi_head(width, 1, 1).projection_flops(1) as f64 / self.rate
     }
 
     /// Seconds of a recurrent layer.
     pub fn recurrent_seconds(&self, n: f64, width: usize) -> f64 {
-        recurrent_flops(n, width as f64) / self.rate
+        n * rnn_flops(1, width) as f64 / self.rate
     }
 
     /// Both crossings at one width.

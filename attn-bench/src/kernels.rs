@@ -4,7 +4,7 @@
 //! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is reported
 //! is the median over the rounds, which does not care whether the machine was slower for a while.
 
-use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View};
+use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View, cost};
 use attn_simd::Level;
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
@@ -152,13 +152,9 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
 impl Kernel {
     /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them.
     pub fn flops(&self) -> f64 {
-        let Case { batch, q_heads, q_len, kv_len, head_dim, .. } = self.case;
-        match self.what {
-            What::Window(left) => {
-                let row =
-                    |i: usize| if self.case.causal { left.min(i) + 1 } else { left.min(i) + kv_len - i.min(kv_len) };
-                let pairs: f64 = (0..q_len).map(|i| row(i).min(kv_len) as f64).sum();
-                4.0 * pairs * (batch * q_heads * head_dim) as f64
+        match (self.what, self.case.shape()) {
+            (What::Window(left), Ok(shape)) => {
+                cost::forward_flops(&shape, cost::visible_pairs(&window(self.case, left), &shape)) as f64
             }
             _ => self.case.flops(),
         }
@@ -181,6 +177,12 @@ impl Kernel {
         }
         inputs
     }
+}
+
+/// The last `left` keys before a query, and for causal cases none after it.
+fn window(case: Case, left: usize) -> Mask<'static> {
+    let right = if case.causal { 0 } else { case.kv_len };
+    case.mask().and(Mask::window(left, right, Align::BottomRight))
 }
 
 /// What a kernel is run on.
@@ -212,10 +214,7 @@ impl Inputs {
         let attn = case.attention();
         let attn = match kernel.what {
             What::Plain => attn,
-            What::Window(left) => {
-                let right = if case.causal { 0 } else { case.kv_len };
-                attn.mask(case.mask().and(Mask::window(left, right, Align::BottomRight)))
-            }
+            What::Window(left) => attn.mask(window(case, left)),
             What::Alibi => attn.alibi(Alibi { slopes: &self.extra, align: Align::BottomRight }),
             What::Bias => attn.bias(View::new(&self.extra, Layout::Bhsd, dense)?),
             What::Keep => attn.mask(case.mask().and(Mask::keep(View::new(&self.keep, Layout::Bhsd, dense)?))),

@@ -7,8 +7,11 @@
 //! memory meter ([`memory`]), the peak probe ([`probe`]), the curve ([`curve`]) with its power-law fit ([`fit`]) and its
 //! crossovers ([`crossover`]), and the reports ([`report`]).
 //!
-//! Conventions: times are medians of several samples, all samples are kept for `--json`; FLOPs count `4·B·H·Sq·Skv·D`, halved
-//! for causal square shapes; a share of peak relates a measurement to a probe that ran right beside it in time.
+//! Real tensors come from [`tensors`] and run in [`layers`]; single kernels are measured by [`kernels`], beside the libraries
+//! of a Python process ([`peer`]).
+//!
+//! Conventions: times are medians of several samples, all samples are kept for `--json`; FLOPs count `4·B·H·Sq·Skv·D`,
+//! halved for causal square shapes; a share of peak relates a measurement to a probe that ran right beside it in time.
 #![forbid(unsafe_code)]
 
 pub mod case;

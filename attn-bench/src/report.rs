@@ -53,10 +53,10 @@ impl Report {
         Self { format: FORMAT.into(), machine, growth, crossovers, curve }
     }
 
-    /// As JSON, indented.
+    /// As JSON, indented. A number that is not finite, which no measured curve contains, becomes `null`.
     ///
     /// # Errors
-    /// Where a number is not finite (JSON has no NaN), which no measured curve contains.
+    /// None for this type; the signature is that of `serde_json`.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self)
     }

@@ -138,7 +138,8 @@ fn plots(report: &Report) -> Vec<(&'static str, String, Plot)> {
         (
             "Time per call",
             format!(
-                "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²). Parallel: {threads} threads."
+                "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²). \
+                 Parallel: {threads} threads."
             ),
             Plot {
                 title: "Time per call against sequence length".into(),
@@ -181,8 +182,14 @@ fn plots(report: &Report) -> Vec<(&'static str, String, Plot)> {
         ];
         plots.push((
             "One layer of width 768",
-            "attention (fitted) against the projections q, k, v, output and against a recurrent layer (computed at the SIMD engine's rate).".into(),
-            Plot { title: "Time of attention, projections and a recurrent layer".into(), axis: Axis::Log { base: 10.0, label: seconds_tick }, series },
+            "attention (fitted) against the projections q, k, v, output and against a recurrent layer (computed at the \
+             SIMD engine's rate)."
+                .into(),
+            Plot {
+                title: "Time of attention, projections and a recurrent layer".into(),
+                axis: Axis::Log { base: 10.0, label: seconds_tick },
+                series,
+            },
         ));
     }
     plots
@@ -224,20 +231,20 @@ fn points(html: &mut String, report: &Report) {
     for engine in report.curve.engines() {
         put(html, format_args!("<tbody>\n"));
         for p in report.curve.of(engine) {
-            put(
-                html,
-                format_args!(
-                    "<tr><td>{engine}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.1}</td><td>{}</td><td>{}</td></tr>\n",
-                    grouped(p.n),
-                    seconds(p.seconds),
-                    seconds(p.samples.min()),
-                    table::percent(p.samples.spread()),
-                    p.samples.0.len(),
-                    p.gflops,
-                    table::percent(p.share_of_peak),
-                    human(p.extra_bytes),
-                ),
-            );
+            let cells = [
+                engine.to_string(),
+                grouped(p.n),
+                seconds(p.seconds),
+                seconds(p.samples.min()),
+                table::percent(p.samples.spread()),
+                p.samples.0.len().to_string(),
+                format!("{:.1}", p.gflops),
+                table::percent(p.share_of_peak),
+                human(p.extra_bytes),
+            ];
+            put(html, format_args!("<tr>"));
+            cells.iter().for_each(|cell| put(html, format_args!("<td>{cell}</td>")));
+            put(html, format_args!("</tr>\n"));
         }
         put(html, format_args!("</tbody>\n"));
     }
@@ -254,8 +261,8 @@ const CROSSOVER_NOTE: &str = "The sequence length from which attention takes lon
 
 const METHOD: &str = "<p>Times are medians over samples; a sample is one call, or the mean of several where a call is short. \
     The single-thread engines and the peak probe take turns within a round; the parallel engine has rounds of its own \
-    against a probe on all of its threads. Spread is the distance between the quartiles relative to the median. FLOPs count \
-    4·heads·n²·dimension, halved where causal. Extra memory is the peak of the program's counted heap during a first call on \
+    against a probe on all of its threads. Spread is the distance between the quartiles relative to the median. FLOPs \
+    count 4·heads·n²·dimension, halved where causal. Extra memory is the peak of the program's counted heap during a first call on \
     empty scratch, worker threads included, stacks not. The naive engine builds the whole score matrix of a head in plain \
     f32, compiled for the build's own instruction set; streaming keeps one output row and takes one key at a time.</p>";
 
@@ -268,7 +275,8 @@ body { margin: 2.5rem auto; padding: 0 1.2rem; max-width: 52rem; background: var
   font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
 h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem; }
 .sub { color: var(--soft); margin: .3rem 0 1.4rem; }
-.headline { list-style: none; padding: 0; display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); }
+.headline { list-style: none; padding: 0; display: grid; gap: .8rem;
+  grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); }
 .headline li { background: var(--card); border-radius: .5rem; padding: .8rem 1rem; color: var(--soft); font-size: .9rem; }
 .headline b { display: block; font-size: 1.5rem; color: var(--ink); }
 figure { margin: 2rem 0; } figcaption { color: var(--soft); margin-bottom: .4rem; } figcaption b { color: var(--ink); }
