@@ -444,6 +444,14 @@ mod tests {
     }
 
     #[test]
+    fn a_dense_mask_hides_one_key_in_ten_for_us_and_for_the_peer() {
+        let inputs = parse("k 1 1 1 100 100 8 0 keep -").unwrap()[0].inputs();
+        let kept = inputs.keep.iter().filter(|&&keep| keep).count();
+        assert!((8800..=9200).contains(&kept), "{kept} of 10000"); // six standard deviations of a binomial share
+        assert_eq!(inputs.extra().iter().sum::<f32>(), kept as f32);
+    }
+
+    #[test]
     fn every_feature_runs_and_is_right() {
         let pool = engine::pool(1).unwrap();
         let repeat = Repeat { at_least: 2, at_most: 2, seconds: 0.0 };
