@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::kernel::{pack, sweep};
 use crate::level::Level;
 use crate::output::Queue;
-use crate::tiles::{KV_TILE, Scratch, Tiles};
+use crate::tiles::{Scratch, Tiles};
 use crate::workspace::{Line, lines_for};
 
 /// Shape, options and level, checked against each other; runs any number of times without allocating.
@@ -176,7 +176,7 @@ impl Explain {
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (level, dtype, q_tile) = (self.level.name(), self.dtype.name(), self.tiles.q_tile());
-        write!(f, "{level}-{dtype}-q{q_tile}k{KV_TILE}: {} KiB of scratch a thread", self.lines * 64 / 1024)?;
+        write!(f, "{level}-{dtype}-q{q_tile}k{}: {} KiB of scratch a thread", self.tiles.kv_tile, self.lines * 64 / 1024)?;
         if self.dtype != Dtype::F32 {
             write!(f, "; computed in f32, widened tile by tile")?;
         }

@@ -9,7 +9,7 @@ use attn_core::AttnShape;
 
 use crate::level::Level;
 
-/// Keys per tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
+/// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
 pub(crate) const KV_TILE: usize = 64;
 
 /// Most queries of a block at any level.
@@ -22,6 +22,8 @@ pub(crate) struct Tiles {
     pub(crate) lanes: usize,
     /// Vectors of queries in a full block.
     pub(crate) q_vecs: usize,
+    /// Keys of a tile: at most [`KV_TILE`], and a multiple of `score_rows`.
+    pub(crate) kv_tile: usize,
     /// Rows of accumulators of the score product.
     pub(crate) score_rows: usize,
     /// Rows of accumulators of the value product.
@@ -35,14 +37,14 @@ impl Tiles {
         match level {
             // 24 accumulators, 3 vectors of B and one broadcast of 32 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Self { lanes, q_vecs: 3, score_rows: 8, value_rows: 8 },
+            Level::Avx512(_) => Self { lanes, q_vecs: 3, kv_tile: 64, score_rows: 8, value_rows: 8 },
             // 12 accumulators, 2 vectors of B and one broadcast of 16 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2(_) => Self { lanes, q_vecs: 2, score_rows: 6, value_rows: 6 },
+            Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 6 },
             // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better.
             Level::Portable(_) => {
                 let q_vecs = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
-                Self { lanes, q_vecs, score_rows: 4, value_rows: 4 }
+                Self { lanes, q_vecs, kv_tile: 64, score_rows: 4, value_rows: 4 }
             }
         }
     }

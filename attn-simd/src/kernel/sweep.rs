@@ -111,7 +111,8 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
         while key < ranges.any.end {
             // Tiles lie at multiples of their size, whatever a block may skip: a row meets its keys in the same groups in
             // whichever block it stands.
-            let keys = (KV_TILE - key % KV_TILE).min(ranges.any.end - key);
+            let kv_tile = job.tiles.kv_tile;
+            let keys = (kv_tile - key % kv_tile).min(ranges.any.end - key);
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
             let cover = ranges.cover(isa, job, tile, &mut bits);
             if cover != Cover::Empty {
