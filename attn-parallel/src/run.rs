@@ -50,7 +50,7 @@ pub fn run_plan<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
     let work = plan.work(q, k, v, outputs)?;
-    let threads = rayon::current_num_threads().min(work.blocks());
+    let threads = rayon::current_num_threads().min(work.blocks()).min(worth_waking(plan.shape()));
     if threads <= 1 {
         return with_scratch(&work, plan.workspace_lines());
     }
@@ -69,6 +69,16 @@ pub fn run_plan<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
         with_scratch(&work, plan.workspace_lines())
     })?;
     results.into_inner().unwrap_or(Ok(()))
+}
+
+/// Work that pays for waking another thread, in FLOPs: some ten microseconds of it.
+const FLOPS_PER_THREAD: f64 = 2e6;
+
+/// How many threads a call of this size is worth, if nothing were masked. The result does not depend on it.
+fn worth_waking(shape: &AttnShape) -> usize {
+    let pairs = shape.rows() as f64 * shape.kv_len as f64;
+    let flops = 2.0 * pairs * (shape.head_dim as f64 + shape.value_dim as f64);
+    (flops / FLOPS_PER_THREAD) as usize + 1 // a cast from float saturates
 }
 
 /// Works with this thread's own scratch, or with fresh scratch where a closure of the caller has come back here.
