@@ -1,6 +1,7 @@
 //! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
 //!
-//! A tile that is fully visible needs no care: what it holds belongs to every row. In a partial tile the values are looked over
+//! A tile that is fully visible needs no care: what it holds belongs to every row. In a partial tile, and under a bias (whose
+//! entries of −∞ hide as a mask does), the values are looked over
 //! (one multiplication each, against `q_tile` for the product itself); only where one is not finite does the slow way run: the
 //! product with those elements as 0, then each of them by itself, for the rows that see it.
 
@@ -31,6 +32,20 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, rows: usize, columns: 
     let mut lanes = [0.0; 16];
     isa.store(isa.add(isa.add(a, b), isa.add(c, d)), &mut lanes);
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
+}
+
+/// Takes from the bits of each key the rows from which a bias of −∞ hides it.
+pub(crate) fn hide_by_bias(job: &Job<'_>, tile: Tile, bits: &mut [u64]) {
+    let Some(bias) = job.bias else {
+        return;
+    };
+    for (n, bits) in bits.iter_mut().enumerate() {
+        for lane in 0..tile.rows {
+            if bias.at(tile.position(lane, n)) == f64::NEG_INFINITY {
+                *bits &= !(1 << lane);
+            }
+        }
+    }
 }
 
 /// `product::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.

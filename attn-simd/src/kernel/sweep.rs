@@ -138,7 +138,12 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 }
                 let (factor, out) = (&*buffers.state.factor, &mut *buffers.out);
                 let v = pack::panel(isa, &job.v, [batch, kv_head, key], keys, shape.value_dim, buffers.v);
-                if cover == Cover::Partial && !poison::is_finite(isa, v, keys, shape.value_dim) {
+                let guarded = cover == Cover::Partial || job.bias.is_some();
+                if guarded && !poison::is_finite(isa, v, keys, shape.value_dim) {
+                    if cover == Cover::Full {
+                        bits[..keys].fill(u64::MAX);
+                    }
+                    poison::hide_by_bias(job, tile, &mut bits[..keys]);
                     poison::values::<I, NQ, MV>(isa, job, tile, (&bits, &reach), (scores, factor), out, buffers.v);
                 } else {
                     product::values::<I, NQ, MV>(isa, v, (keys, shape.value_dim), &reach, (scores, factor), out);
