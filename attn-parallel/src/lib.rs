@@ -14,8 +14,10 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod module;
 mod run;
 
+pub use module::Kernels;
 pub use run::{forward, forward_at, run_plan};
 
 // The examples of the pages that people read first are run as tests here, where all engines are at hand.
