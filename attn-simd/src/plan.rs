@@ -176,7 +176,12 @@ impl Explain {
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (level, dtype, q_tile) = (self.level.name(), self.dtype.name(), self.tiles.q_tile());
-        write!(f, "{level}-{dtype}-q{q_tile}k{}: {} KiB of scratch a thread", self.tiles.kv_tile, self.lines * 64 / 1024)?;
+        write!(
+            f,
+            "{level}-{dtype}-q{q_tile}k{}: {} KiB of scratch a thread",
+            self.tiles.kv_tile,
+            self.lines * 64 / 1024
+        )?;
         if self.dtype != Dtype::F32 {
             write!(f, "; computed in f32, widened tile by tile")?;
         }
