@@ -245,7 +245,10 @@ macro_rules! law_tests {
     };
 }
 
+/// A law with its name.
+pub type Named<E> = (&'static str, fn(&E));
+
 /// Every law with its name.
-pub fn all<E: Engine>() -> Vec<(&'static str, fn(&E))> {
+pub fn all<E: Engine>() -> Vec<Named<E>> {
     law_tests!(@with list [E])
 }

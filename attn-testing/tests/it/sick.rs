@@ -325,7 +325,7 @@ impl<R: Real> Row<R> {
         for d in 0..shape.value_dim {
             let mut x = self.acc[d] * factor;
             match bug {
-                Bug::DeadRowsAreNan if dead => x = R::ZERO / R::ZERO,
+                Bug::DeadRowsAreNan if dead => x = R::of(f64::NAN),
                 Bug::DeadRowsAreMeans if dead => {
                     for key in 0..shape.kv_len {
                         x += v.at(batch, shape.kv_head(head), key, d).widen() / R::of(shape.kv_len as f64);
