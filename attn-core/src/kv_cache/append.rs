@@ -227,6 +227,9 @@ mod tests {
         let want = stream.plain(&whole);
 
         for chunks in [&[[11usize, 11]][..], &[[4, 1], [0, 5], [7, 5]], &[[1, 2]; 5]] {
+            if cfg!(miri) && chunks.len() != 3 {
+                continue; // Miri takes hundreds of times as long, and looks for something else.
+            }
             let (mut k, mut v) = (vec![f32::NAN; 2 * 2 * 13 * 6], vec![f32::NAN; 2 * 2 * 13 * 3]);
             let mut lens = [0, 0];
             let mut cache = AppendCache::new(

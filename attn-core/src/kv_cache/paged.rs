@@ -316,6 +316,9 @@ mod tests {
             (1, &[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1]),
             (16, &[1, 0]),
         ] {
+            if cfg!(miri) && page_size != 4 {
+                continue; // Miri takes hundreds of times as long, and looks for something else.
+            }
             for (layout, chunks) in [(Layout::Bshd, &[[11usize, 11]][..]), (Layout::Bhsd, &[[4, 1], [0, 5], [7, 5]])] {
                 let pages = 22 / page_size + 2;
                 let (mut k, mut v) =

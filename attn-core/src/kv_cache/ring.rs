@@ -304,7 +304,9 @@ mod tests {
     #[test]
     fn chunks_and_eviction_follow_the_rule_bit_for_bit() {
         let stream = Stream::new(2, 4, 2, 13, 6, 3);
-        for (sinks, window) in [(0, 1), (0, 4), (2, 3), (1, 20), (9, 3), (4, 9)] {
+        // Miri takes hundreds of times as long, and looks for something else.
+        let rules = if cfg!(miri) { &[(2, 3)][..] } else { &[(0, 1), (0, 4), (2, 3), (1, 20), (9, 3), (4, 9)] };
+        for &(sinks, window) in rules {
             let attn = Attention::new().softcap(3.0).sinks(&[0.5, -1.0, 0.0, 2.0]);
             let rule = |at: At| at.key <= at.query && (at.query - at.key < window || at.key < sinks);
             let want = stream.plain(&attn.visible_if(rule));
