@@ -11,7 +11,7 @@ use crate::naive;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The textbook matrices, [`naive`](crate::naive).
+    /// The textbook matrices, [`naive`].
     Naive,
     /// [`attn_core::streaming`]: one key at a time, no score row.
     Streaming,
