@@ -36,7 +36,7 @@ impl Input<'_> {
     }
 }
 
-/// An element type that the kernels read and write: `f32`, [`f16`], [`bf16`].
+/// An element type that the kernels read and write: `f32`, `f16`, `bf16`.
 pub trait KernelElement: Element<Compute = f32> {
     /// Wraps an input.
     fn input(view: View<'_, Self>) -> Input<'_>;
