@@ -139,7 +139,7 @@ impl<'j> Job<'j> {
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs nothing. The
         // running maximum needs it positive: its sign goes to the queries.
         let (mod_scale, q_factor, to_ln) = if modified {
-            (Some(scale as f32), 1.0, per_temperature)
+            (Some(finite(scale)), 1.0, per_temperature)
         } else if scale == 0.0 {
             (None, 0.0, per_temperature)
         } else {
@@ -160,19 +160,25 @@ impl<'j> Job<'j> {
             softcap: attn.get_softcap().map(|cap| {
                 // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow there.
                 let cap = cap.clamp(f64::from_bits(0x39b0 << 48), f64::from_bits(0x4630 << 48)); // 2⁻¹⁰⁰ … 2¹⁰⁰
-                (cap as f32, (scale / cap) as f32)
+                (cap as f32, finite(scale / cap))
             }),
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
             closures: problem,
             mod_scale,
             q_factor,
-            to_ln,
+            // A maximum of −∞ times 0, or of 0 times ∞, would be NaN.
+            to_ln: to_ln.clamp(f64::MIN_POSITIVE, f64::MAX),
         }
     }
 
-    /// Turns differences of scores in a tile into exponents of 2; above 0.
+    /// Turns differences of scores in a tile into exponents of 2; above 0 and finite.
     pub(crate) fn log2_scale(&self) -> f32 {
-        ((self.to_ln * core::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
+        finite(self.to_ln * core::f64::consts::LOG2_E).max(f32::MIN_POSITIVE)
     }
+}
+
+/// Rounds a factor to `f32`. One that is too large becomes the largest number, not ∞: 0 times it must stay 0.
+fn finite(x: f64) -> f32 {
+    x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
 }

@@ -62,6 +62,9 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     }
 
     fn scratch(&self, pack_k: bool) -> Scratch {
+        if self.shape().rows() == 0 {
+            return Scratch::default(); // no block will ask for it, and the dims of a tensor without rows may be anything
+        }
         self.tiles.scratch(self.problem.shape(), self.problem.attn().get_bias().is_some(), pack_k)
     }
 

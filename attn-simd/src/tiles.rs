@@ -82,7 +82,7 @@ const fn channels_of(n: usize, lanes: usize, rows: usize) -> usize {
 }
 
 /// Floats of each array of a block's scratch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scratch {
     /// `q[channel][query]`.
     pub(crate) q: usize,

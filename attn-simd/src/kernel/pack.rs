@@ -102,7 +102,7 @@ pub(crate) fn prefetch<I: Isa>(
     {
         let first = view.data().as_ptr().wrapping_add(element(view, batch, head, first));
         for row in 0..count {
-            let start = first.wrapping_offset(row as isize * view.strides()[2]);
+            let start = first.wrapping_offset((row as isize).wrapping_mul(view.strides()[2]));
             for line in (0..columns).step_by(16) {
                 isa.prefetch::<false>(start.wrapping_add(line).cast());
             }
@@ -126,7 +126,9 @@ fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize)
 #[inline(always)]
 fn element(view: &View<'_, f32>, batch: usize, head: usize, seq: usize) -> usize {
     let [sb, sh, ss, _] = view.strides();
-    let steps = batch as isize * sb + head as isize * sh + seq as isize * ss;
+    // Rows without elements may have any strides: where they would lie is not looked at.
+    let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
+    let steps = step(batch, sb).wrapping_add(step(head, sh)).wrapping_add(step(seq, ss));
     view.offset().wrapping_add_signed(steps)
 }
 

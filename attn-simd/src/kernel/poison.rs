@@ -34,20 +34,6 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, rows: usize, columns: 
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }
 
-/// Takes from the bits of each key the rows from which a bias of −∞ hides it.
-pub(crate) fn hide_by_bias(job: &Job<'_>, tile: Tile, bits: &mut [u64]) {
-    let Some(bias) = job.bias else {
-        return;
-    };
-    for (n, bits) in bits.iter_mut().enumerate() {
-        for lane in 0..tile.rows {
-            if bias.at(tile.position(lane, n)) == f64::NEG_INFINITY {
-                *bits &= !(1 << lane);
-            }
-        }
-    }
-}
-
 /// `product::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
 #[inline(always)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(

@@ -89,10 +89,10 @@ fn add_bias<I: Isa, const NQ: usize>(
         _ => {
             for (n, row) in scratch.chunks_exact_mut(width).take(tile.keys).enumerate() {
                 if nq == 1 {
-                    row.fill(bias.at(tile.position(0, n)) as f32);
+                    row.fill(narrow(bias.at(tile.position(0, n))));
                 } else {
                     for (lane, x) in row.iter_mut().enumerate().take(tile.rows) {
-                        *x = bias.at(tile.position(lane, n)) as f32;
+                        *x = narrow(bias.at(tile.position(lane, n)));
                     }
                 }
             }
@@ -103,4 +103,9 @@ fn add_bias<I: Isa, const NQ: usize>(
         let b = isa.load(b);
         isa.store(isa.select(isa.eq(b, hidden), hidden, isa.add(isa.load(s), b)), s);
     }
+}
+
+/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays finite.
+fn narrow(bias: f64) -> f32 {
+    if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }

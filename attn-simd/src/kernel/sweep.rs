@@ -114,7 +114,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
             let kv_tile = job.tiles.kv_tile;
             let keys = (kv_tile - key % kv_tile).min(ranges.any.end - key);
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
-            let cover = ranges.cover(isa, job, tile, &mut bits);
+            let mut cover = ranges.cover(isa, job, tile, &mut bits);
             if cover != Cover::Empty {
                 let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
                 let k = pack::panel(isa, &job.k, [batch, kv_head, key], keys, shape.head_dim, buffers.k);
@@ -123,6 +123,11 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 if let Some(scale) = job.mod_scale {
                     score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
                     if job.closures.has_score() {
+                        // What a bias hides stays hidden, whatever the closure makes of −∞.
+                        if job.bias.is_some() {
+                            visible::hide_by_bias(tile, cover, width, buffers.bias, &mut bits);
+                            cover = Cover::Partial;
+                        }
                         let shown = (cover == Cover::Partial).then_some(&bits);
                         job.closures.score(job.level, tile, width, shown, scores);
                     }
@@ -140,10 +145,9 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 let v = pack::panel(isa, &job.v, [batch, kv_head, key], keys, shape.value_dim, buffers.v);
                 let guarded = cover == Cover::Partial || job.bias.is_some();
                 if guarded && !poison::is_finite(isa, v, keys, shape.value_dim) {
-                    if cover == Cover::Full {
-                        bits[..keys].fill(u64::MAX);
+                    if job.bias.is_some() {
+                        visible::hide_by_bias(tile, cover, width, buffers.bias, &mut bits);
                     }
-                    poison::hide_by_bias(job, tile, &mut bits[..keys]);
                     poison::values::<I, NQ, MV>(isa, job, tile, (&bits, &reach), (scores, factor), out, buffers.v);
                 } else {
                     product::values::<I, NQ, MV>(isa, v, (keys, shape.value_dim), &reach, (scores, factor), out);

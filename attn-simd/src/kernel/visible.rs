@@ -181,6 +181,19 @@ fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) 
     dense.mask.row(pick(batch, nb), pick(head, nh), pick(query, nq)).as_slice()?.get(key..)?.first_chunk()
 }
 
+/// Clears the bits of positions whose bias, `bias[key][query]` in rows of `width`, is −∞. The bits of a full tile are set first.
+#[inline(always)]
+pub(crate) fn hide_by_bias(tile: Tile, cover: Cover, width: usize, bias: &[f32], bits: &mut [u64; KV_TILE]) {
+    if cover == Cover::Full {
+        bits.fill(u64::MAX);
+    }
+    for (bits, row) in bits.iter_mut().zip(bias.chunks_exact(width)).take(tile.keys) {
+        for (lane, &b) in row[..tile.rows].iter().enumerate() {
+            *bits &= !(u64::from(b == f32::NEG_INFINITY) << lane);
+        }
+    }
+}
+
 /// Fills `bits[key]` with one bit per query whose weight dropout keeps.
 #[inline(always)]
 pub(crate) fn kept(job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) {

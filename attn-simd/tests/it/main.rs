@@ -1,4 +1,5 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
+mod edges;
 mod laws;
 mod level;
