@@ -27,6 +27,9 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     type M: Copy;
     /// Lanes of a vector; at most 16.
     const LANES: usize;
+    /// Longest chain of multiply-adds of a score. A longer dot product is cut, so that its rounding errors add up over the parts
+    /// and not over the whole; what that costs is an addition in memory per part.
+    const CHAIN: usize;
 
     /// Runs `f` compiled with this instruction set.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;

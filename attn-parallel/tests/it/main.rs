@@ -1,3 +1,4 @@
 //! Integration tests of `attn-parallel`, one program with a module per subject.
 
 mod laws;
+mod threads;

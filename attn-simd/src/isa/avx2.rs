@@ -26,6 +26,7 @@ impl Isa for Avx2 {
     type F = __m256;
     type M = __m256;
     const LANES: usize = 8;
+    const CHAIN: usize = 128;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

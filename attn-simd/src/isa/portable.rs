@@ -24,6 +24,8 @@ impl Isa for Portable {
     type F = f32x4;
     type M = f32x4;
     const LANES: usize = 4;
+    // Two roundings a step where nothing fuses.
+    const CHAIN: usize = 16;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

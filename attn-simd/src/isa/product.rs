@@ -8,7 +8,7 @@
 //! | scores `Sᵀ = K·Qᵀ` | keys | key | channel of the head | `q[channel][query]` | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
-//! Each accumulator is one chain over `k`, in order, so that a score or an output depends on nothing but its own row. A last
+//! Each accumulator is a chain over `k`, in order (for scores, parts of at most `Isa::CHAIN`), so that a score or an output depends on nothing but its own row. A last
 //! group of fewer than `M` rows reads its last row again instead of having code of its own; what that computes is stored
 //! into padding.
 
@@ -150,11 +150,15 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
             let starts: [*const f32; M] =
                 core::array::from_fn(|m| a.offset((first + m).min(rows - 1) as isize * keys.row_stride));
             with_vectors!(front, back, NQ, FRONT, BACK => {
-                let mut acc = [[isa.splat(0.0); NQ]; M];
-                steps::<I, NQ, M, FRONT, BACK>(isa, &starts, 1, b, 0..depth, &mut acc);
-                for (m, row) in acc.iter().enumerate() {
-                    for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
-                        isa.store_ptr(*x, c.add((first + m) * width + n * I::LANES));
+                for chain in (0..depth).step_by(I::CHAIN) {
+                    let mut acc = [[isa.splat(0.0); NQ]; M];
+                    steps::<I, NQ, M, FRONT, BACK>(isa, &starts, 1, b, chain..depth.min(chain + I::CHAIN), &mut acc);
+                    for (m, row) in acc.iter().enumerate() {
+                        for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
+                            let slot = c.add((first + m) * width + n * I::LANES);
+                            let sum = if chain == 0 { *x } else { isa.add(isa.load_ptr(slot), *x) };
+                            isa.store_ptr(sum, slot);
+                        }
                     }
                 }
             });

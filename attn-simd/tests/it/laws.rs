@@ -16,14 +16,6 @@ impl Engine for Simd {
     fn supports_dtype(&self, dtype: Dtype) -> bool {
         dtype != Dtype::F64
     }
-    fn owes(&self, law: &str) -> Option<&'static str> {
-        match law {
-            "random::random_calls_match_the_reference" if self.0.name() == "portable" => {
-                Some("one chain without fused multiplication over head_dim misses the gate by a tenth")
-            }
-            _ => None,
-        }
-    }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
     });
