@@ -34,6 +34,10 @@ except ImportError:
 try:
     import onnx
     import onnxruntime
+
+    # It has no switch for its instruction set: beside a level that is held to AVX2 it is left out.
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+        raise ImportError("onnxruntime cannot be held to AVX2")
     from onnx import TensorProto, helper
 except ImportError:
     onnxruntime = None

@@ -285,6 +285,9 @@ pub struct Setup<'s> {
     pub probe_seconds: f64,
 }
 
+/// Longer than the thread pools of the peers spin (OpenMP's 200 ms is the longest).
+const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
+
 /// Measures one kernel, beside a peer where there is one. A peer that fails is left out and said so in `notes`.
 ///
 /// # Errors
@@ -332,6 +335,10 @@ pub fn measure(
     };
     let (mut samples, mut peaks, mut spent) = (Vec::new(), Vec::new(), 0.0);
     while setup.repeat.goes_on(samples.len(), spent, false) {
+        if threads > 1 && peer.is_some() {
+            // A peer's pool spins for a while after its last call, on the very cores that ours is about to use.
+            std::thread::sleep(SPIN);
+        }
         let before = peak();
         let seconds = ours(calls)?;
         peaks.push(0.5 * (before + peak()));

@@ -89,9 +89,22 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+    /// The largest finite number.
+    const MAX: Self;
     /// Rounds a double to this type.
     fn of(x: f64) -> Self {
         Self::from_f64(x)
+    }
+    /// Rounds a double to this type, a finite one to a finite number: an option or a bias beyond the range of `f32` is very
+    /// large there, not infinite, because ∞ means something else (and 0·∞ nothing at all).
+    fn saturating(x: f64) -> Self {
+        let max = Self::MAX.to_f64();
+        match x {
+            _ if !x.is_finite() => Self::of(x),
+            _ if x > max => Self::MAX,
+            _ if x < -max => -Self::MAX,
+            _ => Self::of(x),
+        }
     }
     /// The larger of two; NaN if either is NaN (unlike `f32::max`).
     fn max_nan(self, other: Self) -> Self {
@@ -130,6 +143,7 @@ macro_rules! real {
         }
 
         impl Real for $t {
+            const MAX: Self = $t::MAX;
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;

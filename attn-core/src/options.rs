@@ -204,8 +204,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
         }
         if let Some(sinks) = self.sinks {
             AttnError::check_size("sinks against q_heads", shape.q_heads, sinks.len())?;
-            if sinks.iter().any(|s| s.is_nan()) {
-                return Err(AttnError::Option { name: "sinks", must: "not NaN" });
+            if sinks.iter().any(|&s| s.is_nan() || s == f32::INFINITY) {
+                return Err(AttnError::Option { name: "sinks", must: "finite, or −∞ for none" });
             }
         }
         self.dropout.check(shape)

@@ -72,10 +72,10 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         let mut s = self.before_modifier(dot, at);
         let attn = self.attn;
         if M::SCORE {
-            s = R::of(attn.modifier.score(s.to_f64(), at));
+            s = R::saturating(attn.modifier.score(s.to_f64(), at));
         }
         if let Some(t) = attn.temperature {
-            s = s / R::of(t);
+            s *= R::saturating(1.0 / t);
         }
         s
     }
@@ -85,10 +85,10 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     pub(crate) fn before_modifier<R: Real>(&self, dot: R, at: At) -> R {
         let mut s = self.capped(dot);
         if let Some(bias) = &self.attn.bias {
-            s += R::of(bias.at(at));
+            s += R::saturating(bias.at(at));
         }
         if let Some(alibi) = &self.attn.alibi {
-            s += R::of(alibi.at(&self.shape, at));
+            s += R::saturating(alibi.at(&self.shape, at));
         }
         s
     }
@@ -96,11 +96,12 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// `scale·dot`, and the soft-cap.
     #[inline]
     pub(crate) fn capped<R: Real>(&self, dot: R) -> R {
-        let s = dot * R::of(self.scale);
+        let s = dot * R::saturating(self.scale);
         match self.attn.softcap {
             Some(cap) => {
-                let cap = R::of(cap);
-                cap * (s / cap).tanh()
+                let cap = R::saturating(cap);
+                // A cap too small for the type: every score is as good as 0.
+                if cap == R::ZERO { R::ZERO } else { cap * (s / cap).tanh() }
             }
             None => s,
         }

@@ -55,7 +55,11 @@ impl<M: Modifier> Run<()> for Score<'_, M> {
         let Self { modifier, tile, width, bits, scores } = self;
         for (n, row) in scores.chunks_exact_mut(width).enumerate().take(tile.keys) {
             let row = &mut row[..tile.rows];
-            let one = |lane: usize, s: f32| modifier.score(f64::from(s), tile.position(lane, n)) as f32;
+            let one = |lane: usize, s: f32| {
+                let score = modifier.score(f64::from(s), tile.position(lane, n));
+                // A finite score beyond f32 is very large, not infinite: f64::MIN hides no key in any engine.
+                if score.is_finite() { finite(score) } else { score as f32 }
+            };
             match bits.map(|bits| bits[n]) {
                 None | Some(u64::MAX) => row.iter_mut().enumerate().for_each(|(lane, s)| *s = one(lane, *s)),
                 Some(shown) => {
