@@ -213,22 +213,16 @@ pub(super) const STEPS: &[Step] = &[
         proves: "attn-core's tests have no undefined behaviour",
         minutes: 15,
         needs: &MIRI,
-        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "--lib"]).with(&[
-            ("CARGO_TARGET_DIR", "{ci}/miri"),
-            ("MIRIFLAGS", "-Zmiri-disable-isolation"),
-            ("ATTN_TEST_THIN", "7"),
-        ])],
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "--lib"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
     },
     Step {
         name: "miri-simd",
         proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
         minutes: 15,
         needs: &MIRI,
-        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--lib"]).with(&[
-            ("CARGO_TARGET_DIR", "{ci}/miri"),
-            ("MIRIFLAGS", "-Zmiri-disable-isolation"),
-            ("ATTN_TEST_THIN", "7"),
-        ])],
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--lib"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
     },
     Step {
         name: "asan",
@@ -249,7 +243,6 @@ pub(super) const STEPS: &[Step] = &[
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
-            ("ATTN_TEST_THIN", "7"),
             ("ATTN_EXPECT_LEVEL", "portable"),
         ])],
     },
@@ -260,7 +253,6 @@ pub(super) const STEPS: &[Step] = &[
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
-            ("ATTN_TEST_THIN", "7"),
             ("ATTN_EXPECT_LEVEL", "avx2"),
         ])],
     },
@@ -289,7 +281,6 @@ pub(super) const STEPS: &[Step] = &[
         .with(&[
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
-            ("ATTN_TEST_THIN", "7"),
             ("ATTN_EXPECT_LEVEL", "portable"),
         ])],
     },
@@ -314,7 +305,6 @@ pub(super) const STEPS: &[Step] = &[
         .with(&[
             ("CARGO_TARGET_WASM32_WASIP1_RUNNER", "node --no-warnings {root}/xtask/src/ci/wasi.mjs"),
             ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "-Ctarget-feature=+simd128"),
-            ("ATTN_TEST_THIN", "7"),
             ("ATTN_EXPECT_LEVEL", "portable"),
         ])],
     },
@@ -348,6 +338,14 @@ mod tests {
                     assert!(own, "{}", step.name);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_architecture_page_names_every_step() {
+        let page = include_str!("../../../ARCHITECTURE.md");
+        for step in STEPS {
+            assert!(page.contains(&format!("`{}`", step.name)), "ARCHITECTURE.md does not name {}", step.name);
         }
     }
 
