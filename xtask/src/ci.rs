@@ -37,6 +37,9 @@ pub(crate) struct Args {
     install: bool,
 }
 
+/// How long one command that installs something may take.
+const INSTALL_LIMIT: Duration = Duration::from_secs(300);
+
 /// What became of a step.
 enum Outcome {
     Passed,
@@ -109,9 +112,16 @@ fn install(chosen: &[&Step], logs: &Path) {
             let mut command = Command::new(program);
             command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
             let path = logs.join(format!("install-{}-{i}.log", tried.len()));
-            let end = File::create(&path).map(|log| process::run(command, &log, Duration::from_secs(300)));
-            if !end.as_ref().is_ok_and(End::is_success) {
-                println!("        DID NOT INSTALL ({end:?})");
+            let log = match File::create(&path) {
+                Ok(log) => log,
+                Err(error) => {
+                    println!("        {}: {error}", path.display());
+                    continue;
+                }
+            };
+            let end = process::run(command, &log, INSTALL_LIMIT);
+            if !end.is_success() {
+                println!("        DID NOT INSTALL: {}", told(&end, INSTALL_LIMIT));
                 show_tail(&path, 15);
             }
         }
@@ -148,15 +158,20 @@ fn run_step(step: &Step, logs: &Path) -> Outcome {
             continue;
         }
         show_tail(&path, 200);
-        let what = match end {
-            End::Exited(status) => status.to_string(),
-            End::TimedOut => format!("ended by force after {} minutes", step.minutes),
-            End::NotStarted(error) => format!("could not be started: {error}"),
-        };
+        let what = told(&end, Duration::from_secs(60 * step.minutes));
         println!("        {}: {what}", describe(run));
         return Outcome::Failed;
     }
     Outcome::Passed
+}
+
+/// How a command ended, for people.
+fn told(end: &End, limit: Duration) -> String {
+    match end {
+        End::Exited(status) => status.to_string(),
+        End::TimedOut => format!("ended by force, after {} minutes for the whole step", limit.as_secs() / 60),
+        End::NotStarted(error) => format!("could not be started: {error}"),
+    }
 }
 
 /// The command of a run, in the workspace, without what `cargo run` set for this program alone.
@@ -240,7 +255,8 @@ fn summary(results: &[(&Step, Outcome, Duration)], total: Duration) -> ExitCode 
         let (count, result) = match outcome {
             Outcome::Passed => (&mut passed, "ok".to_owned()),
             Outcome::Failed => (&mut failed, "FAILED".to_owned()),
-            Outcome::Skipped(why) => (&mut skipped, format!("SKIPPED: {why}")),
+            // The first reason is enough here; all of them stand above.
+            Outcome::Skipped(why) => (&mut skipped, format!("SKIPPED: {}", why.split(';').next().unwrap_or(why))),
         };
         *count += 1;
         table.add_row([step.name, &result, &seconds(*time)]);
