@@ -119,8 +119,12 @@ impl<'o> Queue<'o> {
         let AttnShape { q_heads, q_len, .. } = self.shape;
         let blocks = q_len.div_ceil(self.q_tile);
         let (pair, block) = (index / blocks, blocks - 1 - index % blocks);
-        let first = block * self.q_tile;
-        Rows { batch: pair / q_heads, head: pair % q_heads, first, count: (q_len - first).min(self.q_tile) }
+        // The first block takes what is left over: a block of few rows keeps fewer lanes busy, and under a causal mask the
+        // first rows have the fewest keys.
+        let start =
+            |block: usize| (block * self.q_tile).saturating_sub((self.q_tile - q_len % self.q_tile) % self.q_tile);
+        let first = start(block);
+        Rows { batch: pair / q_heads, head: pair % q_heads, first, count: start(block + 1) - first }
     }
 
     /// The next block that nobody has, if any.
