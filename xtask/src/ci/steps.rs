@@ -195,6 +195,13 @@ pub(super) const STEPS: &[Step] = &[
         ])],
     },
     Step {
+        name: "exp2",
+        proves: "the exponential of the kernels is within 1.5 ulp for every f32 there is, on every level of this machine",
+        minutes: 15,
+        needs: &[],
+        runs: &[cargo(&["test", "--release", "-p", "attn-simd", "--lib", "--", "--ignored", "--nocapture"])],
+    },
+    Step {
         name: "conformance",
         proves: "every suite of vectors passes on every engine and level of this machine, and no mutant does",
         minutes: 15,
