@@ -3,3 +3,4 @@
 mod edges;
 mod laws;
 mod level;
+mod small;
