@@ -12,6 +12,9 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -70,20 +73,41 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 
     let start = Instant::now();
-    let mut results = Vec::new();
-    for (i, step) in chosen.iter().enumerate() {
-        println!("[{:>2}/{}] {}: {}", i + 1, chosen.len(), step.name, step.proves);
-        let begin = Instant::now();
-        let outcome = run_step(step, &logs);
-        let time = begin.elapsed();
-        match &outcome {
-            Outcome::Passed => println!("        ok in {}", seconds(time)),
-            Outcome::Failed => println!("        FAILED after {}", seconds(time)),
-            Outcome::Skipped(why) => println!("        SKIPPED: {why}"),
-        }
-        results.push((*step, outcome, time));
-    }
+    // Those that build take all cores; those that keep one core busy come in pairs.
+    let (alone, paired): (Vec<_>, Vec<_>) = chosen.iter().enumerate().partition(|(_, step)| !step.one_core);
+    let mut results = in_lanes(1, &alone, chosen.len(), &logs);
+    results.append(&mut in_lanes(2, &paired, chosen.len(), &logs));
+    results.sort_by_key(|(i, ..)| *i);
     summary(&results, start.elapsed())
+}
+
+/// A step's place in the table, the step, what became of it and how long it took.
+type Ended = (usize, &'static Step, Outcome, Duration);
+
+/// Runs steps in order, `lanes` of them at a time.
+fn in_lanes(lanes: usize, steps: &[(usize, &&'static Step)], all: usize, logs: &Path) -> Vec<Ended> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..lanes.min(steps.len()) {
+            scope.spawn(|| {
+                while let Some((i, step)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    println!("[{:>2}/{all}] {}: {}", i + 1, step.name, step.proves);
+                    let begin = Instant::now();
+                    let outcome = run_step(step, logs);
+                    let time = begin.elapsed();
+                    let name = if lanes > 1 { format!("{} ", step.name) } else { String::new() };
+                    match &outcome {
+                        Outcome::Passed => println!("        {name}ok in {}", seconds(time)),
+                        Outcome::Failed => println!("        {name}FAILED after {}", seconds(time)),
+                        Outcome::Skipped(why) => println!("        {name}SKIPPED: {why}"),
+                    }
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((*i, **step, outcome, time));
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The steps that the arguments ask for, in the table's order.
@@ -245,13 +269,13 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
 }
 
 /// Prints the closing table and the line that counts; the exit code is a failure if any step failed.
-fn summary(results: &[(&Step, Outcome, Duration)], total: Duration) -> ExitCode {
+fn summary(results: &[Ended], total: Duration) -> ExitCode {
     let mut table = table(["step", "result", "time"]);
     if let Some(column) = table.column_mut(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for (step, outcome, time) in results {
+    for (_, step, outcome, time) in results {
         let (count, result) = match outcome {
             Outcome::Passed => (&mut passed, "ok".to_owned()),
             Outcome::Failed => (&mut failed, "FAILED".to_owned()),

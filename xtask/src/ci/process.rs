@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,13 +28,18 @@ impl End {
     }
 }
 
-/// The process group that runs now; 0 for none.
-static GROUP: AtomicU32 = AtomicU32::new(0);
+/// The process groups that run now.
+static GROUPS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Makes Ctrl-C and termination end the running group before this process.
+/// Applies a change to the running groups; what a panicking thread left in there is still a list of groups.
+fn groups<R>(change: impl FnOnce(&mut Vec<u32>) -> R) -> R {
+    change(&mut GROUPS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Makes Ctrl-C and termination end the running groups before this process.
 pub(crate) fn end_group_on_interrupt() {
     let handler = || {
-        kill_group(GROUP.load(Ordering::SeqCst));
+        groups(|running| running.iter().for_each(|&group| kill_group(group)));
         std::process::exit(130);
     };
     // A second call in one process, or a system without signals, only loses this courtesy.
@@ -57,9 +62,10 @@ pub(crate) fn run(mut command: Command, log: &File, limit: Duration) -> End {
         Ok(child) => child,
         Err(error) => return End::NotStarted(error),
     };
-    GROUP.store(child.id(), Ordering::SeqCst);
+    let group = child.id();
+    groups(|running| running.push(group));
     let end = wait(&mut child, limit);
-    GROUP.store(0, Ordering::SeqCst);
+    groups(|running| running.retain(|&other| other != group));
     end
 }
 
@@ -98,9 +104,7 @@ fn kill(child: &mut Child) {
 
 /// Ends a process group at once. The shell's own `kill` does it: signals to groups are not in the standard library.
 fn kill_group(group: u32) {
-    if group != 0 {
-        let _ = Command::new("sh").args(["-c", &format!("kill -s KILL -- -{group}")]).stderr(Stdio::null()).status();
-    }
+    let _ = Command::new("sh").args(["-c", &format!("kill -s KILL -- -{group}")]).stderr(Stdio::null()).status();
 }
 
 /// Shows that a long command is alive: a counter on a terminal, a line a minute elsewhere.

@@ -1,5 +1,7 @@
 //! The table of what `cargo xtask ci` runs: each step's name, what it proves, its limit, needs and commands.
 //!
+//! Benches are not built by a step of their own: clippy checks them like every other target.
+//!
 //! Order is by how soon a step tells something: seconds first, emulators last. Steps that use the same compiler, profile and
 //! flags share `target/`; every other combination has a directory of its own below `target/ci/`, so that no step rebuilds
 //! what another one built. The limits are several times what a step takes on two cores: they catch hangs, not slowness.
@@ -17,6 +19,9 @@ pub(super) struct Step {
     pub(super) proves: &'static str,
     /// Minutes after which it counts as failed.
     pub(super) minutes: u64,
+    /// Whether it keeps one core busy for most of its time (interpreters and emulators): two such steps run side by side, after
+    /// all others.
+    pub(super) one_core: bool,
     /// What it cannot run without.
     pub(super) needs: &'static [Need],
     /// Run in order; the first failure ends the step.
@@ -77,6 +82,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "fmt",
         proves: "every file is formatted by rustfmt.toml",
         minutes: 2,
+        one_core: false,
         needs: &[Need::Component("rustfmt", "bin/rustfmt")],
         runs: &[cargo(&["fmt", "--all", "--check"])],
     },
@@ -84,6 +90,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "tidy",
         proves: "the house rules hold: file headers, where unsafe may stand, sizes, no machine paths",
         minutes: 2,
+        one_core: false,
         needs: &[],
         runs: &[xtask(&["tidy"])],
     },
@@ -91,6 +98,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "clippy",
         proves: "no warning in any target of any crate",
         minutes: 15,
+        one_core: false,
         needs: &[Need::Component("clippy", "bin/cargo-clippy")],
         runs: &[cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
     },
@@ -98,6 +106,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "test",
         proves: "every test and doc test passes in a debug build: what the README tells users to run",
         minutes: 30,
+        one_core: false,
         needs: &[],
         runs: &[cargo(&["test", "--workspace"])],
     },
@@ -105,6 +114,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "doc",
         proves: "the documentation builds without a warning or a dead link",
         minutes: 10,
+        one_core: false,
         needs: &[],
         runs: &[cargo(&["doc", "--workspace", "--no-deps"]).with(&[("RUSTDOCFLAGS", "-D warnings")])],
     },
@@ -112,6 +122,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "thumbv7em",
         proves: "attn-core builds for a Cortex-M4F: no std, no allocator",
         minutes: 5,
+        one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
         runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv7em-none-eabihf"])],
     },
@@ -119,6 +130,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "thumbv6m",
         proves: "attn-core builds for a Cortex-M0: no atomics, no floating-point unit",
         minutes: 5,
+        one_core: false,
         needs: &[Need::Target("thumbv6m-none-eabi")],
         runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv6m-none-eabi"])],
     },
@@ -126,6 +138,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "simd-no-std",
         proves: "attn-simd without its default feature builds where there is no std",
         minutes: 5,
+        one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
         runs: &[cargo(&[
             "build",
@@ -141,6 +154,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "msrv",
         proves: "the libraries build with the oldest compiler that they promise",
         minutes: 10,
+        one_core: false,
         needs: &[Need::Toolchain(MSRV)],
         runs: &[cargo_of(MSRV, &["check", "-p", "attn-core", "-p", "attn-simd", "-p", "attn-parallel"])
             .with(&[("CARGO_TARGET_DIR", "{ci}/msrv")])],
@@ -149,6 +163,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "package",
         proves: "the published crates are complete: each packs, and attn-core builds from its package alone",
         minutes: 5,
+        one_core: false,
         needs: &[],
         runs: &[
             cargo(&["package", "-p", "attn-core", "--allow-dirty", "--target-dir", "{ci}/package"]),
@@ -170,16 +185,10 @@ pub(super) const STEPS: &[Step] = &[
         ],
     },
     Step {
-        name: "benches",
-        proves: "the criterion benches compile",
-        minutes: 15,
-        needs: &[],
-        runs: &[cargo(&["bench", "--no-run", "-p", "attn-bench"])],
-    },
-    Step {
         name: "test-release",
         proves: "the libraries' tests pass as users build them: optimised, without overflow checks",
         minutes: 20,
+        one_core: false,
         needs: &[],
         runs: &[cargo(&[
             "test",
@@ -198,6 +207,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "exp2",
         proves: "the exponential of the kernels is within 1.5 ulp for every f32 there is, on every level of this machine",
         minutes: 15,
+        one_core: true,
         needs: &[],
         runs: &[cargo(&["test", "--release", "-p", "attn-simd", "--lib", "--", "--ignored", "--nocapture"])],
     },
@@ -205,6 +215,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "conformance",
         proves: "every suite of vectors passes on every engine and level of this machine, and no mutant does",
         minutes: 15,
+        one_core: false,
         needs: &[],
         runs: &[xtask(&["conformance"])],
     },
@@ -212,6 +223,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "no-panic",
         proves: "no way leads from any entry point of attn-core to a panic, in machine code for host and Cortex-M",
         minutes: 10,
+        one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
         runs: &[xtask(&["no-panic"])],
     },
@@ -219,6 +231,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "miri-core",
         proves: "attn-core's tests have no undefined behaviour",
         minutes: 15,
+        one_core: true,
         needs: &MIRI,
         runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "--lib"])
             .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
@@ -227,6 +240,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "miri-simd",
         proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
         minutes: 15,
+        one_core: true,
         needs: &MIRI,
         runs: &[
             cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--lib"])
@@ -240,6 +254,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "asan",
         proves: "attn-simd reads and writes only what it was given, on every level of this machine",
         minutes: 15,
+        one_core: true,
         needs: &[Need::Linux, Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
         // `--target` keeps the flag away from proc macros and build scripts.
         runs: &[cargo_of(
@@ -252,6 +267,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "qemu-nehalem",
         proves: "attn-simd finds the portable level on a processor without AVX, and is right there",
         minutes: 10,
+        one_core: true,
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
@@ -262,6 +278,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "qemu-haswell",
         proves: "attn-simd finds the AVX2 level on a processor without AVX-512, and is right there",
         minutes: 10,
+        one_core: true,
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1"]).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
@@ -272,6 +289,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "aarch64",
         proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses",
         minutes: 15,
+        one_core: true,
         needs: &[
             Need::Linux,
             Need::Target("aarch64-unknown-linux-musl"),
@@ -300,6 +318,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "wasm",
         proves: "core and simd are right as WebAssembly with simd128",
         minutes: 15,
+        one_core: true,
         needs: &[Need::Target("wasm32-wasip1"), Need::Program("node", "nodejs")],
         runs: &[cargo(&[
             "test",
