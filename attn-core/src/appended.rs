@@ -42,7 +42,7 @@ impl<'a, T: Element> Appended<'a, T> {
 
     /// The finished score of an appended key.
     pub(crate) fn score<R: Real, M: Modifier>(&self, problem: &Problem<'_, '_, M>, dot: R) -> R {
-        let s = problem.capped(dot);
+        let s = problem.factors().capped(dot);
         problem.attn().get_temperature().map_or(s, |t| s / R::of(t))
     }
 

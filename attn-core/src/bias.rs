@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::element::Element;
+use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::Align;
 use crate::score::At;
@@ -65,12 +65,21 @@ impl Bias<'_> {
 
     /// The bias of one score.
     #[inline]
-    pub fn at(&self, At { batch, head, query, key }: At) -> f64 {
+    pub fn at(&self, at: At) -> f64 {
+        self.at_in(at)
+    }
+
+    /// As [`at`](Self::at) in the type that an engine computes in, a finite number beyond its range saturated: without
+    /// double precision where neither needs it, which small processors emulate.
+    #[inline]
+    pub(crate) fn at_in<R: Real>(&self, At { batch, head, query, key }: At) -> R {
+        // Exact in every real type.
+        let single = |x: f32| R::of(f64::from(x));
         match self {
-            Self::F64(view) => view.at_broadcast(batch, head, query, key),
-            Self::F32(view) => f64::from(view.at_broadcast(batch, head, query, key)),
-            Self::F16(view) => Element::to_f64(view.at_broadcast(batch, head, query, key)),
-            Self::Bf16(view) => Element::to_f64(view.at_broadcast(batch, head, query, key)),
+            Self::F64(view) => R::saturating(view.at_broadcast(batch, head, query, key)),
+            Self::F32(view) => single(view.at_broadcast(batch, head, query, key)),
+            Self::F16(view) => single(view.at_broadcast(batch, head, query, key).widen()),
+            Self::Bf16(view) => single(view.at_broadcast(batch, head, query, key).widen()),
         }
     }
 }
@@ -98,8 +107,22 @@ impl Alibi<'_> {
     /// The bias of one score.
     #[inline]
     pub fn at(&self, shape: &AttnShape, at: At) -> f64 {
-        let slope = f64::from(self.slopes.get(at.head).copied().unwrap_or(0.0));
+        self.at_in(shape, at)
+    }
+
+    /// As [`at`](Self::at) in the type that an engine computes in, saturated. In `f32` it is the product rounded once, for
+    /// distances up to 2²⁴.
+    #[inline]
+    pub(crate) fn at_in<R: Real>(&self, shape: &AttnShape, at: At) -> R {
+        let slope = self.slopes.get(at.head).copied().unwrap_or(0.0);
         let position = self.align.position(at.query, shape.q_len, shape.kv_len);
-        -slope * position.abs_diff(at.key as isize) as f64
+        let x = -R::of(f64::from(slope)) * R::of(position.abs_diff(at.key as isize) as f64);
+        if x > R::MAX {
+            R::MAX
+        } else if x < -R::MAX {
+            -R::MAX
+        } else {
+            x
+        }
     }
 }

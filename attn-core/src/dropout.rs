@@ -4,6 +4,7 @@
 //! inference. Which weights are kept is either given as a tensor or drawn by a counter-based generator: the draw is a hash of
 //! seed, batch, head, query and key, so that it needs no state and no order.
 
+use crate::element::Real;
 use crate::error::{AttnError, Result};
 use crate::score::At;
 use crate::shape::AttnShape;
@@ -59,6 +60,15 @@ impl Dropout<'_> {
         }
     }
 
+    /// As [`factor`](Self::factor) in the type that an engine computes in, without double precision for `f32`.
+    #[inline]
+    pub(crate) fn factor_in<R: Real>(&self) -> R {
+        match self {
+            Self::None => R::ONE,
+            Self::Seeded { p, .. } | Self::Keep { p, .. } => R::ONE / (R::ONE - R::of(f64::from(*p))),
+        }
+    }
+
     /// Whether one weight is kept.
     #[inline]
     pub fn keeps(&self, at: At) -> bool {
@@ -86,7 +96,7 @@ impl Dropout<'_> {
 /// A draw below this drops the weight: `p·2³²`, rounded.
 #[inline]
 pub(crate) fn threshold(p: f32) -> u32 {
-    (f64::from(p) * 4_294_967_296.0) as u32
+    (p * 4_294_967_296.0) as u32 // exact: a power of two
 }
 
 /// The draws of one row: a hash of (seed, batch, head, query), then per key a 32-bit mix that vectorises.

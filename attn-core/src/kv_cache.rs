@@ -55,6 +55,7 @@ mod append;
 pub(crate) mod attend;
 mod paged;
 mod ring;
+pub(crate) mod slots;
 
 pub use append::AppendCache;
 pub use paged::{PagedCache, PagedCacheMut};
@@ -65,7 +66,7 @@ use crate::view::{View, ViewMut};
 
 /// Checks new keys and values against a cache's `[batch, kv_heads, _, head_dim]` and `[batch, kv_heads, _, value_dim]`, and
 /// against each other. Gives their number per sequence.
-fn check_new(cache_k: [usize; 4], cache_v: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<usize> {
+pub(crate) fn check_new(cache_k: [usize; 4], cache_v: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<usize> {
     let ([batch, heads, _, head_dim], [.., value_dim]) = (cache_k, cache_v);
     let ([k_batch, k_heads, k_len, k_dim], [v_batch, v_heads, v_len, v_dim]) = (k, v);
     for (what, expected, found) in [
@@ -83,12 +84,18 @@ fn check_new(cache_k: [usize; 4], cache_v: [usize; 4], k: [usize; 4], v: [usize;
 }
 
 /// Checks that no entry of a table lies above its limit.
-fn check_at_most(what: &'static str, at: usize, value: usize, most: usize) -> Result<()> {
+pub(crate) fn check_at_most(what: &'static str, at: usize, value: usize, most: usize) -> Result<()> {
     if value <= most { Ok(()) } else { Err(AttnError::Index { what, at, value, limit: most.saturating_add(1) }) }
 }
 
+/// Checks that the numbers of tokens seen can grow by `n`.
+pub(crate) fn check_count(seen: &[usize], n: usize) -> Result<()> {
+    let fits = seen.iter().all(|seen| seen.checked_add(n).is_some());
+    if fits { Ok(()) } else { Err(AttnError::Overflow { what: "tokens seen" }) }
+}
+
 /// Copies token `from.1` of sequence `from.0` to row `to.1` of `to.0`, all heads.
-fn copy_token<T: Copy + Default>(
+pub(crate) fn copy_token<T: Copy + Default>(
     x: View<'_, T>,
     (batch, token): (usize, usize),
     out: &mut ViewMut<'_, T>,

@@ -13,6 +13,8 @@ pub mod cost;
 mod dropout;
 mod element;
 mod error;
+mod fixed;
+pub mod int8;
 pub mod kv_cache;
 #[doc = include_str!("../docs/attention.md")]
 pub mod guide {}
@@ -24,6 +26,7 @@ mod outputs;
 pub mod position;
 mod projection;
 pub mod reference;
+pub mod resume;
 mod score;
 mod shape;
 mod softmax;
@@ -38,6 +41,7 @@ pub use bias::{Alibi, Bias, FromView};
 pub use dropout::Dropout;
 pub use element::{Dtype, Element, Real};
 pub use error::{AttnError, Result};
+pub use fixed::FixedAttention;
 pub use half;
 pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, TileCover, Tree, Window};
 pub use modifier::{Derivative, MapScore, Modifier, VisibleIf};

@@ -208,6 +208,24 @@ impl<'a> Mask<'a> {
         if range.start >= range.end { 0..0 } else { range }
     }
 
+    /// Calls `f` with each key that a row sees of a part of its [`row_range`](Self::row_range), in order.
+    #[inline]
+    pub(crate) fn for_each_in(
+        &self,
+        shape: &AttnShape,
+        [batch, head, query]: [usize; 3],
+        keys: Range<usize>,
+        mut f: impl FnMut(usize),
+    ) {
+        // Where a row's keys are its range, the terms need not be asked again for each.
+        let ranges = self.is_ranges();
+        for key in keys {
+            if ranges || self.visible(shape, At { batch, head, query, key }) {
+                f(key);
+            }
+        }
+    }
+
     /// Bit `n` says whether the row sees key `start + n`, for `n < 64`; keys from `kv_len` on are hidden.
     pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         let range = self.row_range(shape, batch, head, query);

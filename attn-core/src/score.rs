@@ -69,42 +69,44 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// The finished score of a dot product `q·k`.
     #[inline]
     pub fn score<R: Real>(&self, dot: R, at: At) -> R {
-        let mut s = self.before_modifier(dot, at);
-        let attn = self.attn;
-        if M::SCORE {
-            s = R::saturating(attn.modifier.score(s.to_f64(), at));
+        self.score_by(&self.factors(), dot, at)
+    }
+
+    /// What turns dot products into scores, in the type that an engine computes in: asked for once, not for every key,
+    /// because small processors emulate double precision.
+    #[inline]
+    pub(crate) fn factors<R: Real>(&self) -> Factors<R> {
+        Factors {
+            scale: R::saturating(self.scale),
+            cap: self.attn.softcap.map(R::saturating),
+            per_temperature: self.attn.temperature.map(|t| R::saturating(1.0 / t)),
         }
-        if let Some(t) = attn.temperature {
-            s *= R::saturating(1.0 / t);
+    }
+
+    /// As [`score`](Self::score).
+    #[inline]
+    pub(crate) fn score_by<R: Real>(&self, factors: &Factors<R>, dot: R, at: At) -> R {
+        let mut s = self.before_modifier(factors, dot, at);
+        if M::SCORE {
+            s = R::saturating(self.attn.modifier.score(s.to_f64(), at));
+        }
+        if let Some(factor) = factors.per_temperature {
+            s *= factor;
         }
         s
     }
 
     /// The score that the caller's closures are given: scaled, capped, biased.
     #[inline]
-    pub(crate) fn before_modifier<R: Real>(&self, dot: R, at: At) -> R {
-        let mut s = self.capped(dot);
+    pub(crate) fn before_modifier<R: Real>(&self, factors: &Factors<R>, dot: R, at: At) -> R {
+        let mut s = factors.capped(dot);
         if let Some(bias) = &self.attn.bias {
-            s += R::saturating(bias.at(at));
+            s += bias.at_in::<R>(at);
         }
         if let Some(alibi) = &self.attn.alibi {
-            s += R::saturating(alibi.at(&self.shape, at));
+            s += alibi.at_in::<R>(&self.shape, at);
         }
         s
-    }
-
-    /// `scale·dot`, and the soft-cap.
-    #[inline]
-    pub(crate) fn capped<R: Real>(&self, dot: R) -> R {
-        let s = dot * R::saturating(self.scale);
-        match self.attn.softcap {
-            Some(cap) => {
-                let cap = R::saturating(cap);
-                // A cap too small for the type: every score is as good as 0.
-                if cap == R::ZERO { R::ZERO } else { cap * (s / cap).tanh() }
-            }
-            None => s,
-        }
     }
 
     /// Whether one key is visible to one query: by the mask, a bias that is not −∞, and the caller's closure.
@@ -115,7 +117,8 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
 
     #[inline]
     fn shown_by_bias(&self, at: At) -> bool {
-        self.attn.bias.as_ref().is_none_or(|bias| bias.at(at) != f64::NEG_INFINITY)
+        // Only −∞ is −∞ in f32: what is finite saturates.
+        self.attn.bias.as_ref().is_none_or(|bias| bias.at_in::<f32>(at) != f32::NEG_INFINITY)
     }
 
     #[inline]
@@ -130,16 +133,24 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
 
     /// Calls `f` with each key that a row sees, in order.
     #[inline]
-    pub fn for_each_visible(&self, batch: usize, head: usize, query: usize, mut f: impl FnMut(At)) {
-        // Where a row's keys are its range, the mask need not be asked again for each.
-        let ranges = self.attn.mask.is_ranges();
-        for key in self.row_range(batch, head, query) {
+    pub fn for_each_visible(&self, batch: usize, head: usize, query: usize, f: impl FnMut(At)) {
+        self.for_each_visible_in(self.row_range(batch, head, query), [batch, head, query], f);
+    }
+
+    /// Calls `f` with each key that a row sees of a part of its [`row_range`](Self::row_range), in order.
+    #[inline]
+    pub(crate) fn for_each_visible_in(
+        &self,
+        keys: Range<usize>,
+        [batch, head, query]: [usize; 3],
+        mut f: impl FnMut(At),
+    ) {
+        self.attn.mask.for_each_in(&self.shape, [batch, head, query], keys, |key| {
             let at = At { batch, head, query, key };
-            let shown = ranges || self.attn.mask.visible(&self.shape, at);
-            if shown && self.shown_by_bias(at) && self.shown_by_modifier(at) {
+            if self.shown_by_bias(at) && self.shown_by_modifier(at) {
                 f(at);
             }
-        }
+        });
     }
 
     /// The sink logit of a head, if there are sinks.
@@ -154,32 +165,113 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     }
 }
 
+/// What turns a dot product into a score before biases, rounded to the type that is computed in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factors<R> {
+    scale: R,
+    cap: Option<R>,
+    per_temperature: Option<R>,
+}
+
+impl<R: Real> Factors<R> {
+    /// `scale·dot`, and the soft-cap.
+    #[inline]
+    pub(crate) fn capped(&self, dot: R) -> R {
+        let s = dot * self.scale;
+        match self.cap {
+            // A cap too small for the type: every score is as good as 0.
+            Some(cap) if cap == R::ZERO => R::ZERO,
+            Some(cap) => cap * (s / cap).tanh(),
+            None => s,
+        }
+    }
+}
+
 /// `1/√head_dim`; 1 for an empty head. Scores of unit-variance vectors then have unit variance (arXiv 1706.03762, §3.2.1).
-pub fn default_scale(head_dim: usize) -> f64 {
-    if head_dim == 0 { 1.0 } else { 1.0 / libm::sqrt(head_dim as f64) }
+///
+/// ```
+/// const SCALE: f64 = attn_core::default_scale(64);
+/// assert_eq!(SCALE, 0.125);
+/// ```
+pub const fn default_scale(head_dim: usize) -> f64 {
+    if head_dim == 0 { 1.0 } else { 1.0 / sqrt_of(head_dim as u64) }
+}
+
+/// The square root of an integer above 0, correctly rounded: digit by digit, 54 of them, in integers. It is `const`, and
+/// saves firmware the addition and multiplication in emulated double precision that `libm`'s would bring along.
+const fn sqrt_of(n: u64) -> f64 {
+    // Digits before the point; the first pair of bits that is not 0 gives the first digit, which is 1.
+    let whole = (64 - n.leading_zeros()).div_ceil(2);
+    let (mut root, mut rest, mut digit) = (0u64, 0u64, 0);
+    while digit < 54 {
+        let pair = if digit < whole { n >> (2 * (whole - 1 - digit)) & 3 } else { 0 };
+        rest = rest << 2 | pair;
+        let next = root << 2 | 1;
+        root <<= 1;
+        if rest >= next {
+            rest -= next;
+            root |= 1;
+        }
+        digit += 1;
+    }
+    // 53 bits, to nearest: no root of a 64-bit integer lies in the middle of two. Adding, not joining, lets it carry.
+    let rounded = (root + 1) >> 1;
+    f64::from_bits(((whole as u64 + 1022) << 52) + (rounded - (1 << 52)))
 }
 
 /// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs nothing.
 #[inline]
 pub(crate) fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
-    let mut sums = [R::ZERO; 4];
     if let (Some(q), Some(k)) = (q.as_slice(), k.as_slice()) {
-        let ((q4, q_rest), (k4, k_rest)) = (q.as_chunks::<4>(), k.as_chunks::<4>());
-        for (q, k) in q4.iter().zip(k4) {
-            for ((sum, q), k) in sums.iter_mut().zip(q).zip(k) {
-                *sum += q.widen() * k.widen();
-            }
-        }
-        for ((sum, q), k) in sums.iter_mut().zip(q_rest).zip(k_rest) {
+        return dot_slices(q, k);
+    }
+    let mut sums = [R::ZERO; 4];
+    for (i, (q, k)) in q.iter().zip(k.iter()).enumerate() {
+        if let Some(sum) = sums.get_mut(i % 4) {
             *sum += q.widen() * k.widen();
         }
-    } else {
-        for (i, (q, k)) in q.iter().zip(k.iter()).enumerate() {
-            if let Some(sum) = sums.get_mut(i % 4) {
-                *sum += q.widen() * k.widen();
-            }
+    }
+    add_up(sums)
+}
+
+/// As [`dot`], of slices.
+#[inline]
+pub(crate) fn dot_slices<R: Real, T: Element<Compute = R>>(q: &[T], k: &[T]) -> R {
+    let mut sums = [R::ZERO; 4];
+    let ((q4, q_rest), (k4, k_rest)) = (q.as_chunks::<4>(), k.as_chunks::<4>());
+    for (q, k) in q4.iter().zip(k4) {
+        for ((sum, q), k) in sums.iter_mut().zip(q).zip(k) {
+            *sum += q.widen() * k.widen();
         }
     }
-    let [a, b, c, d] = sums;
+    for ((sum, q), k) in sums.iter_mut().zip(q_rest).zip(k_rest) {
+        *sum += q.widen() * k.widen();
+    }
+    add_up(sums)
+}
+
+fn add_up<R: Real>([a, b, c, d]: [R; 4]) -> R {
     (a + b) + (c + d)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_of_integers_are_correctly_rounded() {
+        let near = |n: u64| [n.saturating_sub(1), n, n.saturating_add(1)];
+        let powers = (0..64).flat_map(|bit| near(1 << bit));
+        // Miri takes hundreds of times as long, and looks for something else.
+        let squares =
+            (1..1 << 32).step_by(if cfg!(miri) { 99_999_989 } else { 999_983 }).flat_map(|n: u64| near(n * n));
+        // Above 2^53 the argument itself is rounded, and the comparison says nothing.
+        for n in
+            (1..if cfg!(miri) { 100 } else { 5000 }).chain(powers).chain(squares).filter(|n| (1..1 << 53).contains(n))
+        {
+            assert_eq!(sqrt_of(n), libm::sqrt(n as f64), "{n}");
+        }
+        assert_eq!(sqrt_of(u64::MAX), 4_294_967_296.0);
+        assert_eq!(default_scale(0), 1.0);
+    }
 }

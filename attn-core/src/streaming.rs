@@ -16,15 +16,18 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+use core::ops::Range;
+
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
+use crate::resume::{self, Progress, Rows, Turn};
 use crate::score::{Problem, dot};
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
-use crate::view::View;
+use crate::view::{Row, View};
 
 /// Elements of scratch that [`forward`] needs: one output row.
 pub const fn scratch_len(shape: &AttnShape) -> usize {
@@ -48,72 +51,126 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
     scratch: &mut [T::Compute],
 ) -> Result<()> {
     let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
-    let mut outputs = outputs.into();
-    let shape = *problem.shape();
-    outputs.check(&shape)?;
-    if outputs.weights.is_some() {
-        return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
-    }
-    AttnError::check_len("streaming scratch", scratch_len(&shape), scratch.len())?;
-    let Some(acc) = scratch.get_mut(..shape.value_dim) else {
-        return Ok(());
-    };
-    for batch in 0..shape.batch {
-        for head in 0..shape.q_heads {
-            for query in 0..shape.q_len {
-                acc.fill(T::Compute::ZERO);
-                let mut state = RowState::new();
-                accumulate(&problem, q, k, v, (batch, head, query), &mut state, acc);
-                if let Some(sink) = problem.sink(head) {
-                    let step = state.push(T::Compute::of(f64::from(sink)));
-                    rescale(acc, step.rescale);
-                }
-                let factor = state.finish() * T::Compute::of(attn.dropout.factor());
-                for (d, &x) in acc.iter().enumerate() {
-                    outputs.out.set(batch, head, query, d, O::narrow(x * factor));
-                }
-                outputs.set_lse(shape.row(batch, head, query), state.lse());
-            }
-        }
-    }
-    Ok(())
+    resume::run_all(problem.shape(), &mut Streaming::new(&problem, q, k, v, outputs.into(), scratch)?)
 }
 
-/// Takes all visible keys of one row into its state and output.
-#[inline]
-fn accumulate<T: Element, M: Modifier>(
-    problem: &Problem<'_, '_, M>,
+/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
+/// Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun. See
+/// [`crate::resume`].
+///
+/// # Errors
+/// As [`forward`], before anything is written; [`AttnError::Index`] for a cursor of a call of another shape.
+pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
+    attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
     v: View<'_, T>,
-    (batch, head, query): (usize, usize, usize),
-    state: &mut RowState<T::Compute>,
-    acc: &mut [T::Compute],
-) {
-    let kv_head = problem.shape().kv_head(head);
-    let q_row = q.row(batch, head, query);
-    problem.for_each_visible(batch, head, query, |at| {
-        let step = state.push(problem.score(dot(q_row, k.row(batch, kv_head, at.key)), at));
-        rescale(acc, step.rescale);
-        // A dropped weight still meets its value (as 0 times it), so that a NaN there shows in every engine.
-        let kept = problem.attn().dropout.keeps(at);
-        let weight = if kept { step.weight } else { step.weight * T::Compute::ZERO };
-        let v_row = v.row(batch, kv_head, at.key);
-        if let Some(values) = v_row.as_slice() {
-            for (a, value) in acc.iter_mut().zip(values) {
-                *a += weight * value.widen();
-            }
-        } else {
-            for (a, value) in acc.iter_mut().zip(v_row.iter()) {
-                *a += weight * value.widen();
-            }
+    outputs: impl Into<Outputs<'o, O>>,
+    scratch: &mut [T::Compute],
+    turn: Turn<'_, RowState<T::Compute>>,
+) -> Result<Progress> {
+    let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
+    resume::run(problem.shape(), &mut Streaming::new(&problem, q, k, v, outputs.into(), scratch)?, turn)
+}
+
+/// One call, checked.
+struct Streaming<'x, 'p, 'a, 'o, T: Element, O: Element, M> {
+    problem: &'x Problem<'p, 'a, M>,
+    q: View<'x, T>,
+    k: View<'x, T>,
+    v: View<'x, T>,
+    outputs: Outputs<'o, O>,
+    /// The output row, before it is divided by the sum.
+    acc: &'x mut [T::Compute],
+}
+
+impl<'x, 'p, 'a, 'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier> Streaming<'x, 'p, 'a, 'o, T, O, M> {
+    fn new(
+        problem: &'x Problem<'p, 'a, M>,
+        q: View<'x, T>,
+        k: View<'x, T>,
+        v: View<'x, T>,
+        outputs: Outputs<'o, O>,
+        scratch: &'x mut [T::Compute],
+    ) -> Result<Self> {
+        let shape = problem.shape();
+        outputs.check(shape)?;
+        if outputs.weights.is_some() {
+            return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
         }
-    });
+        let found = scratch.len();
+        AttnError::check_len("streaming scratch", scratch_len(shape), found)?;
+        let acc = scratch.get_mut(..shape.value_dim).unwrap_or_default();
+        Ok(Self { problem, q, k, v, outputs, acc })
+    }
+}
+
+impl<T: Element, O: Element<Compute = T::Compute>, M: Modifier> Rows for Streaming<'_, '_, '_, '_, T, O, M> {
+    type State = RowState<T::Compute>;
+
+    fn range(&self, [batch, head, query]: [usize; 3]) -> Range<usize> {
+        self.problem.row_range(batch, head, query)
+    }
+
+    fn begin(&mut self) {
+        self.acc.fill(T::Compute::ZERO);
+    }
+
+    #[inline]
+    fn take(&mut self, row: [usize; 3], keys: Range<usize>, state: &mut Self::State) {
+        let [batch, head, query] = row;
+        let kv_head = self.problem.shape().kv_head(head);
+        let q_row = self.q.row(batch, head, query);
+        let (problem, acc) = (self.problem, &mut *self.acc);
+        let (factors, mut local) = (problem.factors(), *state); // in registers for the length of the loop
+        problem.for_each_visible_in(keys, row, |at| {
+            let step = local.push(problem.score_by(&factors, dot(q_row, self.k.row(batch, kv_head, at.key)), at));
+            rescale(acc, step.rescale);
+            // A dropped weight still meets its value (as 0 times it), so that a NaN there shows in every engine.
+            let kept = problem.attn().dropout.keeps(at);
+            let weight = if kept { step.weight } else { step.weight * T::Compute::ZERO };
+            add_scaled(acc, weight, self.v.row(batch, kv_head, at.key));
+        });
+        *state = local;
+    }
+
+    fn finish(&mut self, [batch, head, query]: [usize; 3], state: &Self::State) {
+        let mut state = *state;
+        if let Some(sink) = self.problem.sink(head) {
+            let step = state.push(T::Compute::of(f64::from(sink)));
+            rescale(self.acc, step.rescale);
+        }
+        let factor = state.finish() * self.problem.attn().dropout.factor_in::<T::Compute>();
+        for (d, &x) in self.acc.iter().enumerate() {
+            self.outputs.out.set(batch, head, query, d, O::narrow(x * factor));
+        }
+        self.outputs.set_lse(self.problem.shape().row(batch, head, query), state.lse());
+    }
+}
+
+/// `acc += weight · row`.
+#[inline]
+pub(crate) fn add_scaled<T: Element>(acc: &mut [T::Compute], weight: T::Compute, row: Row<'_, T>) {
+    if let Some(values) = row.as_slice() {
+        add_slice(acc, weight, values);
+    } else {
+        for (a, value) in acc.iter_mut().zip(row.iter()) {
+            *a += weight * value.widen();
+        }
+    }
+}
+
+/// `acc += weight · values`.
+#[inline]
+pub(crate) fn add_slice<T: Element>(acc: &mut [T::Compute], weight: T::Compute, values: &[T]) {
+    for (a, value) in acc.iter_mut().zip(values) {
+        *a += weight * value.widen();
+    }
 }
 
 /// Multiplies an output row by a factor; most keys do not raise the maximum and leave it alone.
 #[inline]
-fn rescale<R: Real>(acc: &mut [R], factor: R) {
+pub(crate) fn rescale<R: Real>(acc: &mut [R], factor: R) {
     if factor != R::ONE {
         for a in acc {
             *a *= factor;

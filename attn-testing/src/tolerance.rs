@@ -79,6 +79,17 @@ pub fn rounding<O: Element>(x: f64) -> f64 {
     (x.abs() * relative).max(least)
 }
 
+/// int8 attention against the formula on the dequantised inputs, before the output is rounded to its type: absolute, in units
+/// of `255·s_v`, for a row that sees `n` keys and whose largest score has magnitude `s`.
+///
+/// Scores are rounded to `2⁻¹⁷` in log2 units (`5.3·10⁻⁶` of a weight), the exponential is off by `6·10⁻⁷`: together below
+/// `2⁻¹⁷`. The factor of a score is known to `2⁻³¹` of itself. Each weight is rounded to half a unit of a sum that is at least
+/// `2²¹` units; shifts of sum and accumulators lose one unit each, and an output in f32 some units of its own.
+pub fn int8(n: usize, s: f64) -> f64 {
+    let power = |bits: u32| 1.0 / f64::from(1u32 << bits);
+    power(16) + s * power(30) + n as f64 * power(22)
+}
+
 /// Two `f64` computations of the same thing with sums of at most a few hundred terms, relative to the largest value (or 1).
 pub const SUMS_F64: f64 = 1e-12;
 

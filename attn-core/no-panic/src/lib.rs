@@ -5,6 +5,7 @@
 //! called. Exported names are the only thing here that counts as `unsafe`.
 #![no_std]
 
+mod embedded;
 mod engines;
 mod learned;
 mod stateful;

@@ -24,7 +24,7 @@ pub(super) fn of<M: Modifier>(problem: &Problem<'_, '_, M>, dot: f64, at: At) ->
     }
     if M::SCORE {
         // The closure sees the score before it and before the temperature.
-        let slope = attn.get_modifier().derivative(problem.before_modifier(dot, at), at)?;
+        let slope = attn.get_modifier().derivative(problem.before_modifier(&problem.factors(), dot, at), at)?;
         by_dot *= slope;
         by_bias *= slope;
     }

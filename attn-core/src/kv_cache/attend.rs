@@ -12,6 +12,7 @@ use crate::outputs::Outputs;
 use crate::score::{At, Problem, dot};
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
+use crate::streaming::{add_scaled, rescale};
 use crate::view::{Row, View};
 
 /// A modifier that is borrowed: closures need not be `Copy` to be used under a changed mask.
@@ -50,7 +51,7 @@ pub(super) fn causal<'a, 'm, M: Modifier>(attn: &'m Attention<'a, M>) -> Attenti
 }
 
 /// What every call over a cache checks first: dropout, outputs, scratch.
-pub(super) fn check<O: Element, M>(
+pub(crate) fn check<O: Element, M>(
     attn: &Attention<'_, M>,
     shape: &AttnShape,
     outputs: &Outputs<'_, O>,
@@ -70,45 +71,47 @@ pub(super) fn check<O: Element, M>(
 #[inline]
 pub(crate) fn row<'r, T: Element, M: Modifier>(
     problem: &Problem<'_, '_, M>,
-    (batch, head, query): (usize, usize, usize),
+    at: (usize, usize, usize),
     dot: impl Fn(usize) -> T::Compute,
     value: impl Fn(usize) -> Row<'r, T>,
     acc: &mut [T::Compute],
 ) -> RowState<T::Compute> {
-    acc.fill(T::Compute::ZERO);
-    let mut state = RowState::new();
+    row_with(problem, at, dot, |acc, weight, key| add_scaled(acc, weight, value(key)), acc)
+}
+
+/// As [`row`], where `add` knows how to add a key's value times a weight.
+#[inline]
+pub(crate) fn row_with<R: Real, M: Modifier>(
+    problem: &Problem<'_, '_, M>,
+    (batch, head, query): (usize, usize, usize),
+    dot: impl Fn(usize) -> R,
+    add: impl Fn(&mut [R], R, usize),
+    acc: &mut [R],
+) -> RowState<R> {
+    acc.fill(R::ZERO);
+    let (factors, mut state) = (problem.factors(), RowState::new());
     problem.for_each_visible(batch, head, query, |at| {
-        let step = state.push(problem.score(dot(at.key), at));
+        let step = state.push(problem.score_by(&factors, dot(at.key), at));
         rescale(acc, step.rescale);
         // A dropped weight still meets its value (as 0 times it), so that a NaN there shows in every engine.
         let kept = problem.attn().dropout.keeps(at);
-        let weight = if kept { step.weight } else { step.weight * T::Compute::ZERO };
-        for (a, value) in acc.iter_mut().zip(value(at.key).iter()) {
-            *a += weight * value.widen();
-        }
+        let weight = if kept { step.weight } else { step.weight * R::ZERO };
+        add(acc, weight, at.key);
     });
     if let Some(sink) = problem.sink(head) {
-        let step = state.push(T::Compute::of(f64::from(sink)));
+        let step = state.push(R::of(f64::from(sink)));
         rescale(acc, step.rescale);
     }
-    let factor = state.finish() * T::Compute::of(problem.attn().dropout.factor());
+    let factor = state.finish() * problem.attn().dropout.factor_in::<R>();
     for a in acc {
         *a *= factor;
     }
     state
 }
 
-fn rescale<R: Real>(acc: &mut [R], factor: R) {
-    if factor != R::ONE {
-        for a in acc {
-            *a *= factor;
-        }
-    }
-}
-
 /// Writes one row of the output and its lse.
 #[inline]
-pub(super) fn write<O: Element>(
+pub(crate) fn write<O: Element>(
     outputs: &mut Outputs<'_, O>,
     shape: &AttnShape,
     (batch, head, query): (usize, usize, usize),
@@ -174,7 +177,7 @@ where
 }
 
 /// The shape that one sequence's options are checked against.
-pub(super) fn own_shape(shape: &AttnShape, q_len: usize, kv_len: usize) -> AttnShape {
+pub(crate) fn own_shape(shape: &AttnShape, q_len: usize, kv_len: usize) -> AttnShape {
     AttnShape { q_len, kv_len, ..*shape }
 }
 

@@ -4,19 +4,16 @@
 //! the window does not (Xiao et al. 2023, StreamingLLM, arXiv 2309.17453). Token `t` sees key `j ≤ t` when `t − j < window`
 //! or `j < sinks`: the window counts the token itself.
 //!
-//! ```text
-//! sinks = 2, window = 4, after token 8:      slots   0 1 | 6 7 8 5     (5 is the next to go)
-//!                                            logical 0 1   5 6 7 8
-//! ```
-//!
-//! The slots behind the sinks are a ring, so that nothing is ever moved. Keys are read in the order of their tokens.
+//! The slots behind the sinks are a ring, so that nothing is ever moved ([`slots`](super::slots)). Keys are read in the
+//! order of their tokens.
 //!
 //! With rotary positions, either turn queries and keys by their place in the stream before they come here, or leave them
 //! unturned and have them turned by their place in the cache ([`RingCache::cache_relative`]), which keeps positions within the
 //! length that a model was trained for: StreamingLLM's choice.
 
 use super::attend;
-use super::{check_at_most, check_new, copy_token};
+use super::slots::{Held, Slots};
+use super::{check_at_most, check_count, check_new, copy_token};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
@@ -54,8 +51,7 @@ pub struct RingCache<'c, T: Element> {
     k: ViewMut<'c, T>,
     v: ViewMut<'c, T>,
     seen: &'c mut [usize],
-    sinks: usize,
-    window: usize,
+    slots: Slots,
     rope: Option<RopeTables<'c, T::Compute>>,
 }
 
@@ -75,12 +71,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         let [batch, kv_heads, slots, head_dim] = k.sizes();
         AttnShape::new([batch, kv_heads, 0, head_dim], k.sizes(), v.sizes())?;
         AttnError::check_size("seen against batch", batch, seen.len())?;
-        if window == 0 {
-            return Err(AttnError::Option { name: "ring window", must: "above 0: it counts the token itself" });
-        }
-        let needed = sinks.checked_add(window).ok_or(AttnError::Overflow { what: "sinks + window" })?;
-        AttnError::check_len("ring slots (sinks + window)", needed, slots)?;
-        Ok(Self { k, v, seen, sinks, window, rope: None })
+        Ok(Self { k, v, seen, slots: Slots::new(sinks, window, slots)?, rope: None })
     }
 
     /// Turns queries and keys by their place in the cache: at each token the `n` keys held stand at `0..n`, the query at
@@ -93,14 +84,10 @@ impl<'c, T: Element> RingCache<'c, T> {
         let ([batch, heads, rows, pairs], [.., head_dim]) = (tables.sizes(), self.k.sizes());
         AttnError::check_size("rope tables batch", 1, batch)?;
         AttnError::check_size("rope tables heads", 1, heads)?;
-        AttnError::check_len("rope tables (sinks + window)", self.held_at_most(), rows)?;
+        AttnError::check_len("rope tables (sinks + window)", self.slots.most(), rows)?;
         check_at_most("rope table pairs against head_dim/2", 0, pairs, head_dim / 2)?;
         self.rope = Some(tables);
         Ok(self)
-    }
-
-    fn held_at_most(&self) -> usize {
-        self.sinks + self.window // fits: checked by `new`
     }
 
     /// Tokens seen of each sequence, held or not.
@@ -110,7 +97,11 @@ impl<'c, T: Element> RingCache<'c, T> {
 
     /// Tokens held of one sequence; 0 where there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
-        self.seen.get(sequence).map_or(0, |&seen| seen.min(self.held_at_most()))
+        self.held(sequence).len
+    }
+
+    fn held(&self, sequence: usize) -> Held {
+        self.slots.held(self.seen.get(sequence).copied().unwrap_or(0))
     }
 
     /// Whether a sequence holds no token.
@@ -120,33 +111,18 @@ impl<'c, T: Element> RingCache<'c, T> {
 
     /// Places in the stream of the tokens held, ascending.
     pub fn positions(&self, sequence: usize) -> impl Iterator<Item = usize> + use<T> {
-        let (n, sinks) = (self.len(sequence), self.sinks);
-        let gone = self.seen.get(sequence).map_or(0, |&seen| seen.saturating_sub(n));
-        (0..n).map(move |i| if i < sinks { i } else { gone + i })
-    }
-
-    /// The slot of the token at a place in the stream, once it has been inserted.
-    fn slot(&self, position: usize) -> usize {
-        match position.checked_sub(self.sinks) {
-            None => position,
-            Some(after) => self.sinks + after.checked_rem(self.window).unwrap_or(0),
-        }
-    }
-
-    /// The slot of the `i`-th token held, in logical order.
-    fn slot_of(&self, sequence: usize, i: usize) -> usize {
-        let gone = self.seen.get(sequence).map_or(0, |&seen| seen.saturating_sub(self.held_at_most()));
-        self.slot(if i < self.sinks { i } else { gone + i })
+        let held = self.held(sequence);
+        (0..held.len).map(move |i| held.position(i))
     }
 
     /// Key of the `i`-th token held (`i < len`), in ascending order of the tokens, as cached. Empty where there is none.
     pub fn key(&self, sequence: usize, kv_head: usize, i: usize) -> Row<'_, T> {
-        held_row(self.k.as_view(), sequence, kv_head, (i < self.len(sequence)).then(|| self.slot_of(sequence, i)))
+        held_row(self.k.as_view(), (sequence, kv_head), self.held(sequence), i)
     }
 
     /// Value of the `i`-th token held. Empty where there is none.
     pub fn value(&self, sequence: usize, kv_head: usize, i: usize) -> Row<'_, T> {
-        held_row(self.v.as_view(), sequence, kv_head, (i < self.len(sequence)).then(|| self.slot_of(sequence, i)))
+        held_row(self.v.as_view(), (sequence, kv_head), self.held(sequence), i)
     }
 
     /// Copies the tokens held of one sequence in ascending order: `k_out` `[1, kv_heads, len, head_dim]`, `v_out`
@@ -159,7 +135,8 @@ impl<'c, T: Element> RingCache<'c, T> {
         if sequence >= batch {
             return Err(AttnError::Index { what: "sequence", at: 0, value: sequence, limit: batch });
         }
-        let n = self.len(sequence);
+        let held = self.held(sequence);
+        let n = held.len;
         for (what, expected, found) in [
             ("unrolled keys", [1, heads, n, head_dim], k_out.sizes()),
             ("unrolled values", [1, heads, n, value_dim], v_out.sizes()),
@@ -169,7 +146,7 @@ impl<'c, T: Element> RingCache<'c, T> {
             }
         }
         for i in 0..n {
-            let slot = self.slot_of(sequence, i);
+            let slot = held.slot(i);
             copy_token(self.k.as_view(), (sequence, slot), k_out, (0, i));
             copy_token(self.v.as_view(), (sequence, slot), v_out, (0, i));
         }
@@ -188,7 +165,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     /// [`AttnError::Size`], before anything is written.
     pub fn insert(&mut self, k_new: View<'_, T>, v_new: View<'_, T>) -> Result<()> {
         let n = check_new(self.k.sizes(), self.v.sizes(), k_new.sizes(), v_new.sizes())?;
-        self.check_count(n)?;
+        check_count(self.seen, n)?;
         for sequence in 0..self.seen.len() {
             for token in 0..n {
                 self.insert_token(sequence, token, k_new, v_new);
@@ -197,14 +174,9 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(())
     }
 
-    fn check_count(&self, n: usize) -> Result<()> {
-        let fits = self.seen.iter().all(|seen| seen.checked_add(n).is_some());
-        if fits { Ok(()) } else { Err(AttnError::Overflow { what: "tokens seen" }) }
-    }
-
     /// Puts one token where the oldest non-sink token stood.
     fn insert_token(&mut self, sequence: usize, token: usize, k_new: View<'_, T>, v_new: View<'_, T>) {
-        let slot = self.slot(self.seen.get(sequence).copied().unwrap_or(0));
+        let slot = self.slots.of_position(self.seen.get(sequence).copied().unwrap_or(0));
         copy_token(k_new, (sequence, token), &mut self.k, (sequence, slot));
         copy_token(v_new, (sequence, token), &mut self.v, (sequence, slot));
         if let Some(seen) = self.seen.get_mut(sequence) {
@@ -235,12 +207,10 @@ impl<'c, T: Element> RingCache<'c, T> {
         let shape = AttnShape::new(q.sizes(), k_new.sizes(), v_new.sizes())?;
         AttnError::check_size("queries against new tokens", n, shape.q_len)?;
         attend::check(attn, &shape, &outputs, (self.scratch_len(), scratch.len()))?;
-        self.check_count(n)?;
+        check_count(self.seen, n)?;
         // Every length that will occur, so that no option fails half-way.
-        for seen in self.seen.iter() {
-            let held = |token: usize| (seen + token + 1).min(self.held_at_most());
-            let (first, last) = (held(0), if n == 0 { 0 } else { held(n - 1) });
-            for kv_len in first..=last {
+        for &seen in self.seen.iter() {
+            for kv_len in self.slots.lengths(seen, n) {
                 Problem::of_shape(attn, attend::own_shape(&shape, 1, kv_len))?;
             }
         }
@@ -270,25 +240,29 @@ impl<'c, T: Element> RingCache<'c, T> {
         turned: &mut [T::Compute],
     ) -> crate::softmax::RowState<T::Compute> {
         let (shape, kv_head) = (problem.shape(), problem.shape().kv_head(head));
-        let value = |i| self.value(sequence, kv_head, i);
+        let (held, kv) = (self.held(sequence), (sequence, kv_head));
+        let key = |i| held_row(self.k.as_view(), kv, held, i);
+        let value = |i| held_row(self.v.as_view(), kv, held, i);
         let at = (sequence, head, 0);
         match &self.rope {
             None => {
-                let dot = |i| dot(q_row, self.key(sequence, kv_head, i));
+                let dot = |i| dot(q_row, key(i));
                 attend::row(problem, at, dot, value, acc)
             }
             Some(tables) => {
                 let turned = turned.get_mut(..q_row.len()).unwrap_or_default();
                 tables.turn_row(q_row, shape.kv_len.saturating_sub(1), turned);
-                let dot = |i| tables.dot_turned(turned, self.key(sequence, kv_head, i), i);
+                let dot = |i| tables.dot_turned(turned, key(i), i);
                 attend::row(problem, at, dot, value, acc)
             }
         }
     }
 }
 
-fn held_row<T: Element>(x: View<'_, T>, sequence: usize, head: usize, slot: Option<usize>) -> Row<'_, T> {
-    x.row(sequence, head, slot.unwrap_or(usize::MAX))
+/// The row of the `i`-th token held; empty where there is none.
+#[inline]
+fn held_row<T: Element>(x: View<'_, T>, (sequence, head): (usize, usize), held: Held, i: usize) -> Row<'_, T> {
+    x.row(sequence, head, if i < held.len { held.slot(i) } else { usize::MAX })
 }
 
 #[cfg(test)]

@@ -2,10 +2,13 @@
 
 mod backward;
 mod cost;
+mod int8;
+mod int8_caches;
 mod laws;
 mod masks;
 mod module;
 mod module_gradients;
 mod numbers;
 mod projection;
+mod resume;
 mod scratch;

@@ -1,0 +1,179 @@
+//! The sweep over the keys of each query, in integers.
+
+use core::ops::Range;
+
+use super::options::Int8Attention;
+use super::output::Int8Output;
+use super::row::IntState;
+use crate::error::{AttnError, Result};
+use crate::resume::{self, Progress, Rows, Turn};
+use crate::shape::AttnShape;
+use crate::view::{Row, View, ViewMut};
+
+/// Elements of scratch that [`forward`] needs: one output row.
+pub const fn scratch_len(shape: &AttnShape) -> usize {
+    shape.value_dim
+}
+
+/// Computes attention over int8 tensors: q `[batch, q_heads, q_len, head_dim]`, k `[batch, kv_heads, kv_len, head_dim]`, v
+/// `[batch, kv_heads, kv_len, value_dim]`, out `[batch, q_heads, q_len, value_dim]`; `scratch` holds [`scratch_len`]
+/// elements. A row that sees nothing is the output's zero point.
+///
+/// # Errors
+/// Whatever does not fit, before anything is written.
+pub fn forward<O: Int8Output>(
+    attn: &Int8Attention<'_>,
+    q: View<'_, i8>,
+    k: View<'_, i8>,
+    v: View<'_, i8>,
+    out: ViewMut<'_, O>,
+    scratch: &mut [i32],
+) -> Result<()> {
+    let mut rows = Int8Rows::new(attn, q, k, v, out, scratch)?;
+    resume::run_all(&rows.shape.clone(), &mut rows)
+}
+
+/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
+/// Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun. See
+/// [`crate::resume`].
+///
+/// # Errors
+/// As [`forward`]; [`AttnError::Index`] for a cursor of a call of another shape.
+pub fn resume<O: Int8Output>(
+    attn: &Int8Attention<'_>,
+    q: View<'_, i8>,
+    k: View<'_, i8>,
+    v: View<'_, i8>,
+    out: ViewMut<'_, O>,
+    scratch: &mut [i32],
+    turn: Turn<'_, IntState>,
+) -> Result<Progress> {
+    let mut rows = Int8Rows::new(attn, q, k, v, out, scratch)?;
+    resume::run(&rows.shape.clone(), &mut rows, turn)
+}
+
+/// One call, checked.
+struct Int8Rows<'x, 'a, O> {
+    attn: &'x Int8Attention<'a>,
+    shape: AttnShape,
+    q: View<'x, i8>,
+    k: View<'x, i8>,
+    v: View<'x, i8>,
+    out: ViewMut<'x, O>,
+    acc: &'x mut [i32],
+}
+
+impl<'x, 'a, O: Int8Output> Int8Rows<'x, 'a, O> {
+    fn new(
+        attn: &'x Int8Attention<'a>,
+        q: View<'x, i8>,
+        k: View<'x, i8>,
+        v: View<'x, i8>,
+        out: ViewMut<'x, O>,
+        scratch: &'x mut [i32],
+    ) -> Result<Self> {
+        let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
+        attn.check(&shape)?;
+        shape.check_output(out.sizes())?;
+        let found = scratch.len();
+        AttnError::check_len("int8 scratch", scratch_len(&shape), found)?;
+        let acc = scratch.get_mut(..shape.value_dim).unwrap_or_default();
+        Ok(Self { attn, shape, q, k, v, out, acc })
+    }
+}
+
+impl<O: Int8Output> Rows for Int8Rows<'_, '_, O> {
+    type State = IntState;
+
+    fn range(&self, [batch, head, query]: [usize; 3]) -> Range<usize> {
+        self.attn.mask.row_range(&self.shape, batch, head, query)
+    }
+
+    fn begin(&mut self) {
+        self.acc.fill(0);
+    }
+
+    #[inline]
+    fn take(&mut self, row: [usize; 3], keys: Range<usize>, state: &mut IntState) {
+        let [batch, head, query] = row;
+        let kv_head = self.shape.kv_head(head);
+        let q_row = Query::new(self.attn, head, self.q.row(batch, head, query));
+        let (k, v, acc) = (self.k, self.v, &mut *self.acc);
+        self.attn.mask.for_each_in(&self.shape, row, keys, |key| {
+            q_row.take(k.row(batch, kv_head, key), v.row(batch, kv_head, key), state, acc);
+        });
+    }
+
+    fn finish(&mut self, [batch, head, query]: [usize; 3], state: &IntState) {
+        write_row(self.attn, head, state, self.acc, |d, x| self.out.set(batch, head, query, d, x));
+    }
+}
+
+/// A query, and what a dot product with it needs.
+pub(super) struct Query<'x, 'a> {
+    attn: &'x Int8Attention<'a>,
+    head: usize,
+    row: Row<'x, i8>,
+    /// `z_k · Σ(q − z_q)`: what the zero point of the keys adds to every dot product.
+    offset: i32,
+}
+
+impl<'x, 'a> Query<'x, 'a> {
+    pub(super) fn new(attn: &'x Int8Attention<'a>, head: usize, row: Row<'x, i8>) -> Self {
+        let [zq, zk, ..] = attn.zero_points.map(i32::from);
+        let offset = zk * row.iter().map(|q| i32::from(q) - zq).sum::<i32>();
+        Self { attn, head, row, offset }
+    }
+
+    /// `Σ(q − z_q)(k − z_k)`, exactly: the sizes were checked so that it fits.
+    #[inline]
+    fn dot(&self, k: Row<'_, i8>) -> i32 {
+        let [zq, ..] = self.attn.zero_points.map(i32::from);
+        let times = |q: i8, k: i8| (i32::from(q) - zq) * i32::from(k);
+        let sum: i32 = match (self.row.as_slice(), k.as_slice()) {
+            (Some(q), Some(k)) => q.iter().zip(k).map(|(&q, &k)| times(q, k)).sum(),
+            _ => self.row.iter().zip(k.iter()).map(|(q, k)| times(q, k)).sum(),
+        };
+        sum - self.offset
+    }
+
+    /// Takes one key and its value into a row's state and accumulators.
+    #[inline]
+    pub(super) fn take(&self, k: Row<'_, i8>, v: Row<'_, i8>, state: &mut IntState, acc: &mut [i32]) {
+        let step = state.push(self.attn.of_head(self.head).score.apply(self.dot(k)));
+        if step.shift != 0 {
+            for a in acc.iter_mut() {
+                *a = step.rescaled(*a);
+            }
+        }
+        // At most 2²², so that it stays below 2³⁰ times any 8-bit number.
+        let weight = step.weight as i32;
+        if let Some(values) = v.as_slice() {
+            for (a, &value) in acc.iter_mut().zip(values) {
+                *a += weight * i32::from(value);
+            }
+        } else {
+            for (a, value) in acc.iter_mut().zip(v.iter()) {
+                *a += weight * i32::from(value);
+            }
+        }
+    }
+}
+
+/// Divides a row by its sum and hands each element to `set`.
+#[inline]
+pub(super) fn write_row<O: Int8Output>(
+    attn: &Int8Attention<'_>,
+    head: usize,
+    state: &IntState,
+    acc: &[i32],
+    mut set: impl FnMut(usize, O),
+) {
+    let [_, _, zv, zo] = attn.zero_points;
+    let factor = O::factor(attn.of_head(head), state);
+    // Σ w·(v − z_v); the sum is below 2²⁴.
+    let shift = i32::from(zv) * state.sum() as i32;
+    for (d, &a) in acc.iter().enumerate() {
+        set(d, O::of(a - shift, factor, zo));
+    }
+}

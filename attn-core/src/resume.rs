@@ -1,0 +1,164 @@
+//! Attention that stops after some keys and goes on later, for schedulers that share one processor.
+//!
+//! A [`Cursor`] says how far a call has come: which row, which key, and the row's softmax so far. It borrows nothing, so that
+//! it can lie in a `static` or in a task's state; the accumulated output row stays in the caller's scratch. Each call of
+//! [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks everything anew, takes as
+//! many keys as it is allowed and returns. However a call is cut, its result has the same bits.
+//!
+//! ```
+//! use attn_core::resume::{Cursor, Progress};
+//! use attn_core::{Attention, View, ViewMut, streaming};
+//! let x = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]; // three tokens of dim 2: q = k = v
+//! let x = View::matrix(&x, 3, 2)?;
+//! let (mut out, mut scratch, mut cursor) = ([0.0f32; 6], [0.0; 2], Cursor::new());
+//! let mut turns = 0;
+//! loop {
+//!     let to = ViewMut::matrix(&mut out, 3, 2)?;
+//!     turns += 1;
+//!     if streaming::resume(&Attention::new(), x, x, x, to, &mut scratch, cursor.turn(5))? == Progress::Done {
+//!         break; // other work goes here
+//!     }
+//! }
+//! assert_eq!(turns, 3); // three rows of three keys and an ending each: 12 in fives
+//!
+//! let mut whole = [0.0f32; 6];
+//! streaming::forward(&Attention::new(), x, x, x, ViewMut::matrix(&mut whole, 3, 2)?, &mut scratch)?;
+//! assert_eq!(out, whole);
+//! # Ok::<(), attn_core::AttnError>(())
+//! ```
+
+use core::ops::Range;
+
+use crate::error::{AttnError, Result};
+use crate::shape::AttnShape;
+
+/// Whether a call has come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum Progress {
+    /// Call again.
+    Pending,
+    /// Every row is written.
+    Done,
+}
+
+/// How far a call has come; `S` is the softmax state of a row, [`RowState`](crate::RowState) or
+/// [`IntState`](crate::int8::IntState).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cursor<S> {
+    batch: usize,
+    head: usize,
+    query: usize,
+    /// The next key; `None` before the row has begun.
+    key: Option<usize>,
+    state: S,
+}
+
+/// Leave to go on from a cursor for some keys; made by [`Cursor::turn`].
+#[derive(Debug)]
+pub struct Turn<'c, S> {
+    cursor: &'c mut Cursor<S>,
+    keys: usize,
+}
+
+impl<S: Default + Copy> Cursor<S> {
+    /// Before the first row.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// At most `keys` keys more. The ending of a row counts as one, so that the work of a turn is bounded whatever the mask
+    /// shows; keys that a mask without a range hides are looked at and count.
+    pub fn turn(&mut self, keys: usize) -> Turn<'_, S> {
+        Turn { cursor: self, keys }
+    }
+
+    /// The row that is being worked on: batch, query head, query. Once all are done, the first of these is the batch's size.
+    pub fn row(&self) -> [usize; 3] {
+        [self.batch, self.head, self.query]
+    }
+
+    /// The softmax of the row so far.
+    pub fn state(&self) -> S {
+        self.state
+    }
+
+    /// Checks that the cursor stands in a call of this shape.
+    fn check(&self, shape: &AttnShape) -> Result<()> {
+        let inside = self.batch < shape.batch && self.head < shape.q_heads && self.query < shape.q_len;
+        let end = [self.batch, self.head, self.query] == [shape.batch, 0, 0];
+        if inside || end || self.row() == [0; 3] {
+            return Ok(());
+        }
+        Err(AttnError::Index { what: "cursor row", at: self.head, value: self.query, limit: shape.q_len })
+    }
+
+    fn next_row(&mut self, shape: &AttnShape) {
+        self.key = None;
+        self.state = S::default();
+        self.query += 1;
+        if self.query >= shape.q_len {
+            self.query = 0;
+            self.head += 1;
+        }
+        if self.head >= shape.q_heads {
+            self.head = 0;
+            self.batch += 1;
+        }
+    }
+}
+
+/// What an engine does with one row.
+pub(crate) trait Rows {
+    /// The softmax state.
+    type State: Default + Copy;
+    /// The keys outside of which a row sees nothing.
+    fn range(&self, row: [usize; 3]) -> Range<usize>;
+    /// Makes ready for a row: clears the accumulators.
+    fn begin(&mut self);
+    /// Takes the visible keys of a range.
+    fn take(&mut self, row: [usize; 3], keys: Range<usize>, state: &mut Self::State);
+    /// Writes the row.
+    fn finish(&mut self, row: [usize; 3], state: &Self::State);
+}
+
+/// Goes on from where the cursor stands.
+#[inline]
+pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, turn: Turn<'_, R::State>) -> Result<Progress> {
+    let Turn { cursor, keys: mut budget } = turn;
+    cursor.check(shape)?;
+    if shape.rows() == 0 {
+        return Ok(Progress::Done);
+    }
+    while cursor.batch < shape.batch {
+        let row = cursor.row();
+        let range = rows.range(row);
+        let start = match cursor.key {
+            Some(key) => key.clamp(range.start, range.end.max(range.start)),
+            None => {
+                rows.begin();
+                range.start
+            }
+        };
+        let end = range.end.min(start.saturating_add(budget));
+        rows.take(row, start..end, &mut cursor.state);
+        budget -= end.saturating_sub(start);
+        cursor.key = Some(end);
+        if end < range.end || budget == 0 {
+            return Ok(Progress::Pending);
+        }
+        budget -= 1;
+        rows.finish(row, &cursor.state);
+        cursor.next_row(shape);
+    }
+    Ok(Progress::Done)
+}
+
+/// Goes from the first row to the last.
+#[inline]
+pub(crate) fn run_all<R: Rows>(shape: &AttnShape, rows: &mut R) -> Result<()> {
+    let mut cursor = Cursor::new();
+    // One round, unless `usize` runs out before the keys of all rows do.
+    while run(shape, rows, cursor.turn(usize::MAX))? == Progress::Pending {}
+    Ok(())
+}
