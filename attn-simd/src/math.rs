@@ -34,6 +34,27 @@ pub(crate) fn exp2<I: Isa>(isa: I, y: I::F) -> I::F {
     isa.scale_by_pow2(p, n, y)
 }
 
+/// As [`exp2`], of several vectors, step by step, so that none waits for itself.
+#[inline(always)]
+pub(crate) fn exp2_each<I: Isa, const N: usize>(isa: I, y: [I::F; N]) -> [I::F; N] {
+    let (mut n, mut f, mut g) = (y, y, [isa.splat(EXP2[5]); N]);
+    for i in 0..N {
+        (n[i], f[i]) = isa.split(y[i]);
+    }
+    for c in EXP2[..5].iter().rev() {
+        for i in 0..N {
+            g[i] = isa.mul_add(g[i], f[i], isa.splat(*c));
+        }
+    }
+    for i in 0..N {
+        g[i] = isa.mul_add(g[i], f[i], isa.splat(1.0));
+    }
+    for i in 0..N {
+        g[i] = isa.scale_by_pow2(g[i], n[i], y[i]);
+    }
+    g
+}
+
 /// Hyperbolic tangent: `(e − 1)/(e + 1)` with `e − 1 = 2ⁿ·(2ᶠ − 1) + (2ⁿ − 1)`, `n + f = 2·log₂e·|x|`, which keeps the relative
 /// accuracy for small `x`. Beyond ±10 it is ±1; NaN stays NaN.
 #[inline(always)]

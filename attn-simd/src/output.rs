@@ -166,7 +166,7 @@ impl Claim<'_, '_> {
 
     /// Where the block's rows lie, if they are `f32` with their channels side by side: the first, and the stride.
     #[inline(always)]
-    fn plain_rows(&self) -> Option<(*mut f32, isize)> {
+    pub(crate) fn plain_rows(&self) -> Option<(*mut f32, isize)> {
         match &self.queue.target {
             Target::F32(view) if view.strides[3] == 1 && self.queue.shape.value_dim > 0 => {
                 // SAFETY: the first row of the claim lies inside the view, and it has at least one channel.
@@ -177,17 +177,10 @@ impl Claim<'_, '_> {
         }
     }
 
-    /// Asks for the lines of the block's rows, so that writing them at the end need not wait.
-    #[inline(always)]
-    pub(crate) fn prefetch<I: Isa>(&self, isa: I) {
-        if let Some((first, stride)) = self.plain_rows() {
-            for row in 0..self.rows.count {
-                let start = first.wrapping_offset(row as isize * stride);
-                for channel in (0..self.queue.shape.value_dim).step_by(16) {
-                    isa.prefetch::<true>(start.wrapping_add(channel).cast_const().cast());
-                }
-            }
-        }
+    /// The block that this thread will probably claim next: a guess, for hints.
+    pub(crate) fn likely_next(&self) -> Option<Rows> {
+        let index = self.queue.next.load(Ordering::Relaxed);
+        (index < self.queue.len()).then(|| self.queue.rows(index))
     }
 
     /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are plain `f32`:

@@ -123,7 +123,7 @@ macro_rules! with_vectors {
 pub(crate) use with_vectors;
 
 /// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows` rounded up to
-/// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were.
+/// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called before each group of `M`.
 #[inline(always)]
 pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -132,6 +132,7 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     reach: &Reach<NQ>,
     q: &[f32],
     s: &mut [f32],
+    mut between: impl FnMut(),
 ) {
     let width = NQ * I::LANES;
     if depth == 0 {
@@ -142,6 +143,7 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
     for first in (0..rows).step_by(M) {
+        between();
         let Some((front, back)) = reach.for_keys(first, M) else { continue };
         // SAFETY: every row index is clamped to `rows − 1`, so each pointer is the start of a row that `checked` has bounded,
         // with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
@@ -168,7 +170,7 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
 
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys. `p`:
 /// `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`,
-/// times `NQ·LANES`.
+/// times `NQ·LANES`. `between` is called before each group of `M`.
 #[inline(always)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -177,6 +179,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     reach: &Reach<NQ>,
     (p, factor): (&[f32], &[f32]),
     o: &mut [f32],
+    mut between: impl FnMut(),
 ) {
     let width = NQ * I::LANES;
     if columns == 0 {
@@ -188,6 +191,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
     for first in (0..columns).step_by(M) {
+        between();
         // SAFETY: every column is clamped to `columns − 1`, so each pointer lies in row 0 of the panel and reaches, in steps of
         // the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and `o` has room
         // for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`.

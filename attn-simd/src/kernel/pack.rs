@@ -88,26 +88,11 @@ pub(crate) fn transposed<I: Isa>(
     }
 }
 
-/// Asks for all rows of a block at once: a transposition by squares meets their lines one at a time, and would wait for each.
+/// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. For hints: not checked.
 #[inline(always)]
-pub(crate) fn prefetch<I: Isa>(
-    isa: I,
-    input: &Input<'_>,
-    [batch, head, first]: [usize; 3],
-    count: usize,
-    columns: usize,
-) {
-    if let Input::F32(view) = input
-        && is_direct(input)
-    {
-        let first = view.data().as_ptr().wrapping_add(element(view, batch, head, first));
-        for row in 0..count {
-            let start = first.wrapping_offset((row as isize).wrapping_mul(view.strides()[2]));
-            for line in (0..columns).step_by(16) {
-                isa.prefetch::<false>(start.wrapping_add(line).cast());
-            }
-        }
-    }
+pub(crate) fn start(input: &Input<'_>, [batch, head, seq]: [usize; 3]) -> Option<(*const f32, isize)> {
+    let Input::F32(view) = input else { return None };
+    is_direct(input).then(|| (view.data().as_ptr().wrapping_add(element(view, batch, head, seq)), view.strides()[2]))
 }
 
 /// Where a square of f32 starts in the caller's memory, and its stride; `None` where it has to be gathered.

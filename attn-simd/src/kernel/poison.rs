@@ -11,16 +11,16 @@ use crate::isa::Isa;
 use crate::isa::product::{self, Panel, Reach};
 use crate::job::Job;
 
-/// Whether all elements of a panel are finite.
+/// Whether all elements are finite of those rows of a panel that not every query sees: bit by query in `bits`, all set where all do.
 #[inline(always)]
-pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, rows: usize, columns: usize) -> bool {
+pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns: usize) -> bool {
     if columns == 0 {
         return true;
     }
     // Sums of x·0, which is 0 for finite x and NaN else, in four chains that need not wait for each other.
     let zero = isa.splat(0.0);
     let (mut sums, mut rest) = ([zero; 4], 0.0f32);
-    for row in 0..rows {
+    for (row, _) in bits.iter().enumerate().filter(|(_, bits)| **bits != u64::MAX) {
         let start = panel.start.wrapping_add_signed(row as isize * panel.row_stride);
         let whole = panel.data[start..start + columns].chunks_exact(I::LANES);
         rest = whole.remainder().iter().fold(rest, |sum, x| sum + x * 0.0);
@@ -53,7 +53,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
             *x = 0.0;
         }
     }
-    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), (keys, columns), reach, (p, factor), out);
+    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), (keys, columns), reach, (p, factor), out, || {});
     for (key, &seen) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

@@ -100,11 +100,14 @@ fn weigh<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     sums: &mut [I::F; NQ],
 ) {
     for row in scores.chunks_exact_mut(NQ * I::LANES) {
+        let mut y = [isa.splat(0.0); NQ];
         for n in FRONT..NQ - BACK {
-            let s = &mut row[n * I::LANES..][..I::LANES];
-            let p = exp2(isa, isa.mul(isa.sub(isa.load(s), against[n]), c));
-            isa.store(p, s);
-            sums[n] = isa.add(sums[n], p);
+            y[n] = isa.mul(isa.sub(isa.load(&row[n * I::LANES..]), against[n]), c);
+        }
+        let p = crate::math::exp2_each(isa, y);
+        for n in FRONT..NQ - BACK {
+            isa.store(p[n], &mut row[n * I::LANES..]);
+            sums[n] = isa.add(sums[n], p[n]);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One block of query rows over all of its keys: the loop over tiles.
 
+use super::ahead::Ahead;
 use super::softmax::State;
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, pack, poison, score};
@@ -95,8 +96,6 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
         let to_log2 = job.log2_scale();
         let kv_head = shape.kv_head(head);
 
-        pack::prefetch(isa, &job.q, [batch, head, first], count, shape.head_dim);
-        claim.prefetch(isa);
         let q = &mut buffers.q[..shape.head_dim.next_multiple_of(I::LANES) * width];
         pack::transposed(isa, &job.q, [batch, head, first], count, 0..shape.head_dim, width, q);
         if job.q_factor != 1.0 {
@@ -107,6 +106,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
 
         let ranges = Ranges::of(job, rows);
         let mut bits = [0; KV_TILE];
+        let mut ahead = Ahead::nothing();
         let mut key = ranges.any.start;
         while key < ranges.any.end {
             // Tiles lie at multiples of their size, whatever a block may skip: a row meets its keys in the same groups in
@@ -114,11 +114,25 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
             let kv_tile = job.tiles.kv_tile;
             let keys = (kv_tile - key % kv_tile).min(ranges.any.end - key);
             let tile = Tile { batch, head, query: first, rows: count, key, keys };
+            let left = ranges.any.end - key;
+            if left <= Ahead::TILES * kv_tile && ahead.is_nothing() {
+                let groups = left.div_ceil(MS) + left.div_ceil(kv_tile) * shape.value_dim.div_ceil(MV);
+                ahead = Ahead::of(job, &claim, groups);
+            }
             let mut cover = ranges.cover(isa, job, tile, &mut bits);
             if cover != Cover::Empty {
                 let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
                 let k = pack::panel(isa, &job.k, [batch, kv_head, key], keys, shape.head_dim, buffers.k);
-                product::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &reach, q, buffers.scores);
+                product::scores::<I, NQ, MS>(
+                    isa,
+                    k,
+                    (keys, shape.head_dim),
+                    &reach,
+                    q,
+                    buffers.scores,
+                    #[inline(always)]
+                    || ahead.step(isa),
+                );
                 let scores = &mut buffers.scores[..keys * width];
                 if let Some(scale) = job.mod_scale {
                     score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
@@ -144,13 +158,24 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_
                 let (factor, out) = (&*buffers.state.factor, &mut *buffers.out);
                 let v = pack::panel(isa, &job.v, [batch, kv_head, key], keys, shape.value_dim, buffers.v);
                 let guarded = cover == Cover::Partial || job.bias.is_some();
-                if guarded && !poison::is_finite(isa, v, keys, shape.value_dim) {
+                // Under a bias any key may be hidden from any row.
+                let seen = if job.bias.is_some() { &[0; KV_TILE] } else { &bits };
+                if guarded && !poison::is_finite(isa, v, &seen[..keys], shape.value_dim) {
                     if job.bias.is_some() {
                         visible::hide_by_bias(tile, cover, width, buffers.bias, &mut bits);
                     }
                     poison::values::<I, NQ, MV>(isa, job, tile, (&bits, &reach), (scores, factor), out, buffers.v);
                 } else {
-                    product::values::<I, NQ, MV>(isa, v, (keys, shape.value_dim), &reach, (scores, factor), out);
+                    product::values::<I, NQ, MV>(
+                        isa,
+                        v,
+                        (keys, shape.value_dim),
+                        &reach,
+                        (scores, factor),
+                        out,
+                        #[inline(always)]
+                        || ahead.step(isa),
+                    );
                 }
             }
             key += keys;

@@ -1,0 +1,102 @@
+//! Asks for the lines at a block's borders while its last tile keeps the multipliers busy: those of its own output, which are
+//! written when it ends, and those of the queries of the block that comes next.
+//!
+//! Both lie beyond the caches next to the core. Asked for at once they would stop it, for only some dozens of requests can be on
+//! their way; so they are spread over the groups of the two products, a few at a time.
+
+use super::pack;
+use crate::isa::Isa;
+use crate::job::Job;
+use crate::output::Claim;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Rows of lines to ask for.
+#[derive(Clone, Copy, Debug)]
+struct Lines {
+    /// The next one. Never read: an address for a hint.
+    next: *const u8,
+    /// Bytes from a row to the next.
+    stride: isize,
+    /// Lines of a row.
+    of_row: usize,
+    /// Lines that are left of this row.
+    row_left: usize,
+    /// Lines that are left in all.
+    left: usize,
+}
+
+impl Lines {
+    const NONE: Self = Self { next: core::ptr::null(), stride: 0, of_row: 0, row_left: 0, left: 0 };
+
+    /// `count` rows of `columns` floats, `stride` floats apart.
+    #[inline(always)]
+    fn new(start: *const f32, stride: isize, count: usize, columns: usize) -> Self {
+        let of_row = (columns * size_of::<f32>()).div_ceil(LINE);
+        let stride = stride.wrapping_mul(size_of::<f32>() as isize);
+        Self { next: start.cast(), stride, of_row, row_left: of_row, left: of_row * count }
+    }
+
+    #[inline(always)]
+    fn ask<I: Isa, const WRITE: bool>(&mut self, isa: I, count: usize) {
+        for _ in 0..count.min(self.left) {
+            isa.prefetch::<WRITE>(self.next);
+            self.next = self.next.wrapping_add(LINE);
+            self.left -= 1;
+            self.row_left -= 1;
+            if self.row_left == 0 {
+                self.row_left = self.of_row;
+                self.next = self.next.wrapping_sub(self.of_row * LINE).wrapping_offset(self.stride);
+            }
+        }
+    }
+}
+
+/// What to ask for during one tile, in steps.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    read: Lines,
+    write: Lines,
+    /// Lines of each kind in a step.
+    budget: [usize; 2],
+}
+
+impl Ahead {
+    /// Over how many tiles at the end of a block the requests are spread.
+    pub(crate) const TILES: usize = 3;
+
+    /// Nothing.
+    #[inline(always)]
+    pub(crate) fn nothing() -> Self {
+        Self { read: Lines::NONE, write: Lines::NONE, budget: [0; 2] }
+    }
+
+    /// Whether nothing was ever to be asked for.
+    #[inline(always)]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.budget == [0; 2]
+    }
+
+    /// The queries of the next block and the outputs of this one, where they are plain rows of `f32`, in so many steps.
+    #[inline(always)]
+    pub(crate) fn of(job: &Job<'_>, claim: &Claim<'_, '_>, steps: usize) -> Self {
+        let (mut read, mut write) = (Lines::NONE, Lines::NONE);
+        if let Some(next) = claim.likely_next()
+            && let Some((start, stride)) = pack::start(&job.q, [next.batch, next.head, next.first])
+        {
+            read = Lines::new(start, stride, next.count, job.shape.head_dim);
+        }
+        if let Some((start, stride)) = claim.plain_rows() {
+            write = Lines::new(start, stride, claim.rows().count, job.shape.value_dim);
+        }
+        Self { read, write, budget: [read.left.div_ceil(steps), write.left.div_ceil(steps)] }
+    }
+
+    /// Asks for the next few lines.
+    #[inline(always)]
+    pub(crate) fn step<I: Isa>(&mut self, isa: I) {
+        self.read.ask::<I, false>(isa, self.budget[0]);
+        self.write.ask::<I, true>(isa, self.budget[1]);
+    }
+}
