@@ -103,6 +103,13 @@ pub enum AttnError {
         /// How many a mask can hold.
         max: usize,
     },
+    /// There is not as much memory as the scratch of a call needs.
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// Bytes asked for (saturated).
+        bytes: usize,
+    },
     /// The options ask for something that this engine does not do.
     Unsupported {
         /// What was asked for.
@@ -160,6 +167,7 @@ impl fmt::Display for AttnError {
             }
             Self::Order { what, at } => write!(f, "{what}[{at}] is less than the entry before it"),
             Self::MaskTerms { max } => write!(f, "a mask holds at most {max} terms"),
+            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes of memory are not to be had"),
             Self::Unsupported { what } => write!(f, "not supported: {what}"),
         }
     }

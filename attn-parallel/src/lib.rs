@@ -3,7 +3,8 @@
 //! A call is cut into blocks of query rows, heaviest first; the threads of the current rayon pool take them one by one from a
 //! shared counter. Each row is computed by one thread from start to end, so that its bits do not depend on how many there are.
 //! There is no pool of our own: inside `pool.install(|| ..)` the caller's pool is used, else rayon's global one, and
-//! `RAYON_NUM_THREADS` is respected.
+//! `RAYON_NUM_THREADS` is respected. A process that forks after a call may call in the child too: the global pool's threads do
+//! not exist there, so calls from outside a pool start threads of their own.
 //!
 //! ```
 //! use attn_core::{Attention, Layout, View, ViewMut};
@@ -18,7 +19,7 @@ mod module;
 mod run;
 
 pub use module::Kernels;
-pub use run::{forward, forward_at, run_plan};
+pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
 
 // The examples of the pages that people read first are run as tests here, where all engines are at hand.
 #[cfg(doctest)]

@@ -87,5 +87,5 @@ pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     workspace: &mut Workspace,
 ) -> Result<()> {
     let plan = Plan::new(attn, AttnShape::new(q.sizes(), k.sizes(), v.sizes())?, level)?;
-    plan.run(q, k, v, outputs, workspace.lines(plan.workspace_lines()))
+    plan.run(q, k, v, outputs, workspace.try_lines(plan.workspace_lines())?)
 }

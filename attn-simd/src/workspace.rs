@@ -7,6 +7,8 @@
 
 use alloc::vec::Vec;
 
+use attn_core::{AttnError, Result};
+
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
@@ -39,6 +41,18 @@ impl Workspace {
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.lines.capacity() * size_of::<Line>()
+    }
+
+    /// As [`lines`](Self::lines), with an error instead of an abort where there is not as much memory.
+    ///
+    /// # Errors
+    /// [`AttnError::Memory`].
+    pub fn try_lines(&mut self, count: usize) -> Result<&mut [Line]> {
+        let more = count.saturating_sub(self.lines.len());
+        if self.lines.try_reserve_exact(more).is_err() {
+            return Err(AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) });
+        }
+        Ok(self.lines(count))
     }
 
     /// `count` lines, allocated if there are not as many yet. What they hold is left over from earlier calls.

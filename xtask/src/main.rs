@@ -4,8 +4,10 @@
 //! Nothing here is part of the product; everything that CI does can be done by hand with these commands.
 
 mod bench;
+mod capi;
 mod ci;
 mod conformance;
+mod dist;
 mod levels;
 mod no_panic;
 mod tidy;
@@ -33,6 +35,10 @@ enum Command {
     Levels(levels::Args),
     /// Everything that CI runs.
     Ci(ci::Args),
+    /// Build the C library as it is handed on, in target/dist.
+    Dist(dist::Args),
+    /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
+    Capi(capi::Args),
     /// Prove on machine code that attn-core cannot panic.
     NoPanic(no_panic::Args),
     /// Check the house rules that a compiler does not.
@@ -47,6 +53,8 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
+        Command::Dist(args) => dist::run(args),
+        Command::Capi(args) => capi::run(args),
         Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
         Command::Vectors(args) => vectors::run(args),

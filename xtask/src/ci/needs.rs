@@ -26,6 +26,8 @@ pub(super) enum Need {
     ComponentOf(&'static str, &'static str, &'static str),
     /// A program, and the Debian package that holds it.
     Program(&'static str, &'static str),
+    /// A module that `python3` can import, and that pip installs by the same name.
+    PythonModule(&'static str),
     /// A host of this architecture.
     Arch(&'static str),
     /// Linux, whose emulators and sanitizers the step uses.
@@ -45,6 +47,7 @@ impl Need {
                 )
             }
             Self::Program(name, package) => format!("program {name} is not installed (Debian package {package})"),
+            Self::PythonModule(name) => format!("python3 has no module {name} (python3 -m pip install {name})"),
             Self::Arch(arch) => format!("this is not an {arch} machine"),
             Self::Linux => "this is not Linux".to_owned(),
         }
@@ -62,6 +65,10 @@ impl Need {
                 sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
             }
             Self::Program(name, _) => is_on_path(name),
+            Self::PythonModule(name) => {
+                let imported = Command::new("python3").args(["-c", &format!("import {name}")]).output();
+                imported.is_ok_and(|output| output.status.success())
+            }
             Self::Arch(arch) => env::consts::ARCH == arch,
             Self::Linux => cfg!(target_os = "linux"),
         }
@@ -80,6 +87,7 @@ impl Need {
                 vec!["apt-get", "update", "-q"],
                 vec!["apt-get", "install", "-y", "-q", "--no-install-recommends", package],
             ],
+            Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
             Self::Arch(_) | Self::Linux => Vec::new(),
         }
     }
@@ -124,6 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_says_how_to_get_it() {
+        assert!(!Need::PythonModule("no_such_module_anywhere").is_met());
         for need in [Need::Component("clippy", ""), Need::Target("t"), Need::Toolchain(NIGHTLY)] {
             let command = need.install().concat().join(" ");
             let text = need.missing();

@@ -73,6 +73,8 @@ const MIRI: [Need; 3] = [
     Need::ComponentOf(NIGHTLY, "miri", "bin/cargo-miri"),
     Need::ComponentOf(NIGHTLY, "rust-src", "lib/rustlib/src/rust/library/core"),
 ];
+/// What compiles and links programs in C and C++ and finds libraries for them.
+const C_PROGRAMS: [Need; 3] = [Need::Linux, Need::Program("c++", "g++"), Need::Program("pkg-config", "pkg-config")];
 const QEMU_X86: [Need; 3] =
     [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
 
@@ -156,8 +158,11 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 10,
         one_core: false,
         needs: &[Need::Toolchain(MSRV)],
-        runs: &[cargo_of(MSRV, &["check", "-p", "attn-core", "-p", "attn-simd", "-p", "attn-parallel"])
-            .with(&[("CARGO_TARGET_DIR", "{ci}/msrv")])],
+        runs: &[cargo_of(
+            MSRV,
+            &["check", "-p", "attn-core", "-p", "attn-simd", "-p", "attn-parallel", "-p", "attn-capi"],
+        )
+        .with(&[("CARGO_TARGET_DIR", "{ci}/msrv")])],
     },
     Step {
         name: "package",
@@ -175,6 +180,8 @@ pub(super) const STEPS: &[Step] = &[
                 "attn-simd",
                 "-p",
                 "attn-parallel",
+                "-p",
+                "attn-capi",
                 "-p",
                 "attn-bench",
                 "--no-verify",
@@ -226,6 +233,46 @@ pub(super) const STEPS: &[Step] = &[
         one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
         runs: &[xtask(&["no-panic"])],
+    },
+    Step {
+        name: "capi",
+        proves: "the C library exports its header alone, and C and C++ programs that use it by pkg-config are right",
+        minutes: 10,
+        one_core: false,
+        needs: &C_PROGRAMS,
+        runs: &[xtask(&["capi", "examples", "overhead"])],
+    },
+    Step {
+        name: "capi-cmake",
+        proves: "so are they by CMake's find_package",
+        minutes: 10,
+        one_core: false,
+        needs: &[C_PROGRAMS[0], C_PROGRAMS[1], Need::Program("cmake", "cmake")],
+        runs: &[xtask(&["capi", "cmake"])],
+    },
+    Step {
+        name: "capi-python",
+        proves: "NumPy arrays of any strides go through ctypes without a copy, and the results are right",
+        minutes: 10,
+        one_core: false,
+        needs: &[Need::Linux, Need::PythonModule("numpy")],
+        runs: &[xtask(&["capi", "python"])],
+    },
+    Step {
+        name: "capi-valgrind",
+        proves: "wrong arguments from C, and right ones over buffers of exactly their length, are clean under Valgrind",
+        minutes: 10,
+        one_core: false,
+        needs: &[C_PROGRAMS[0], C_PROGRAMS[1], C_PROGRAMS[2], Need::Program("valgrind", "valgrind")],
+        runs: &[xtask(&["capi", "valgrind"])],
+    },
+    Step {
+        name: "capi-asan",
+        proves: "and under AddressSanitizer, which sees into the library too",
+        minutes: 10,
+        one_core: false,
+        needs: &[C_PROGRAMS[0], C_PROGRAMS[1], C_PROGRAMS[2], Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
+        runs: &[xtask(&["capi", "asan"])],
     },
     Step {
         name: "miri-core",

@@ -11,7 +11,13 @@ use std::path::Path;
 pub(super) const COPIES: &[(&str, &[&str])] = &[
     (
         "LICENSE-MIT",
-        &["attn-core/LICENSE-MIT", "attn-simd/LICENSE-MIT", "attn-parallel/LICENSE-MIT", "attn-bench/LICENSE-MIT"],
+        &[
+            "attn-core/LICENSE-MIT",
+            "attn-simd/LICENSE-MIT",
+            "attn-parallel/LICENSE-MIT",
+            "attn-capi/LICENSE-MIT",
+            "attn-bench/LICENSE-MIT",
+        ],
     ),
     (
         "LICENSE-APACHE",
@@ -19,6 +25,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
             "attn-core/LICENSE-APACHE",
             "attn-simd/LICENSE-APACHE",
             "attn-parallel/LICENSE-APACHE",
+            "attn-capi/LICENSE-APACHE",
             "attn-bench/LICENSE-APACHE",
         ],
     ),

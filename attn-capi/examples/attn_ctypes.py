@@ -1,0 +1,237 @@
+"""Exact attention on NumPy arrays through libattn, by ctypes: no compiler, no copy.
+
+    import attn_ctypes
+    attn_ctypes.load("target/dist/lib/libattn.so")
+    out = attn_ctypes.sdpa(q, k, v, causal="bottom_right")
+
+Arrays are [batch, heads, seq, dim] with any strides: a transposed, sliced or reversed view is read where it lies. float32 and
+float16 are taken by their own dtype, bfloat16 as uint16 bits with dtype="bf16". Run as a program, this file compares the
+library with the formula written in NumPy:
+
+    python3 attn_ctypes.py target/dist/lib/libattn.so
+"""
+
+import ctypes
+import sys
+
+import numpy as np
+
+_SIZE, _DIFF, _U32, _F64, _PTR = ctypes.c_size_t, ctypes.c_ssize_t, ctypes.c_uint32, ctypes.c_double, ctypes.c_void_p
+_F32, _F16, _BF16, _DOUBLE, _BOOL = 1, 2, 3, 4, 5
+_ALIGN = {None: 0, "top_left": 1, "bottom_right": 2}
+_UNBOUNDED = 2 ** (8 * ctypes.sizeof(_SIZE)) - 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("struct_size", _SIZE), ("data", _PTR), ("len", _SIZE), ("shape", _SIZE * 4), ("strides", _DIFF * 4),
+                ("offset", _SIZE), ("dtype", _U32), ("reserved", _U32)]
+
+
+class _Options(ctypes.Structure):
+    """AttnOptions up to its bias: what lies behind is zero to the library, because struct_size says so."""
+    _fields_ = [("struct_size", _SIZE), ("threads", _SIZE), ("level", ctypes.c_char_p), ("scale", _F64), ("softcap", _F64),
+                ("temperature", _F64), ("has_scale", _U32), ("causal", _U32), ("causal_offset", _DIFF),
+                ("window_left", _SIZE), ("window_right", _SIZE), ("window_offset", _DIFF), ("window", _U32),
+                ("prefix", _U32), ("prefix_offset", _DIFF), ("prefix_lens", _PTR), ("prefix_lens_len", _SIZE),
+                ("kv_lens", _PTR), ("kv_lens_len", _SIZE), ("kv_starts", _PTR), ("kv_starts_len", _SIZE),
+                ("q_lens", _PTR), ("q_lens_len", _SIZE), ("cu_q", _PTR), ("cu_q_len", _SIZE), ("cu_k", _PTR),
+                ("cu_k_len", _SIZE), ("document_causal", _U32), ("document_window", _U32),
+                ("document_causal_offset", _DIFF), ("document_window_offset", _DIFF), ("document_window_left", _SIZE),
+                ("document_window_right", _SIZE), ("blocks", _PTR), ("block_q", _SIZE), ("block_k", _SIZE),
+                ("tree_parents", _PTR), ("tree_len", _SIZE), ("keep", ctypes.POINTER(_Tensor)),
+                ("drop", ctypes.POINTER(_Tensor)), ("bias", ctypes.POINTER(_Tensor))]
+
+
+class AttnError(ValueError):
+    """What the library refused; nothing has been written."""
+
+
+def _dtype(array, halves):
+    """The library's number for an array's type; `halves` says what uint16 bits are."""
+    if not array.dtype.isnative:
+        raise TypeError(f"{array.dtype} is not in this machine's byte order")
+    if array.dtype == np.uint16:
+        if halves not in ("bf16", "f16"):
+            raise TypeError('uint16 arrays hold halves as bits: say dtype="bf16" or dtype="f16"')
+        return _BF16 if halves == "bf16" else _F16
+    known = {"float32": _F32, "float16": _F16, "float64": _DOUBLE, "bool": _BOOL}
+    if array.dtype.name not in known:
+        raise TypeError(f"attention on {array.dtype} is not supported")
+    return known[array.dtype.name]
+
+
+def _tensor(array, name, halves):
+    """Describes an array of four axes in place."""
+    if array.ndim != 4:
+        raise ValueError(f"{name} has {array.ndim} axes; [batch, heads, seq, dim] are wanted")
+    item, tensor = array.itemsize, _Tensor(ctypes.sizeof(_Tensor), dtype=_dtype(array, halves))
+    tensor.shape[:] = array.shape
+    if array.size == 0:
+        return tensor
+    if any(n > 1 and stride % item for n, stride in zip(array.shape, array.strides)):
+        raise ValueError(f"{name}: strides {array.strides} are not whole elements")
+    tensor.strides[:] = [stride // item if n > 1 else 0 for n, stride in zip(array.shape, array.strides)]
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, tensor.strides)]
+    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    tensor.data, tensor.offset, tensor.len = array.ctypes.data + low * item, -low, high - low + 1
+    return tensor
+
+
+class Library:
+    """A loaded libattn."""
+
+    def __init__(self, path):
+        self._lib = ctypes.CDLL(str(path))
+        for name in ("attn_version", "attn_levels", "attn_last_error"):
+            getattr(self._lib, name).restype = ctypes.c_char_p
+        tensor = ctypes.POINTER(_Tensor)
+        self._lib.attn_forward.argtypes = [ctypes.POINTER(_Options), tensor, tensor, tensor, tensor, _PTR, _SIZE]
+        self.version = self._lib.attn_version().decode()
+        self.levels = self._lib.attn_levels().decode().split()
+
+    def sdpa(self, q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0,
+             precision="exact", dtype=None, return_lse=False, out=None):
+        """softmax(scale * q @ k.T + mask) @ v; see the module's sdpa()."""
+        if causal not in _ALIGN:
+            raise ValueError(f'causal is {causal!r}; it may be None, "top_left" or "bottom_right"')
+        if precision not in _PRECISION:
+            raise ValueError(f"precision is {precision!r}; it may be one of {', '.join(_PRECISION)}")
+        tensors = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"))]
+        shape = (*q.shape[:3], v.shape[3])
+        if out is None:
+            out = np.empty(shape, q.dtype)
+        tensors.append(_tensor(out, "out", dtype))
+        lse = np.empty(shape[:3], np.float32) if return_lse else None
+
+        options = _Options(ctypes.sizeof(_Options), threads=threads, causal=_ALIGN[causal])
+        if scale is not None:
+            options.has_scale, options.scale = 1, scale
+        if softcap is not None:
+            options.softcap = softcap
+        if window is not None:
+            sides = (window, window) if isinstance(window, int) else window
+            left, right = (_UNBOUNDED if side is None or side < 0 else side for side in sides)
+            options.window, options.window_left, options.window_right = _ALIGN[causal or "bottom_right"], left, right
+        if mask is not None:
+            mask = np.asarray(mask)
+            given = _tensor(mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask, "mask", dtype)
+            field = "keep" if given.dtype == _BOOL else "bias"
+            setattr(options, field, ctypes.pointer(given))
+        status = self._lib.attn_forward(
+            options, *tensors, None if lse is None else lse.ctypes.data, 0 if lse is None else lse.size)
+        if status:
+            raise AttnError(f"{self._lib.attn_last_error().decode()} (status {status})")
+        return (out, lse) if return_lse else out
+
+
+_PRECISION = ("exact",)
+_library = None
+
+
+def load(path):
+    """Loads libattn.so; sdpa() uses it from then on. Also returns it, as a Library with a method sdpa()."""
+    global _library
+    _library = Library(path)
+    return _library
+
+
+def sdpa(q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0, precision="exact",
+         dtype=None, return_lse=False, out=None):
+    """softmax(scale * q @ k.T + mask) @ v, as torch's scaled_dot_product_attention, without a copy.
+
+    q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv]: Hq is a multiple of Hkv, and consecutive query heads share a
+    key/value head (torch's enable_gqa=True). Returns [B, Hq, Sq, Dv] of q's dtype, or of out's; with return_lse also the
+    log-sum-exp of each row, float32 [B, Hq, Sq].
+
+    causal    "top_left" (torch's is_causal=True) or "bottom_right" (the last query sees the last key: decoding with a cache)
+    scale     default 1/sqrt(D)
+    mask      broadcasts to [B, Hq, Sq, Skv]; bool: True is attended to; numbers are added to the scores, -inf hides
+    softcap   c * tanh(score / c), before the mask
+    window    (left, right): keys at these distances or nearer, None or -1 for no bound; one number means both. Queries stand
+              as causal says, "bottom_right" without it
+    threads   0 for all; changes no bit
+    precision "exact"
+    dtype     "bf16" or "f16": what uint16 arrays are
+    out       written to and returned; must not share memory with the inputs
+
+    A row that sees no key is 0, its log-sum-exp -inf. Raises AttnError before anything is written.
+    """
+    if _library is None:
+        raise RuntimeError("call load(path) first")
+    return _library.sdpa(q, k, v, causal=causal, scale=scale, mask=mask, softcap=softcap, window=window, threads=threads,
+                         precision=precision, dtype=dtype, return_lse=return_lse, out=out)
+
+
+# --- What runs as a program: comparison with the formula ----------------------------------------------------------------
+
+
+def _naive(q, k, v, keep, bias, scale, softcap):
+    """The formula in float64."""
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    score = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        score = softcap * np.tanh(score / softcap)
+    score = np.where(keep, score + bias, -np.inf)
+    most = score.max(axis=3, keepdims=True, initial=-np.inf)
+    weight = np.exp(score - np.where(np.isinf(most), 0, most))
+    total = weight.sum(axis=3, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return weight @ v / np.where(total == 0, 1, total), (np.log(total) + most)[..., 0]
+
+
+def _bf16(x):
+    """float32 to bfloat16 bits, to nearest even, and back."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _demonstrate(path):
+    library = load(path)
+    print(f"attn {library.version}, levels: {' '.join(library.levels)}")
+    rng = np.random.default_rng(1)
+    normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)
+    q, k, v = normal(2, 50, 8, 64).swapaxes(1, 2), normal(2, 2, 70, 64), normal(2, 2, 70, 64)[:, :, ::-1]
+    i, j = np.arange(50)[:, None], np.arange(70)
+    keep, bias = rng.random((2, 1, 50, 70)) < 0.8, normal(8, 50, 70)
+    keep[1, 0, 7] = False  # a row that sees nothing
+    bfloats, rounded = zip(*(_bf16(np.ascontiguousarray(x)) for x in (q, k, v)))
+    halves = [x.astype(np.float16) for x in (q, k, v)]
+    all_keys, nothing = np.True_, np.float64(0)
+    cases = [  # name, inputs, what they are exactly, options, visible, bias, bound
+        ("float32, strided", (q, k, v), None, {}, all_keys, nothing, 4e-6),
+        ("causal, top left", (q, k, v), None, {"causal": "top_left"}, j <= i, nothing, 4e-6),
+        ("causal, bottom right", (q, k, v), None, {"causal": "bottom_right"}, j <= i + 20, nothing, 4e-6),
+        ("window", (q, k, v), None, {"window": (9, 4)}, (j >= i + 11) & (j <= i + 24), nothing, 4e-6),
+        ("boolean mask", (q, k, v), None, {"mask": keep}, keep, nothing, 4e-6),
+        ("additive mask", (q, k, v), None, {"mask": bias}, all_keys, bias, 4e-6),
+        ("scale and soft-cap", (q, k, v), None, {"scale": 0.3, "softcap": 5.0}, all_keys, nothing, 4e-6),
+        ("one thread", (q, k, v), None, {"threads": 1}, all_keys, nothing, 4e-6),
+        ("float16", halves, halves, {}, all_keys, nothing, 2e-3),
+        ("bfloat16", bfloats, rounded, {"dtype": "bf16"}, all_keys, nothing, 1e-2),
+    ]
+    fine = True
+    for name, inputs, exact, options, visible, added, bound in cases:
+        out, lse = sdpa(*inputs, return_lse=True, **options)
+        want, want_lse = _naive(*(x.astype(np.float64) for x in exact or inputs), visible, added,
+                                options.get("scale"), options.get("softcap"))
+        if out.dtype == np.uint16:
+            out = (out.astype(np.uint32) << 16).view(np.float32)
+        seen = np.isfinite(want_lse)
+        error = max(np.abs(out - want).max(), np.abs(lse[seen] - want_lse[seen]).max())
+        right = error <= bound and (lse[~seen] == -np.inf).all()
+        fine &= bool(right)
+        print(f"{'ok   ' if right else 'WRONG'} {name}: largest difference {error:.1e}")
+    kept = np.empty((2, 50, 8, 64), np.float32).swapaxes(1, 2)
+    fine &= sdpa(q, k, v, out=kept) is kept and bool((kept == sdpa(q, k, v)).all())
+    for wrong in (lambda: sdpa(q, k[:, :, :, :32], v), lambda: sdpa(q, k, v, out=q), lambda: sdpa(q, k, v, softcap=-1.0)):
+        try:
+            wrong()
+            fine = False
+        except AttnError as error:
+            print(f"ok    refused: {error}")
+    return fine
+
+
+if __name__ == "__main__":
+    sys.exit(not _demonstrate(sys.argv[1] if len(sys.argv) > 1 else "target/dist/lib/libattn.so"))

@@ -1,0 +1,385 @@
+/* attn.h: exact attention on CPUs, for C and C++.
+ *
+ * Written by cbindgen from attn-capi/src; do not edit (ATTN_WRITE_HEADER=1 cargo test -p attn-capi --test it header).
+ *
+ * Set struct_size of each struct to its sizeof, everything else to zero, then what you want. Functions return an AttnStatus;
+ * attn_last_error() says what is wrong. No pointer is followed beyond the length beside it. Nothing is copied but tables. */
+
+#ifndef ATTN_H
+#define ATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+#define ATTN_VERSION_MAJOR 0
+#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_PATCH 0
+#define ATTN_VERSION "0.1.0"
+
+
+
+// What a function reports. Text for people is in attn_last_error().
+typedef enum AttnStatus {
+  // Done.
+  ATTN_STATUS_OK = 0,
+  // A pointer is null that must not be.
+  ATTN_STATUS_NULL_POINTER = 1,
+  // A struct's size is impossible, or its tail holds something that this version does not know.
+  ATTN_STATUS_STRUCT_SIZE = 2,
+  // A pointer is not aligned for what it points to.
+  ATTN_STATUS_MISALIGNED = 3,
+  // Sizes disagree: between tensors, of a table, in a broadcast, heads that do not divide into groups.
+  ATTN_STATUS_SHAPE = 4,
+  // A buffer is shorter than its shape and strides reach.
+  ATTN_STATUS_BOUNDS = 5,
+  // A product of sizes does not fit in size_t.
+  ATTN_STATUS_OVERFLOW = 6,
+  // An output shares memory with an input, another output or itself.
+  ATTN_STATUS_OVERLAP = 7,
+  // An option has a value without meaning.
+  ATTN_STATUS_OPTION = 8,
+  // A table holds an index that is out of range or out of order, or a boolean tensor a byte above 1.
+  ATTN_STATUS_TABLE = 9,
+  // Valid, but not possible here: a level that this machine lacks, a number type that the kernels do not compute.
+  ATTN_STATUS_UNSUPPORTED = 10,
+  // The workspace is being used by another thread.
+  ATTN_STATUS_BUSY = 11,
+  // There is not as much memory as the scratch needs.
+  ATTN_STATUS_OUT_OF_MEMORY = 12,
+  // A bug in this library.
+  ATTN_STATUS_INTERNAL = 13,
+} AttnStatus;
+
+// What a tensor's elements are.
+typedef enum AttnDtype {
+  // float
+  ATTN_DTYPE_F32 = 1,
+  // IEEE half precision, as uint16_t bits
+  ATTN_DTYPE_F16 = 2,
+  // bfloat16, as uint16_t bits
+  ATTN_DTYPE_BF16 = 3,
+  // double; for a bias only
+  ATTN_DTYPE_F64 = 4,
+  // One byte, 0 or 1; for masks
+  ATTN_DTYPE_BOOL = 5,
+} AttnDtype;
+
+// Where query 0 stands among the keys, for causal masks, windows and ALiBi.
+typedef enum AttnAlign {
+  // Not used: no causal mask, no window.
+  ATTN_ALIGN_NONE = 0,
+  // At key 0.
+  ATTN_ALIGN_TOP_LEFT = 1,
+  // So that the last query stands at the last key: decoding with a cache.
+  ATTN_ALIGN_BOTTOM_RIGHT = 2,
+  // At the key that the field ..._offset names; may be negative.
+  ATTN_ALIGN_OFFSET = 3,
+} AttnAlign;
+
+// The order in which a contiguous tensor stores its axes, outermost first.
+typedef enum AttnLayout {
+  // [batch, heads, seq, dim]
+  ATTN_LAYOUT_BHSD = 0,
+  // [batch, seq, heads, dim]
+  ATTN_LAYOUT_BSHD = 1,
+  // [seq, batch, heads, dim]
+  ATTN_LAYOUT_SBHD = 2,
+} AttnLayout;
+
+// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
+// its own.
+typedef struct AttnPlan AttnPlan;
+
+// Scratch for the threads of one call at a time. Belongs to no plan: it grows to what a plan needs.
+typedef struct AttnWorkspace AttnWorkspace;
+
+// A tensor in the caller's memory. Sizes and strides are of [batch, heads, seq, dim], whatever the order in memory.
+typedef struct AttnTensor {
+  // sizeof(AttnTensor)
+  size_t struct_size;
+  // The buffer. Inputs are only read. May be null if len is 0.
+  void *data;
+  // Elements from data on that may be touched; nothing beyond ever is.
+  size_t len;
+  // [batch, heads, seq, dim]; masks and biases: [batch, q_heads, q_len, kv_len], where 1 broadcasts.
+  size_t shape[4];
+  // In elements; 0 and negative ones are allowed for inputs.
+  ptrdiff_t strides[4];
+  // Index, from data on, of the element [0, 0, 0, 0].
+  size_t offset;
+  // An AttnDtype.
+  uint32_t dtype;
+  // Zero.
+  uint32_t reserved;
+} AttnTensor;
+
+// Changes a score; called from several threads at once, and must not throw.
+typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
+
+// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once, and must not
+// throw.
+typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
+
+// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
+// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it.
+typedef struct AttnOptions {
+  // sizeof(AttnOptions)
+  size_t struct_size;
+  // Threads to use at most; 0 for all. No bit of the result depends on it.
+  size_t threads;
+  // Forces an instruction-set level by its name (attn_levels()); null for the best of this machine.
+  const char *level;
+  // Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
+  double scale;
+  // c * tanh(s / c); 0 for none.
+  double softcap;
+  // Divides the finished scores; 0 for none.
+  double temperature;
+  // Whether scale is given.
+  uint32_t has_scale;
+  // An AttnAlign: query i sees keys j <= i + offset.
+  uint32_t causal;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t causal_offset;
+  // Inclusive distance to the left, or ATTN_UNBOUNDED.
+  size_t window_left;
+  // Inclusive distance to the right, or ATTN_UNBOUNDED.
+  size_t window_right;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t window_offset;
+  // An AttnAlign; ATTN_ALIGN_NONE is no window.
+  uint32_t window;
+  // An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
+  uint32_t prefix;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t prefix_offset;
+  // Lengths of the prefix: one for all, or one per sequence.
+  const size_t *prefix_lens;
+  // Entries in prefix_lens.
+  size_t prefix_lens_len;
+  // Keys from here on are hidden (right padding): one for all, or one per sequence.
+  const size_t *kv_lens;
+  // Entries in kv_lens.
+  size_t kv_lens_len;
+  // Keys before this are hidden (left padding): one for all, or one per sequence.
+  const size_t *kv_starts;
+  // Entries in kv_starts.
+  size_t kv_starts_len;
+  // Queries from here on see nothing: one for all, or one per sequence.
+  const size_t *q_lens;
+  // Entries in q_lens.
+  size_t q_lens_len;
+  // Packed sequences, end to end: where the queries of each document begin, and where the last one's end.
+  const size_t *cu_q;
+  // Documents + 1.
+  size_t cu_q_len;
+  // The same for their keys.
+  const size_t *cu_k;
+  // Documents + 1.
+  size_t cu_k_len;
+  // An AttnAlign: causal inside each document.
+  uint32_t document_causal;
+  // An AttnAlign: a window inside each document.
+  uint32_t document_window;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t document_causal_offset;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t document_window_offset;
+  // Inclusive distance to the left, or ATTN_UNBOUNDED.
+  size_t document_window_left;
+  // Inclusive distance to the right, or ATTN_UNBOUNDED.
+  size_t document_window_right;
+  // Bools, [batch or 1, q_heads or 1, ceil(q_len / block_q), ceil(kv_len / block_k)]: 1 shows the block.
+  const struct AttnTensor *blocks;
+  // Queries per block.
+  size_t block_q;
+  // Keys per block.
+  size_t block_k;
+  // Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
+  const ptrdiff_t *tree_parents;
+  // Entries in tree_parents: q_len.
+  size_t tree_len;
+  // Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 shows the key (torch's and ONNX's attn_mask).
+  const struct AttnTensor *keep;
+  // Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 hides the key (key_padding_mask).
+  const struct AttnTensor *drop;
+  // Added to the scores; f32, f16, bf16 or f64, broadcasts to [batch, q_heads, q_len, kv_len]. -inf hides the key.
+  const struct AttnTensor *bias;
+  // Adds -slope * distance; one slope per query head.
+  const float *alibi_slopes;
+  // Entries in alibi_slopes: q_heads.
+  size_t alibi_slopes_len;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t alibi_offset;
+  // An AttnAlign; needed where there are slopes.
+  uint32_t alibi;
+  // Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
+  float dropout_p;
+  // Seed of the draws, unless dropout_keep is given.
+  uint64_t dropout_seed;
+  // Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
+  const struct AttnTensor *dropout_keep;
+  // One more logit per query head, in the softmax's denominator only.
+  const float *sinks;
+  // Entries in sinks: q_heads.
+  size_t sinks_len;
+  // Changes each score, after bias and ALiBi; null for none.
+  AttnMapScore map_score;
+  // Hides keys; null for none.
+  AttnVisibleIf visible_if;
+  // Handed to map_score and visible_if.
+  void *user_data;
+} AttnOptions;
+
+// Sizes of a call. Query head h reads key/value head h / (q_heads / kv_heads).
+typedef struct AttnShape {
+  // sizeof(AttnShape)
+  size_t struct_size;
+  // Independent sequences.
+  size_t batch;
+  // Heads of q and of the output.
+  size_t q_heads;
+  // Heads of k and v.
+  size_t kv_heads;
+  // Queries per head.
+  size_t q_len;
+  // Keys per head.
+  size_t kv_len;
+  // Size of a query and of a key.
+  size_t head_dim;
+  // Size of a value.
+  size_t value_dim;
+} AttnShape;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the library, "major.minor.patch". ATTN_VERSION is the header's.
+const char *attn_version(void);
+
+// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2 avx512".
+// The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another.
+const char *attn_levels(void);
+
+// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none has. The
+// text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
+const char *attn_last_error(void);
+
+// Fills *tensor for a contiguous buffer of batch * heads * seq * dim elements.
+//
+// dtype is an AttnDtype, layout an AttnLayout.
+//
+// The caller vouches for this:
+// tensor points to an AttnTensor.
+enum AttnStatus attn_tensor_contiguous(struct AttnTensor *tensor,
+                                       void *data,
+                                       uint32_t dtype,
+                                       uint32_t layout,
+                                       size_t batch,
+                                       size_t heads,
+                                       size_t seq,
+                                       size_t dim);
+
+// Computes attention. options may be null: the textbook formula on all threads.
+//
+// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len, value_dim], of
+// one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is null (with lse_len 0) or
+// takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len] without gaps.
+//
+// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once.
+//
+// The caller vouches for this:
+// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody writes to
+// the inputs or touches out and lse during the call.
+enum AttnStatus attn_forward(const struct AttnOptions *options,
+                             const struct AttnTensor *q,
+                             const struct AttnTensor *k,
+                             const struct AttnTensor *v,
+                             const struct AttnTensor *out,
+                             float *lse,
+                             size_t lse_len);
+
+// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
+// tile sizes, scratch.
+//
+// The caller vouches for this:
+// As for attn_forward; text points to text_size bytes.
+enum AttnStatus attn_explain(const struct AttnOptions *options,
+                             const struct AttnShape *shape,
+                             uint32_t dtype,
+                             char *text,
+                             size_t text_size);
+
+// Makes a plan: options (may be null) and sizes, checked once, and the choice of kernel.
+//
+// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep, bias), the
+// functions and their user_data are not: they stay with the caller, must live as long as the plan is run, and are read anew
+// by each run. Destroy the plan with attn_plan_destroy().
+//
+// The caller vouches for this:
+// As for attn_forward; plan points to a pointer.
+enum AttnStatus attn_plan_create(const struct AttnOptions *options,
+                                 const struct AttnShape *shape,
+                                 struct AttnPlan **plan);
+
+// Bytes of scratch that one thread needs to run the plan.
+//
+// The caller vouches for this:
+// plan came from attn_plan_create(); bytes points to a size_t.
+enum AttnStatus attn_plan_workspace_bytes(const struct AttnPlan *plan, size_t *bytes);
+
+// As attn_explain(), for a plan.
+//
+// The caller vouches for this:
+// plan came from attn_plan_create(); text points to text_size bytes.
+enum AttnStatus attn_plan_explain(const struct AttnPlan *plan, uint32_t dtype, char *text, size_t text_size);
+
+// Runs a plan on tensors of the sizes that it was made for; see attn_forward().
+//
+// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says how many
+// there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is fewer; with one
+// thread nothing is allocated. A workspace serves one call at a time; a second one gets ATTN_STATUS_BUSY.
+//
+// The caller vouches for this:
+// As for attn_forward; plan and workspace came from this library.
+enum AttnStatus attn_plan_run(const struct AttnPlan *plan,
+                              struct AttnWorkspace *workspace,
+                              const struct AttnTensor *q,
+                              const struct AttnTensor *k,
+                              const struct AttnTensor *v,
+                              const struct AttnTensor *out,
+                              float *lse,
+                              size_t lse_len);
+
+// Frees a plan; null is ignored.
+//
+// The caller vouches for this:
+// plan came from attn_plan_create(), was not destroyed before, and does not run.
+void attn_plan_destroy(struct AttnPlan *plan);
+
+// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it large
+// enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
+//
+// The caller vouches for this:
+// plan is null or came from attn_plan_create(); workspace points to a pointer.
+enum AttnStatus attn_workspace_create(const struct AttnPlan *plan,
+                                      size_t threads,
+                                      struct AttnWorkspace **workspace);
+
+// Bytes that a workspace holds.
+//
+// The caller vouches for this:
+// workspace came from attn_workspace_create(); bytes points to a size_t.
+enum AttnStatus attn_workspace_bytes(const struct AttnWorkspace *workspace, size_t *bytes);
+
+// Frees a workspace; null is ignored.
+//
+// The caller vouches for this:
+// workspace came from attn_workspace_create(), was not destroyed before, and is not used by a call.
+void attn_workspace_destroy(struct AttnWorkspace *workspace);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* ATTN_H */

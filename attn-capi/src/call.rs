@@ -1,0 +1,146 @@
+//! One call on checked views: from number types as values to the generic engines.
+
+use attn_core::half::{bf16, f16};
+use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
+use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
+
+use crate::error::{Error, Result};
+use crate::raw::{Callbacks, Output};
+use crate::types::AttnDtype;
+
+/// Whose scratch a call uses, and with it how many threads.
+pub(crate) enum Scratch<'s> {
+    /// What each thread keeps; at most so many threads, 0 for all.
+    OfThreads(usize),
+    /// The caller's, one for each thread.
+    Given(&'s mut [Workspace]),
+}
+
+/// The tensors of a call.
+pub(crate) struct Call<'a> {
+    pub(crate) q: Input<'a>,
+    pub(crate) k: Input<'a>,
+    pub(crate) v: Input<'a>,
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+impl Call<'_> {
+    /// The sizes of q, k and v.
+    pub(crate) fn shape(&self) -> Result<AttnShape> {
+        Ok(AttnShape::new(sizes(&self.q), sizes(&self.k), sizes(&self.v))?)
+    }
+}
+
+fn sizes(input: &Input<'_>) -> [usize; 4] {
+    match input {
+        Input::F32(view) => view.sizes(),
+        Input::F16(view) => view.sizes(),
+        Input::Bf16(view) => view.sizes(),
+    }
+}
+
+/// The options with the caller's functions, if there are any: the two kinds of calls that are compiled.
+macro_rules! with_callbacks {
+    ($attn:expr, $callbacks:expr, |$whole:ident| $body:expr) => {
+        match $callbacks {
+            None => {
+                let $whole = &$attn;
+                $body
+            }
+            Some(callbacks) => {
+                let callbacks: &Callbacks = &callbacks;
+                let $whole = &$attn.map_score(|s, at| callbacks.score(s, at)).visible_if(|at| callbacks.visible(at));
+                $body
+            }
+        }
+    };
+}
+
+/// Computes.
+pub(crate) fn run(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    planned: AttnShape,
+    scratch: Scratch<'_>,
+    call: Call<'_>,
+) -> Result<()> {
+    with_callbacks!(attn, callbacks, |attn| typed(&Plan::new(attn, planned, level)?, scratch, call))
+}
+
+/// Checks options against sizes, and says what would run.
+pub(crate) fn explain(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    shape: AttnShape,
+    dtype: AttnDtype,
+) -> Result<String> {
+    let dtype = kernel_dtype(dtype)?;
+    Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.explain(dtype).to_string()))
+}
+
+/// Checks options against sizes; the lines of scratch that a thread needs.
+pub(crate) fn workspace_lines(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    shape: AttnShape,
+) -> Result<usize> {
+    Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.workspace_lines()))
+}
+
+fn kernel_dtype(dtype: AttnDtype) -> Result<attn_core::Dtype> {
+    match dtype {
+        AttnDtype::F32 => Ok(attn_core::Dtype::F32),
+        AttnDtype::F16 => Ok(attn_core::Dtype::F16),
+        AttnDtype::Bf16 => Ok(attn_core::Dtype::Bf16),
+        AttnDtype::F64 | AttnDtype::Bool => {
+            Err(Error::Dtype { what: "dtype", wanted: "F32, F16 or BF16", value: dtype as u32 })
+        }
+    }
+}
+
+/// Picks the input type, which q, k and v share.
+fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, scratch: Scratch<'_>, call: Call<'_>) -> Result<()> {
+    let Call { q, k, v, out, lse } = call;
+    match (q, k, v) {
+        (Input::F32(q), Input::F32(k), Input::F32(v)) => to_output::<f32, M>(plan, scratch, [q, k, v], out, lse),
+        (Input::F16(q), Input::F16(k), Input::F16(v)) => to_output::<f16, M>(plan, scratch, [q, k, v], out, lse),
+        (Input::Bf16(q), Input::Bf16(k), Input::Bf16(v)) => to_output::<bf16, M>(plan, scratch, [q, k, v], out, lse),
+        _ => Err(attn_core::AttnError::Unsupported { what: "q, k and v of different dtypes" }.into()),
+    }
+}
+
+/// Picks the output type.
+fn to_output<T: KernelElement, M: Modifier + Sync>(
+    plan: &Plan<'_, '_, M>,
+    scratch: Scratch<'_>,
+    qkv: [View<'_, T>; 3],
+    out: Output<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<()> {
+    match out {
+        Output::F32(out) => engine(plan, scratch, qkv, out, lse),
+        Output::F16(out) => engine(plan, scratch, qkv, out, lse),
+        Output::Bf16(out) => engine(plan, scratch, qkv, out, lse),
+    }
+}
+
+fn engine<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    plan: &Plan<'_, '_, M>,
+    scratch: Scratch<'_>,
+    [q, k, v]: [View<'_, T>; 3],
+    out: ViewMut<'o, O>,
+    lse: Option<&'o mut [f32]>,
+) -> Result<()> {
+    let mut outputs = Outputs::new(out);
+    outputs.lse = lse;
+    match scratch {
+        Scratch::OfThreads(0) => attn_parallel::run_plan(plan, q, k, v, outputs)?,
+        Scratch::OfThreads(most) => attn_parallel::run_plan_on(most, plan, q, k, v, outputs)?,
+        Scratch::Given(workspaces) => attn_parallel::run_plan_in(workspaces, plan, q, k, v, outputs)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Plans and workspaces: what a caller keeps between calls.
+
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+use attn_core::AttnShape;
+use attn_simd::{Level, Line, Workspace};
+
+use crate::call::{self, Call, Scratch};
+use crate::error::{Error, Result};
+use crate::options::{Kept, Masks, Tables, attention};
+use crate::raw::{Callbacks, Described};
+use crate::types::{AttnDtype, AttnOptions};
+
+/// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
+/// its own.
+#[derive(Debug)]
+pub struct AttnPlan {
+    /// Its numbers; its pointers are never followed again.
+    options: AttnOptions,
+    kept: Kept,
+    nodes: Vec<Option<usize>>,
+    pub(crate) described: Described,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    shape: AttnShape,
+    lines: usize,
+}
+
+impl AttnPlan {
+    /// Checks everything and copies the tables.
+    pub(crate) fn new(
+        options: AttnOptions,
+        tables: &Tables<'_>,
+        (described, masks): (Described, &Masks<'_>),
+        callbacks: Option<Callbacks>,
+        level: Level,
+        shape: AttnShape,
+    ) -> Result<Self> {
+        let nodes = tables.nodes()?;
+        let attn = attention(&options, tables, masks, &nodes)?;
+        let lines = call::workspace_lines(attn, callbacks, level, shape)?;
+        Ok(Self { options, kept: tables.kept(), nodes, described, callbacks, level, shape, lines })
+    }
+
+    /// Bytes of scratch for one thread.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.lines * size_of::<Line>()
+    }
+
+    /// Computes; `masks` are the tensors that it was made with, as they are now.
+    pub(crate) fn run(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, call: Call<'_>) -> Result<()> {
+        let tables = self.kept.tables();
+        let attn = attention(&self.options, &tables, masks, &self.nodes)?;
+        let run = |scratch| call::run(attn, self.callbacks, self.level, self.shape, scratch, call);
+        let Some(workspace) = workspace else {
+            return run(Scratch::OfThreads(self.options.threads));
+        };
+        let mut scratch = match workspace.scratch.try_lock() {
+            Ok(scratch) => scratch,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(), // what scratch holds means nothing
+            Err(TryLockError::WouldBlock) => return Err(Error::Busy),
+        };
+        let most = if self.options.threads == 0 { scratch.len() } else { self.options.threads.min(scratch.len()) };
+        run(Scratch::Given(&mut scratch[..most]))
+    }
+
+    /// What runs.
+    pub(crate) fn explain(&self, masks: &Masks<'_>, dtype: AttnDtype) -> Result<String> {
+        let tables = self.kept.tables();
+        let attn = attention(&self.options, &tables, masks, &self.nodes)?;
+        call::explain(attn, self.callbacks, self.level, self.shape, dtype)
+    }
+}
+
+/// Scratch for the threads of one call at a time. Belongs to no plan: it grows to what a plan needs.
+#[derive(Debug)]
+pub struct AttnWorkspace {
+    scratch: Mutex<Vec<Workspace>>,
+}
+
+impl AttnWorkspace {
+    /// For so many threads (0 for all), and large enough for a plan.
+    pub(crate) fn new(plan: Option<&AttnPlan>, threads: usize) -> Result<Self> {
+        let all = rayon::current_num_threads().max(1); // more could never work at once
+        let count = if threads == 0 { all } else { threads.min(all) };
+        let mut scratch = vec![Workspace::new(); count];
+        for one in &mut scratch {
+            one.try_lines(plan.map_or(0, |plan| plan.lines))?;
+        }
+        Ok(Self { scratch: Mutex::new(scratch) })
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        scratch.iter().map(Workspace::bytes).sum()
+    }
+}

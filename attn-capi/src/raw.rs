@@ -1,0 +1,518 @@
+//! The leaf where a caller's pointers become slices and views.
+//!
+//! Whoever calls in from C vouches for one thing: that a pointer which is not null points to as many elements as the length
+//! beside it says. Everything else is checked here before a reference is made: null, alignment, the size of a struct, how far
+//! shape and strides reach, that no output meets an input, that a boolean is 0 or 1. Slices cover what a tensor reaches and
+//! no more, so that tensors may lie side by side in one arena.
+
+#![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ops::Range;
+
+use attn_core::half::{bf16, f16};
+use attn_core::{At, AttnError, Bias, View, ViewMut};
+use attn_simd::{Input, Level};
+
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::options::{Masks, Tables};
+use crate::tensor::{Extents, Reach, dtype, reach};
+use crate::types::{AttnDtype, AttnMapScore, AttnOptions, AttnShape, AttnTensor, AttnVisibleIf};
+
+/// A struct of the header.
+///
+/// # Safety
+/// `repr(C)`, begins with its size as a `usize`, and is valid for every pattern of its bytes; all zeros but the size are its
+/// defaults.
+pub(crate) unsafe trait Struct: Copy {
+    /// Its name in texts.
+    const NAME: &'static str;
+}
+
+// SAFETY: numbers and raw pointers only, behind a size.
+unsafe impl Struct for AttnTensor {
+    const NAME: &'static str = "AttnTensor";
+}
+// SAFETY: as above.
+unsafe impl Struct for AttnShape {
+    const NAME: &'static str = "AttnShape";
+}
+// SAFETY: as above; an optional function pointer is null or what the caller vouches for as a function.
+unsafe impl Struct for AttnOptions {
+    const NAME: &'static str = "AttnOptions";
+}
+
+/// A struct of no version is as large as this: what is larger was never a size.
+const LARGEST: usize = 1 << 14;
+
+/// Copies a struct, whatever version of the header its caller knew: what it does not have is zero, and what this version does
+/// not know must be.
+///
+/// # Safety
+/// `from` is null, or points to as many bytes as its first field says.
+pub(crate) unsafe fn copy<T: Struct>(from: *const T) -> Result<T> {
+    address(T::NAME, from)?;
+    // SAFETY: not null, aligned, and begins with its size.
+    let found = unsafe { from.cast::<usize>().read() };
+    let known = size_of::<T>();
+    if !(size_of::<usize>()..=LARGEST).contains(&found) {
+        return Err(Error::StructSize { what: T::NAME, found, known });
+    }
+    let mut copy = core::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the caller vouches for `found` bytes; the copy has room for `known`.
+    unsafe { from.cast::<u8>().copy_to_nonoverlapping(copy.as_mut_ptr().cast::<u8>(), found.min(known)) };
+    for at in known..found {
+        // SAFETY: the caller vouches for `found` bytes.
+        if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+            return Err(Error::StructTail { what: T::NAME, known });
+        }
+    }
+    // SAFETY: every byte is set, and a `Struct` is valid for every pattern.
+    Ok(unsafe { copy.assume_init() })
+}
+
+/// Refuses null and addresses that do not fit the type.
+fn address<T>(what: &'static str, pointer: *const T) -> Result<()> {
+    if pointer.is_null() {
+        return Err(Error::Null(what));
+    }
+    if !pointer.is_aligned() {
+        return Err(Error::Misaligned { what, align: align_of::<T>() });
+    }
+    Ok(())
+}
+
+/// The addresses of `len` elements, if they can be the addresses of a slice.
+fn bytes<T>(what: &'static str, data: *const T, len: usize) -> Result<Range<usize>> {
+    if len == 0 {
+        return Ok(0..0);
+    }
+    address(what, data)?;
+    let size = len.checked_mul(size_of::<T>()).filter(|&size| size <= isize::MAX as usize);
+    let end = size.and_then(|size| data.addr().checked_add(size));
+    Ok(data.addr()..end.ok_or(AttnError::Overflow { what })?)
+}
+
+/// A table of the caller's; `None` where there is none.
+///
+/// # Safety
+/// `data` points to `len` elements if it is not null, which nobody writes during `'a`.
+unsafe fn table<'a, T>(
+    what: &'static str,
+    data: *const T,
+    len: usize,
+    extents: &mut Extents,
+) -> Result<Option<&'a [T]>> {
+    if data.is_null() && len == 0 {
+        return Ok(None);
+    }
+    address(what, data)?;
+    extents.read(what, bytes(what, data, len)?);
+    // SAFETY: not null, aligned, of a size that a slice can have; the caller vouches for the elements.
+    Ok(Some(unsafe { core::slice::from_raw_parts(data, len) }))
+}
+
+/// The elements that a tensor reaches, and the index of its element `[0, 0, 0, 0]` among them.
+///
+/// # Safety
+/// `data` points to `len` elements of type `T` if it is not null, which nobody writes during `'a`; `T` is valid for every
+/// pattern of its bytes.
+unsafe fn elements<'a, T>(what: &'static str, tensor: &AttnTensor, extents: &mut Extents) -> Result<(&'a [T], usize)> {
+    let Reach { first, count, offset } = reach(what, tensor)?;
+    if count == 0 {
+        return Ok((&[], 0));
+    }
+    let data = tensor.data.cast::<T>().cast_const();
+    bytes(what, data, tensor.len)?;
+    // SAFETY: `reach` has shown that these elements are among the `len` that the caller vouches for.
+    let data = unsafe { data.add(first) };
+    extents.read(what, bytes(what, data, count)?);
+    // SAFETY: as above; not null, aligned, of a size that a slice can have.
+    Ok((unsafe { core::slice::from_raw_parts(data, count) }, offset))
+}
+
+/// A view of a tensor.
+///
+/// # Safety
+/// As [`elements`].
+unsafe fn view<'a, T: Copy>(what: &'static str, tensor: &AttnTensor, extents: &mut Extents) -> Result<View<'a, T>> {
+    // SAFETY: the caller's promise is the same.
+    let (data, offset) = unsafe { elements::<T>(what, tensor, extents)? };
+    Ok(View::strided(data, tensor.shape, tensor.strides, offset)?)
+}
+
+/// An input of a kernel.
+///
+/// # Safety
+/// As [`elements`], with the elements that `dtype` names.
+pub(crate) unsafe fn input<'a>(
+    what: &'static str,
+    from: *const AttnTensor,
+    extents: &mut Extents,
+) -> Result<Input<'a>> {
+    if from.is_null() {
+        return Err(Error::Null(what));
+    }
+    // SAFETY: the caller vouches for the struct and for what it points to; all these types are valid for every pattern.
+    unsafe {
+        let tensor = copy(from)?;
+        match dtype(what, tensor.dtype)? {
+            AttnDtype::F32 => Ok(Input::F32(view::<f32>(what, &tensor, extents)?)),
+            AttnDtype::F16 => Ok(Input::F16(view::<f16>(what, &tensor, extents)?)),
+            AttnDtype::Bf16 => Ok(Input::Bf16(view::<bf16>(what, &tensor, extents)?)),
+            AttnDtype::F64 | AttnDtype::Bool => {
+                Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype })
+            }
+        }
+    }
+}
+
+/// A boolean tensor; `None` where there is none.
+///
+/// # Safety
+/// As [`elements`], with bytes.
+unsafe fn bools<'a>(
+    what: &'static str,
+    tensor: Option<&AttnTensor>,
+    extents: &mut Extents,
+) -> Result<Option<View<'a, bool>>> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    if tensor.dtype != AttnDtype::Bool as u32 {
+        return Err(Error::Dtype { what, wanted: "BOOL", value: tensor.dtype });
+    }
+    // SAFETY: the caller vouches for the elements, and every pattern is a byte.
+    let (data, offset) = unsafe { elements::<u8>(what, tensor, extents)? };
+    // A whole pass without a branch, which a compiler turns into lanes; the place is looked for only where there is one.
+    if data.iter().fold(0, |all, &byte| all | byte) > 1
+        && let Some(at) = data.iter().position(|&byte| byte > 1)
+    {
+        return Err(Error::NotBool { what, at, value: data[at] });
+    }
+    // SAFETY: a bool is one byte of value 0 or 1, which all of these are.
+    let data = unsafe { core::slice::from_raw_parts(data.as_ptr().cast::<bool>(), data.len()) };
+    Ok(Some(View::strided(data, tensor.shape, tensor.strides, offset)?))
+}
+
+/// An additive bias; `None` where there is none.
+///
+/// # Safety
+/// As [`elements`], with the elements that `dtype` names.
+unsafe fn bias<'a>(what: &'static str, tensor: Option<&AttnTensor>, extents: &mut Extents) -> Result<Option<Bias<'a>>> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    // SAFETY: the caller vouches for the elements; all these types are valid for every pattern.
+    unsafe {
+        Ok(Some(match dtype(what, tensor.dtype)? {
+            AttnDtype::F32 => Bias::F32(view::<f32>(what, tensor, extents)?),
+            AttnDtype::F16 => Bias::F16(view::<f16>(what, tensor, extents)?),
+            AttnDtype::Bf16 => Bias::Bf16(view::<bf16>(what, tensor, extents)?),
+            AttnDtype::F64 => Bias::F64(view::<f64>(what, tensor, extents)?),
+            AttnDtype::Bool => {
+                return Err(Error::Dtype { what, wanted: "F32, F16, BF16 or F64", value: tensor.dtype });
+            }
+        }))
+    }
+}
+
+/// The tables of some options.
+///
+/// # Safety
+/// Each pointer points to as many elements as the length beside it says, which nobody writes during `'a`.
+pub(crate) unsafe fn tables<'a>(options: &AttnOptions, extents: &mut Extents) -> Result<Tables<'a>> {
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        Ok(Tables {
+            prefix: table("prefix_lens", options.prefix_lens, options.prefix_lens_len, extents)?,
+            kv_lens: table("kv_lens", options.kv_lens, options.kv_lens_len, extents)?,
+            kv_starts: table("kv_starts", options.kv_starts, options.kv_starts_len, extents)?,
+            q_lens: table("q_lens", options.q_lens, options.q_lens_len, extents)?,
+            cu_q: table("cu_q", options.cu_q, options.cu_q_len, extents)?,
+            cu_k: table("cu_k", options.cu_k, options.cu_k_len, extents)?,
+            parents: table("tree_parents", options.tree_parents, options.tree_len, extents)?,
+            slopes: table("alibi_slopes", options.alibi_slopes, options.alibi_slopes_len, extents)?,
+            sinks: table("sinks", options.sinks, options.sinks_len, extents)?,
+        })
+    }
+}
+
+/// What options say about their tensors: sizes and addresses, which a plan keeps.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Described {
+    keep: Option<AttnTensor>,
+    drop: Option<AttnTensor>,
+    blocks: Option<AttnTensor>,
+    dropout_keep: Option<AttnTensor>,
+    bias: Option<AttnTensor>,
+}
+
+impl Described {
+    /// Copies the structs that options point to.
+    ///
+    /// # Safety
+    /// Each pointer is null, or points to a struct of the size that it begins with.
+    pub(crate) unsafe fn of(options: &AttnOptions) -> Result<Self> {
+        // SAFETY: the caller's promise is the same for each.
+        let tensor = |from: *const AttnTensor| unsafe { if from.is_null() { Ok(None) } else { copy(from).map(Some) } };
+        Ok(Self {
+            keep: tensor(options.keep)?,
+            drop: tensor(options.drop)?,
+            blocks: tensor(options.blocks)?,
+            dropout_keep: tensor(options.dropout_keep)?,
+            bias: tensor(options.bias)?,
+        })
+    }
+
+    /// The tensors themselves.
+    ///
+    /// # Safety
+    /// The caller vouches for the elements of each, and nobody writes them during `'a`.
+    pub(crate) unsafe fn masks<'a>(&self, extents: &mut Extents) -> Result<Masks<'a>> {
+        // SAFETY: the caller's promise is the same for each.
+        unsafe {
+            Ok(Masks {
+                keep: bools("keep", self.keep.as_ref(), extents)?,
+                drop: bools("drop", self.drop.as_ref(), extents)?,
+                blocks: bools("blocks", self.blocks.as_ref(), extents)?,
+                dropout_keep: bools("dropout_keep", self.dropout_keep.as_ref(), extents)?,
+                bias: bias("bias", self.bias.as_ref(), extents)?,
+            })
+        }
+    }
+}
+
+/// The level that a name asks for; the best one for null.
+///
+/// # Safety
+/// `name` is null or a string that ends with 0.
+pub(crate) unsafe fn level(name: *const c_char) -> Result<Level> {
+    if name.is_null() {
+        return Ok(Level::detect());
+    }
+    // SAFETY: the caller vouches for the string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let unknown = Error::Level(attn_simd::LevelError::Unknown);
+    Level::by_name(name.to_str().map_err(|_| unknown)?).map_err(Error::Level)
+}
+
+/// Options and everything that they point to.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) options: AttnOptions,
+    pub(crate) tables: Tables<'a>,
+    pub(crate) described: Described,
+    pub(crate) masks: Masks<'a>,
+    pub(crate) callbacks: Option<Callbacks>,
+    pub(crate) level: Level,
+}
+
+/// Reads options; null stands for the defaults.
+///
+/// # Safety
+/// `options` is null, or all that it points to is as the header says, and nobody writes it during `'a`.
+pub(crate) unsafe fn asked<'a>(options: *const AttnOptions, extents: &mut Extents) -> Result<Asked<'a>> {
+    // SAFETY: the caller vouches for everything; all zeros are the defaults of a `Struct`.
+    unsafe {
+        let options = if options.is_null() { core::mem::zeroed() } else { copy(options)? };
+        let described = Described::of(&options)?;
+        Ok(Asked {
+            options,
+            tables: tables(&options, extents)?,
+            described,
+            masks: described.masks(extents)?,
+            callbacks: Callbacks::of(&options),
+            level: level(options.level)?,
+        })
+    }
+}
+
+/// Reads sizes.
+///
+/// # Safety
+/// `from` is null, or points to a struct of the size that it begins with.
+pub(crate) unsafe fn shape(from: *const AttnShape) -> Result<attn_core::AttnShape> {
+    // SAFETY: the caller vouches for the struct.
+    let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = unsafe { copy(from)? };
+    let kv = [batch, kv_heads, kv_len];
+    Ok(attn_core::AttnShape::new(
+        [batch, q_heads, q_len, head_dim],
+        [kv[0], kv[1], kv[2], head_dim],
+        [kv[0], kv[1], kv[2], value_dim],
+    )?)
+}
+
+/// Reads the tensors of a call. Everything else that it reads has been noted in `extents` before.
+///
+/// # Safety
+/// As [`elements`] for all, and nobody else touches the outputs during `'a`.
+pub(crate) unsafe fn call<'a>(
+    [q, k, v]: [*const AttnTensor; 3],
+    out: *const AttnTensor,
+    lse: *mut f32,
+    lse_len: usize,
+    extents: &mut Extents,
+) -> Result<Call<'a>> {
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
+        let (out, lse) = outputs(out, lse, lse_len, extents)?;
+        Ok(Call { q, k, v, out, lse })
+    }
+}
+
+/// Writes a value of the caller's.
+///
+/// # Safety
+/// `to` is null, or points to a `T` that nobody else touches.
+pub(crate) unsafe fn store<T>(what: &'static str, to: *mut T, value: T) -> Result<()> {
+    address(what, to.cast_const())?;
+    // SAFETY: not null, aligned; the caller vouches for it.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Gives an object away; [`destroy`] takes it back.
+///
+/// # Safety
+/// As [`store`].
+pub(crate) unsafe fn store_new<T>(what: &'static str, to: *mut *mut T, value: T) -> Result<()> {
+    address(what, to.cast_const())?; // before the object is let go
+    // SAFETY: the caller vouches for the pointer.
+    unsafe { store(what, to, Box::into_raw(Box::new(value))) }
+}
+
+/// An object that was given away.
+///
+/// # Safety
+/// `from` is null, or came from [`store_new`] and lives during `'a`.
+pub(crate) unsafe fn handle<'a, T>(what: &'static str, from: *const T) -> Result<&'a T> {
+    address(what, from)?;
+    // SAFETY: not null, aligned; the caller vouches for it.
+    Ok(unsafe { &*from })
+}
+
+/// Frees an object that was given away; null is ignored.
+///
+/// # Safety
+/// `object` is null, or came from [`store_new`], and is not used any more.
+pub(crate) unsafe fn destroy<T>(object: *mut T) -> Result<()> {
+    if !object.is_null() {
+        address("object", object.cast_const())?;
+        // SAFETY: it came from a box, which the caller does not use any more.
+        drop(unsafe { Box::from_raw(object) });
+    }
+    Ok(())
+}
+
+/// Writes a text with its closing zero; what does not fit is cut, and an error.
+///
+/// # Safety
+/// `to` is null, or points to `size` bytes that nobody else touches.
+pub(crate) unsafe fn write_text(to: *mut c_char, size: usize, text: &str) -> Result<()> {
+    address("text", to.cast_const())?;
+    let Some(room) = size.checked_sub(1) else {
+        return Err(AttnError::TooShort { what: "text", needed: text.len() + 1, found: 0 }.into());
+    };
+    let take = text.len().min(room);
+    // SAFETY: not null; `take + 1` bytes are at most the `size` that the caller vouches for.
+    unsafe {
+        text.as_ptr().copy_to_nonoverlapping(to.cast::<u8>(), take);
+        to.add(take).write(0);
+    }
+    Ok(AttnError::check_len("text", text.len() + 1, size)?)
+}
+
+/// Where a call writes its output.
+#[derive(Debug)]
+pub(crate) enum Output<'a> {
+    F32(ViewMut<'a, f32>),
+    F16(ViewMut<'a, f16>),
+    Bf16(ViewMut<'a, bf16>),
+}
+
+/// Where a call writes. Everything that it reads has been noted in `extents` before.
+///
+/// # Safety
+/// As [`elements`] for both, and nobody else reads or writes them during `'a`.
+pub(crate) unsafe fn outputs<'a>(
+    out: *const AttnTensor,
+    lse: *mut f32,
+    lse_len: usize,
+    extents: &mut Extents,
+) -> Result<(Output<'a>, Option<&'a mut [f32]>)> {
+    if out.is_null() {
+        return Err(Error::Null("out"));
+    }
+    // SAFETY: the caller vouches for the struct and for what it points to; all these types are valid for every pattern.
+    let out = unsafe {
+        let tensor = copy(out)?;
+        match dtype("out", tensor.dtype)? {
+            AttnDtype::F32 => Output::F32(view_mut::<f32>(&tensor, extents)?),
+            AttnDtype::F16 => Output::F16(view_mut::<f16>(&tensor, extents)?),
+            AttnDtype::Bf16 => Output::Bf16(view_mut::<bf16>(&tensor, extents)?),
+            AttnDtype::F64 | AttnDtype::Bool => {
+                return Err(Error::Dtype { what: "out", wanted: "F32, F16 or BF16", value: tensor.dtype });
+            }
+        }
+    };
+    if lse.is_null() && lse_len == 0 {
+        return Ok((out, None));
+    }
+    address("lse", lse.cast_const())?;
+    extents.write("lse", bytes("lse", lse.cast_const(), lse_len)?)?;
+    // SAFETY: not null, aligned, of a size that a slice can have, meets nothing else of this call; the caller vouches for it.
+    let lse = unsafe { core::slice::from_raw_parts_mut(lse, lse_len) };
+    Ok((out, Some(lse)))
+}
+
+/// A view to write through.
+///
+/// # Safety
+/// As [`elements`], and nobody else reads or writes the elements during `'a`.
+unsafe fn view_mut<'a, T: Copy>(tensor: &AttnTensor, extents: &mut Extents) -> Result<ViewMut<'a, T>> {
+    let what = "out";
+    let Reach { first, count, offset } = reach(what, tensor)?;
+    if count == 0 {
+        return Ok(ViewMut::strided(&mut [], tensor.shape, tensor.strides, 0)?);
+    }
+    let data = tensor.data.cast::<T>();
+    bytes(what, data.cast_const(), tensor.len)?;
+    // SAFETY: `reach` has shown that these elements are among the `len` that the caller vouches for.
+    let data = unsafe { data.add(first) };
+    extents.write(what, bytes(what, data.cast_const(), count)?)?;
+    // SAFETY: as above; not null, aligned, of a size that a slice can have, and meets nothing that this call reads.
+    let data = unsafe { core::slice::from_raw_parts_mut(data, count) };
+    Ok(ViewMut::strided(data, tensor.shape, tensor.strides, offset)?)
+}
+
+/// The caller's functions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Callbacks {
+    map_score: AttnMapScore,
+    visible_if: AttnVisibleIf,
+    user_data: *mut c_void,
+}
+
+// SAFETY: the header says that both are called from several threads at once, with the pointer that the caller gave for it.
+unsafe impl Sync for Callbacks {}
+
+impl Callbacks {
+    /// The caller's functions, if there is one.
+    pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
+        let AttnOptions { map_score, visible_if, user_data, .. } = *options;
+        (map_score.is_some() || visible_if.is_some()).then_some(Self { map_score, visible_if, user_data })
+    }
+
+    /// The new score.
+    pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
+        self.map_score.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
+    }
+
+    /// Whether the key stays visible.
+    pub(crate) fn visible(&self, At { batch, head, query, key }: At) -> bool {
+        self.visible_if.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
+    }
+}

@@ -1,0 +1,266 @@
+//! The structs and constants of `attn.h`: plain data, laid out as C does.
+//!
+//! Each struct begins with its size. What a caller compiled against an older header does not know lies behind the end of its
+//! struct and counts as zero, and zero is always the default: so fields can be added at the end and nothing else can change.
+//! Constants are given as `uint32_t`, never as Rust enums: a C caller may put any number there.
+
+use core::ffi::c_char;
+use core::ffi::c_void;
+
+/// What a function reports. Text for people is in attn_last_error().
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnStatus {
+    /// Done.
+    Ok = 0,
+    /// A pointer is null that must not be.
+    NullPointer = 1,
+    /// A struct's size is impossible, or its tail holds something that this version does not know.
+    StructSize = 2,
+    /// A pointer is not aligned for what it points to.
+    Misaligned = 3,
+    /// Sizes disagree: between tensors, of a table, in a broadcast, heads that do not divide into groups.
+    Shape = 4,
+    /// A buffer is shorter than its shape and strides reach.
+    Bounds = 5,
+    /// A product of sizes does not fit in size_t.
+    Overflow = 6,
+    /// An output shares memory with an input, another output or itself.
+    Overlap = 7,
+    /// An option has a value without meaning.
+    Option = 8,
+    /// A table holds an index that is out of range or out of order, or a boolean tensor a byte above 1.
+    Table = 9,
+    /// Valid, but not possible here: a level that this machine lacks, a number type that the kernels do not compute.
+    Unsupported = 10,
+    /// The workspace is being used by another thread.
+    Busy = 11,
+    /// There is not as much memory as the scratch needs.
+    OutOfMemory = 12,
+    /// A bug in this library.
+    Internal = 13,
+}
+
+/// What a tensor's elements are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnDtype {
+    /// float
+    F32 = 1,
+    /// IEEE half precision, as uint16_t bits
+    F16 = 2,
+    /// bfloat16, as uint16_t bits
+    Bf16 = 3,
+    /// double; for a bias only
+    F64 = 4,
+    /// One byte, 0 or 1; for masks
+    Bool = 5,
+}
+
+/// Where query 0 stands among the keys, for causal masks, windows and ALiBi.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnAlign {
+    /// Not used: no causal mask, no window.
+    None = 0,
+    /// At key 0.
+    TopLeft = 1,
+    /// So that the last query stands at the last key: decoding with a cache.
+    BottomRight = 2,
+    /// At the key that the field ..._offset names; may be negative.
+    Offset = 3,
+}
+
+/// The order in which a contiguous tensor stores its axes, outermost first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnLayout {
+    /// [batch, heads, seq, dim]
+    Bhsd = 0,
+    /// [batch, seq, heads, dim]
+    Bshd = 1,
+    /// [seq, batch, heads, dim]
+    Sbhd = 2,
+}
+
+/// For window_left and window_right: no bound on that side.
+pub const ATTN_UNBOUNDED: usize = usize::MAX;
+
+/// A tensor in the caller's memory. Sizes and strides are of [batch, heads, seq, dim], whatever the order in memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnTensor {
+    /// sizeof(AttnTensor)
+    pub struct_size: usize,
+    /// The buffer. Inputs are only read. May be null if len is 0.
+    pub data: *mut c_void,
+    /// Elements from data on that may be touched; nothing beyond ever is.
+    pub len: usize,
+    /// [batch, heads, seq, dim]; masks and biases: [batch, q_heads, q_len, kv_len], where 1 broadcasts.
+    pub shape: [usize; 4],
+    /// In elements; 0 and negative ones are allowed for inputs.
+    pub strides: [isize; 4],
+    /// Index, from data on, of the element [0, 0, 0, 0].
+    pub offset: usize,
+    /// An AttnDtype.
+    pub dtype: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Sizes of a call. Query head h reads key/value head h / (q_heads / kv_heads).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnShape {
+    /// sizeof(AttnShape)
+    pub struct_size: usize,
+    /// Independent sequences.
+    pub batch: usize,
+    /// Heads of q and of the output.
+    pub q_heads: usize,
+    /// Heads of k and v.
+    pub kv_heads: usize,
+    /// Queries per head.
+    pub q_len: usize,
+    /// Keys per head.
+    pub kv_len: usize,
+    /// Size of a query and of a key.
+    pub head_dim: usize,
+    /// Size of a value.
+    pub value_dim: usize,
+}
+
+/// Changes a score; called from several threads at once, and must not throw.
+pub type AttnMapScore = Option<
+    extern "C" fn(score: f64, batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> f64,
+>;
+
+/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once, and must not
+/// throw.
+pub type AttnVisibleIf =
+    Option<extern "C" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
+
+/// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
+/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnOptions {
+    /// sizeof(AttnOptions)
+    pub struct_size: usize,
+    /// Threads to use at most; 0 for all. No bit of the result depends on it.
+    pub threads: usize,
+    /// Forces an instruction-set level by its name (attn_levels()); null for the best of this machine.
+    pub level: *const c_char,
+    /// Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
+    pub scale: f64,
+    /// c * tanh(s / c); 0 for none.
+    pub softcap: f64,
+    /// Divides the finished scores; 0 for none.
+    pub temperature: f64,
+    /// Whether scale is given.
+    pub has_scale: u32,
+
+    /// An AttnAlign: query i sees keys j <= i + offset.
+    pub causal: u32,
+    /// For ATTN_ALIGN_OFFSET.
+    pub causal_offset: isize,
+
+    /// Inclusive distance to the left, or ATTN_UNBOUNDED.
+    pub window_left: usize,
+    /// Inclusive distance to the right, or ATTN_UNBOUNDED.
+    pub window_right: usize,
+    /// For ATTN_ALIGN_OFFSET.
+    pub window_offset: isize,
+    /// An AttnAlign; ATTN_ALIGN_NONE is no window.
+    pub window: u32,
+
+    /// An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
+    pub prefix: u32,
+    /// For ATTN_ALIGN_OFFSET.
+    pub prefix_offset: isize,
+    /// Lengths of the prefix: one for all, or one per sequence.
+    pub prefix_lens: *const usize,
+    /// Entries in prefix_lens.
+    pub prefix_lens_len: usize,
+
+    /// Keys from here on are hidden (right padding): one for all, or one per sequence.
+    pub kv_lens: *const usize,
+    /// Entries in kv_lens.
+    pub kv_lens_len: usize,
+    /// Keys before this are hidden (left padding): one for all, or one per sequence.
+    pub kv_starts: *const usize,
+    /// Entries in kv_starts.
+    pub kv_starts_len: usize,
+    /// Queries from here on see nothing: one for all, or one per sequence.
+    pub q_lens: *const usize,
+    /// Entries in q_lens.
+    pub q_lens_len: usize,
+
+    /// Packed sequences, end to end: where the queries of each document begin, and where the last one's end.
+    pub cu_q: *const usize,
+    /// Documents + 1.
+    pub cu_q_len: usize,
+    /// The same for their keys.
+    pub cu_k: *const usize,
+    /// Documents + 1.
+    pub cu_k_len: usize,
+    /// An AttnAlign: causal inside each document.
+    pub document_causal: u32,
+    /// An AttnAlign: a window inside each document.
+    pub document_window: u32,
+    /// For ATTN_ALIGN_OFFSET.
+    pub document_causal_offset: isize,
+    /// For ATTN_ALIGN_OFFSET.
+    pub document_window_offset: isize,
+    /// Inclusive distance to the left, or ATTN_UNBOUNDED.
+    pub document_window_left: usize,
+    /// Inclusive distance to the right, or ATTN_UNBOUNDED.
+    pub document_window_right: usize,
+
+    /// Bools, [batch or 1, q_heads or 1, ceil(q_len / block_q), ceil(kv_len / block_k)]: 1 shows the block.
+    pub blocks: *const AttnTensor,
+    /// Queries per block.
+    pub block_q: usize,
+    /// Keys per block.
+    pub block_k: usize,
+
+    /// Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
+    pub tree_parents: *const isize,
+    /// Entries in tree_parents: q_len.
+    pub tree_len: usize,
+
+    /// Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 shows the key (torch's and ONNX's attn_mask).
+    pub keep: *const AttnTensor,
+    /// Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 hides the key (key_padding_mask).
+    pub drop: *const AttnTensor,
+    /// Added to the scores; f32, f16, bf16 or f64, broadcasts to [batch, q_heads, q_len, kv_len]. -inf hides the key.
+    pub bias: *const AttnTensor,
+
+    /// Adds -slope * distance; one slope per query head.
+    pub alibi_slopes: *const f32,
+    /// Entries in alibi_slopes: q_heads.
+    pub alibi_slopes_len: usize,
+    /// For ATTN_ALIGN_OFFSET.
+    pub alibi_offset: isize,
+    /// An AttnAlign; needed where there are slopes.
+    pub alibi: u32,
+
+    /// Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
+    pub dropout_p: f32,
+    /// Seed of the draws, unless dropout_keep is given.
+    pub dropout_seed: u64,
+    /// Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
+    pub dropout_keep: *const AttnTensor,
+
+    /// One more logit per query head, in the softmax's denominator only.
+    pub sinks: *const f32,
+    /// Entries in sinks: q_heads.
+    pub sinks_len: usize,
+
+    /// Changes each score, after bias and ALiBi; null for none.
+    pub map_score: AttnMapScore,
+    /// Hides keys; null for none.
+    pub visible_if: AttnVisibleIf,
+    /// Handed to map_score and visible_if.
+    pub user_data: *mut c_void,
+}

@@ -1,0 +1,298 @@
+//! The functions of `attn.h` behind safe doors, over buffers that these tests own.
+
+#![allow(unsafe_code, reason = "the leaf of these tests: calls what C calls")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+
+use attn::types::{AttnDtype, AttnOptions, AttnShape, AttnStatus, AttnTensor};
+use attn::{AttnPlan, AttnWorkspace, abi};
+
+/// All zeros but the size: the defaults.
+pub(crate) fn options() -> AttnOptions {
+    // SAFETY: numbers, raw pointers and optional functions, all of which may be zero.
+    AttnOptions { struct_size: size_of::<AttnOptions>(), ..unsafe { core::mem::zeroed() } }
+}
+
+/// A contiguous tensor over `data`, `[batch, heads, seq, dim]`.
+pub(crate) fn tensor<T>(data: &[T], dtype: AttnDtype, shape: [usize; 4]) -> AttnTensor {
+    let [_, heads, seq, dim] = shape.map(|n| n as isize);
+    AttnTensor {
+        struct_size: size_of::<AttnTensor>(),
+        data: data.as_ptr().cast_mut().cast::<c_void>(),
+        len: data.len(),
+        shape,
+        strides: [heads.wrapping_mul(seq).wrapping_mul(dim), seq.wrapping_mul(dim), dim, 1],
+        offset: 0,
+        dtype: dtype as u32,
+        reserved: 0,
+    }
+}
+
+/// A tensor to write; made from an exclusive borrow, so that writing through it is allowed.
+pub(crate) fn tensor_mut<T>(data: &mut [T], dtype: AttnDtype, shape: [usize; 4]) -> AttnTensor {
+    AttnTensor { data: data.as_mut_ptr().cast::<c_void>(), ..tensor(data, dtype, shape) }
+}
+
+/// A tensor of floats.
+pub(crate) fn floats(data: &[f32], shape: [usize; 4]) -> AttnTensor {
+    tensor(data, AttnDtype::F32, shape)
+}
+
+/// Sizes of a call with as many key heads as query heads.
+pub(crate) fn sizes([batch, heads, q_len, dim]: [usize; 4], kv_len: usize) -> AttnShape {
+    AttnShape {
+        struct_size: size_of::<AttnShape>(),
+        batch,
+        q_heads: heads,
+        kv_heads: heads,
+        q_len,
+        kv_len,
+        head_dim: dim,
+        value_dim: dim,
+    }
+}
+
+/// The arguments of a call; `None` is null.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments<'a> {
+    pub(crate) options: Option<&'a AttnOptions>,
+    pub(crate) q: Option<&'a AttnTensor>,
+    pub(crate) k: Option<&'a AttnTensor>,
+    pub(crate) v: Option<&'a AttnTensor>,
+    pub(crate) out: Option<&'a AttnTensor>,
+    pub(crate) lse: (*mut f32, usize),
+}
+
+/// A pointer that C would pass.
+fn pointer<T>(reference: Option<&T>) -> *const T {
+    reference.map_or(ptr::null(), ptr::from_ref)
+}
+
+/// `attn_forward`.
+pub(crate) fn forward(a: Arguments<'_>) -> AttnStatus {
+    // SAFETY: each tensor was made from a buffer of its length, or its length is what the test is about and smaller.
+    unsafe {
+        abi::attn_forward(
+            pointer(a.options),
+            pointer(a.q),
+            pointer(a.k),
+            pointer(a.v),
+            pointer(a.out),
+            a.lse.0,
+            a.lse.1,
+        )
+    }
+}
+
+/// `attn_last_error`.
+pub(crate) fn last_error() -> String {
+    text(abi::attn_last_error())
+}
+
+/// A string of the library's.
+pub(crate) fn text(from: *const c_char) -> String {
+    // SAFETY: the library's strings end with 0 and live as long as the thread.
+    unsafe { CStr::from_ptr(from) }.to_str().expect("UTF-8").to_owned()
+}
+
+/// `attn_explain`.
+pub(crate) fn explain(options: &AttnOptions, shape: &AttnShape, dtype: u32, room: usize) -> (AttnStatus, String) {
+    let mut bytes = vec![0x55 as c_char; room + 1];
+    // SAFETY: the buffer holds `room` bytes and one more, which must stay as it is.
+    let status = unsafe { abi::attn_explain(options, shape, dtype, bytes.as_mut_ptr(), room) };
+    assert_eq!(bytes[room], 0x55, "written beyond the text's size");
+    let told = if room == 0 || bytes[0] == 0x55 { String::new() } else { text(bytes.as_ptr()) };
+    (status, told)
+}
+
+/// `attn_tensor_contiguous`.
+pub(crate) fn contiguous(dtype: u32, layout: u32, [b, h, s, d]: [usize; 4]) -> (AttnStatus, AttnTensor) {
+    let mut tensor = floats(&[], [0; 4]);
+    // SAFETY: the struct is this function's own.
+    let status = unsafe { abi::attn_tensor_contiguous(&mut tensor, ptr::null_mut(), dtype, layout, b, h, s, d) };
+    (status, tensor)
+}
+
+/// A plan, destroyed when it is dropped.
+pub(crate) struct Plan(*mut AttnPlan);
+
+// SAFETY: the header says that threads may run one plan at once.
+unsafe impl Sync for Plan {}
+
+impl Plan {
+    pub(crate) fn new(options: &AttnOptions, shape: &AttnShape) -> Result<Self, AttnStatus> {
+        let mut plan = ptr::null_mut();
+        // SAFETY: options point to what the test owns.
+        match unsafe { abi::attn_plan_create(options, shape, &mut plan) } {
+            AttnStatus::Ok => Ok(Self(plan)),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn run(&self, workspace: Option<&Workspace>, a: Arguments<'_>) -> AttnStatus {
+        let workspace = workspace.map_or(ptr::null_mut(), |workspace| workspace.0);
+        let (q, k, v, out) = (pointer(a.q), pointer(a.k), pointer(a.v), pointer(a.out));
+        // SAFETY: as `forward`; plan and workspace are alive.
+        unsafe { abi::attn_plan_run(self.0, workspace, q, k, v, out, a.lse.0, a.lse.1) }
+    }
+
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        let mut bytes = 0;
+        // SAFETY: the plan is alive.
+        assert_eq!(unsafe { abi::attn_plan_workspace_bytes(self.0, &mut bytes) }, AttnStatus::Ok);
+        bytes
+    }
+
+    pub(crate) fn explain(&self) -> String {
+        let mut bytes = [0 as c_char; 256];
+        // SAFETY: the plan is alive, the buffer holds as many bytes as it says.
+        let status = unsafe { abi::attn_plan_explain(self.0, AttnDtype::F32 as u32, bytes.as_mut_ptr(), bytes.len()) };
+        assert_eq!(status, AttnStatus::Ok);
+        text(bytes.as_ptr())
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        unsafe { abi::attn_plan_destroy(self.0) };
+    }
+}
+
+/// A workspace, destroyed when it is dropped.
+pub(crate) struct Workspace(*mut AttnWorkspace);
+
+// SAFETY: the header says that a second call at once is refused.
+unsafe impl Sync for Workspace {}
+
+impl Workspace {
+    pub(crate) fn new(plan: Option<&Plan>, threads: usize) -> Result<Self, AttnStatus> {
+        let mut workspace = ptr::null_mut();
+        let plan = plan.map_or(ptr::null(), |plan| plan.0.cast_const());
+        // SAFETY: the plan is alive.
+        match unsafe { abi::attn_workspace_create(plan, threads, &mut workspace) } {
+            AttnStatus::Ok => Ok(Self(workspace)),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let mut bytes = 0;
+        // SAFETY: the workspace is alive.
+        assert_eq!(unsafe { abi::attn_workspace_bytes(self.0, &mut bytes) }, AttnStatus::Ok);
+        bytes
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        unsafe { abi::attn_workspace_destroy(self.0) };
+    }
+}
+
+/// Every function that takes a pointer, with null in its place.
+pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
+    fn none<T>() -> *mut T {
+        ptr::null_mut()
+    }
+    let (shape, mut plan) = (sizes([1; 4], 1), none());
+    // SAFETY: null is what these calls are about.
+    unsafe {
+        abi::attn_plan_destroy(none());
+        abi::attn_workspace_destroy(none());
+        vec![
+            ("tensor", abi::attn_tensor_contiguous(none(), none(), 1, 0, 1, 1, 1, 1)),
+            ("q", abi::attn_forward(none(), none(), none(), none(), none(), none(), 0)),
+            ("AttnShape", abi::attn_explain(none(), none(), 1, none(), 0)),
+            ("text", abi::attn_explain(none(), &shape, 1, none(), 0)),
+            ("AttnShape", abi::attn_plan_create(none(), none(), &mut plan)),
+            ("plan", abi::attn_plan_create(none(), &shape, none())),
+            ("plan", abi::attn_plan_workspace_bytes(none(), none())),
+            ("plan", abi::attn_plan_explain(none(), 1, none(), 0)),
+            ("plan", abi::attn_plan_run(none(), none(), none(), none(), none(), none(), none(), 0)),
+            ("workspace", abi::attn_workspace_create(none(), 1, none())),
+            ("workspace", abi::attn_workspace_bytes(none(), none())),
+        ]
+    }
+}
+
+/// A struct handed over at another size than its own: `bytes` are what lies in memory.
+pub(crate) fn forward_with_options_of(bytes: &[usize], a: Arguments<'_>) -> AttnStatus {
+    let options = bytes.as_ptr().cast::<AttnOptions>();
+    // SAFETY: the first word says how many bytes there are, or something impossible.
+    unsafe { abi::attn_forward(options, pointer(a.q), pointer(a.k), pointer(a.v), pointer(a.out), a.lse.0, a.lse.1) }
+}
+
+/// The words of a struct.
+pub(crate) fn words(options: &AttnOptions) -> Vec<usize> {
+    let count = size_of::<AttnOptions>() / size_of::<usize>();
+    // SAFETY: made by `options`, so that every byte is set, padding too; a whole number of words.
+    unsafe { std::slice::from_raw_parts(ptr::from_ref(options).cast::<usize>(), count) }.to_vec()
+}
+
+/// Forks; the child runs `f` and ends with its answer, which this gives. `None` if it takes more than half a minute.
+#[cfg(all(unix, not(miri)))]
+pub(crate) fn in_child(f: impl FnOnce() -> bool) -> Option<bool> {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn _exit(code: i32) -> !;
+        fn waitpid(pid: i32, status: *mut i32, flags: i32) -> i32;
+        fn kill(pid: i32, signal: i32) -> i32;
+    }
+    const WITHOUT_WAITING: i32 = 1;
+    const KILL: i32 = 9;
+    // SAFETY: the child calls nothing but `f` and leaves without running anything of its parent's.
+    unsafe {
+        let pid = fork();
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(false);
+            _exit(i32::from(!fine));
+        }
+        for _ in 0..300 {
+            let mut status = 0;
+            if waitpid(pid, &mut status, WITHOUT_WAITING) == pid {
+                return Some(status == 0);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        kill(pid, KILL);
+        waitpid(pid, &mut 0, 0);
+        None
+    }
+}
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator, with a count beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How many times this thread allocates in `f`.
+pub(crate) fn allocations(f: impl FnOnce()) -> usize {
+    let before = COUNT.with(Cell::get);
+    f();
+    COUNT.with(Cell::get) - before
+}

@@ -1,0 +1,243 @@
+//! Whatever C gets wrong, bad pointers aside, is a status and a text, and leaves every output as it was.
+
+use attn::types::{ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus, AttnTensor};
+
+use crate::c::{self, Arguments, floats, options, tensor, tensor_mut};
+
+const SHAPE: [usize; 4] = [2, 2, 3, 4];
+const KV: [usize; 4] = [2, 1, 5, 4];
+
+/// A call that is right until a test breaks it: two sequences, two query heads over one key head, 3 queries, 5 keys, dim 4.
+struct Case {
+    options: AttnOptions,
+    q: AttnTensor,
+    k: AttnTensor,
+    v: AttnTensor,
+    out: AttnTensor,
+    lse_len: usize,
+}
+
+/// Breaks a good call with `breaks` and says what came of it; the outputs must be as they were.
+fn refused(breaks: impl FnOnce(&mut Case)) -> (AttnStatus, String) {
+    let (q, kv) = (vec![0.5f32; 48], vec![0.25f32; 40]);
+    let (mut out, mut lse) = (vec![7.0f32; 48], vec![7.0f32; 12]);
+    let mut case = Case {
+        options: options(),
+        q: floats(&q, SHAPE),
+        k: floats(&kv, KV),
+        v: floats(&kv, KV),
+        out: tensor_mut(&mut out, AttnDtype::F32, SHAPE),
+        lse_len: 12,
+    };
+    breaks(&mut case);
+    let arguments = Arguments {
+        options: Some(&case.options),
+        q: Some(&case.q),
+        k: Some(&case.k),
+        v: Some(&case.v),
+        out: Some(&case.out),
+        lse: (lse.as_mut_ptr(), case.lse_len),
+    };
+    let status = c::forward(arguments);
+    if status != AttnStatus::Ok {
+        assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "written in spite of {status:?}");
+    }
+    (status, c::last_error())
+}
+
+/// The call is refused with this status, and the text says these words.
+fn refuses(status: AttnStatus, words: &[&str], breaks: impl FnOnce(&mut Case)) {
+    let (found, text) = refused(breaks);
+    assert_eq!(found, status, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{text:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn the_call_that_these_tests_break_is_right() {
+    assert_eq!(refused(|_| {}).0, AttnStatus::Ok);
+}
+
+#[test]
+fn null_is_refused_wherever_something_is_needed() {
+    for (what, status) in c::all_null() {
+        assert_eq!(status, AttnStatus::NullPointer, "{what}");
+    }
+    refuses(AttnStatus::NullPointer, &["k is null"], |case| case.k.data = std::ptr::null_mut());
+    refuses(AttnStatus::NullPointer, &["out is null"], |case| case.out.data = std::ptr::null_mut());
+    refuses(AttnStatus::NullPointer, &["kv_lens is null"], |case| case.options.kv_lens_len = 2);
+    refuses(AttnStatus::NullPointer, &["prefix_lens"], |case| case.options.prefix = AttnAlign::TopLeft as u32);
+}
+
+#[test]
+fn lengths_bound_every_access() {
+    refuses(AttnStatus::Bounds, &["q: needs 48", "holds 47"], |case| case.q.len = 47);
+    refuses(AttnStatus::Bounds, &["v: needs 40", "holds 39"], |case| case.v.len = 39);
+    refuses(AttnStatus::Bounds, &["out: needs 48", "holds 0"], |case| case.out.len = 0);
+    refuses(AttnStatus::Bounds, &["k: needs 41"], |case| case.k.offset = 1);
+    refuses(AttnStatus::Bounds, &["k", "below"], |case| case.k.strides[3] = -1);
+    refuses(AttnStatus::Bounds, &["q: needs 49"], |case| case.q.strides[0] = 25);
+    refuses(AttnStatus::Shape, &["lse", "12", "11"], |case| case.lse_len = 11);
+}
+
+#[test]
+fn sizes_that_wrap_are_refused() {
+    const HUGE: usize = usize::MAX / 2;
+    refuses(AttnStatus::Overflow, &["q"], |case| case.q.shape = [HUGE; 4]);
+    refuses(AttnStatus::Overflow, &["q"], |case| (case.q.strides[3], case.q.shape[3]) = (isize::MAX, HUGE));
+    refuses(AttnStatus::Bounds, &["q"], |case| case.q.strides[0] = isize::MAX);
+    refuses(AttnStatus::Bounds, &["q"], |case| case.q.strides[0] = isize::MIN);
+    refuses(AttnStatus::Overflow, &["k"], |case| (case.k.len, case.k.offset) = (usize::MAX, usize::MAX));
+    refuses(AttnStatus::Overflow, &["k"], |case| case.k.len = usize::MAX / 4 + 1); // wraps in bytes
+    refuses(AttnStatus::Overflow, &["lse"], |case| case.lse_len = usize::MAX);
+    let one = [1.0f32];
+    refuses(AttnStatus::Overflow, &["batch"], |case| {
+        // Every size fits, their product does not; strides of 0 need one element only.
+        let all = |shape| AttnTensor { strides: [0; 4], ..tensor(&one, AttnDtype::F32, shape) };
+        (case.q, case.k, case.v) = (all([1, 1 << 40, 1 << 23, 1]), all([1, 1, 1, 1]), all([1, 1, 1, 1 << 40]));
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has as much memory as it wants")]
+fn scratch_that_cannot_be_had_is_an_error_not_an_abort() {
+    let one = [1.0f32];
+    refuses(AttnStatus::OutOfMemory, &["workspace", "bytes"], |case| {
+        let all = |shape| AttnTensor { strides: [0; 4], ..tensor(&one, AttnDtype::F32, shape) };
+        (case.q, case.k, case.v) = (all([2, 2, 3, 1 << 50]), all([2, 1, 5, 1 << 50]), case.v);
+    });
+}
+
+#[test]
+fn misaligned_data_is_refused() {
+    refuses(AttnStatus::Misaligned, &["q", "4 bytes"], |case| {
+        case.q.data = case.q.data.wrapping_byte_add(2);
+        case.q.shape[0] = 1;
+    });
+    refuses(AttnStatus::Misaligned, &["out"], |case| case.out.data = case.out.data.wrapping_byte_add(1));
+    let lens = [1usize; 4];
+    refuses(AttnStatus::Misaligned, &["kv_lens"], |case| {
+        (case.options.kv_lens, case.options.kv_lens_len) = (lens.as_ptr().wrapping_byte_add(4), 2);
+    });
+}
+
+#[test]
+fn outputs_share_memory_with_nothing() {
+    refuses(AttnStatus::Overlap, &["out", "q"], |case| case.out = case.q);
+    refuses(AttnStatus::Overlap, &["out", "k"], |case| {
+        let shared = AttnTensor { len: 48, ..case.k };
+        (case.k, case.v) = (case.out, case.out);
+        (case.k.shape, case.v.shape, case.k.strides, case.v.strides) = (KV, KV, shared.strides, shared.strides);
+    });
+    refuses(AttnStatus::Overlap, &["output"], |case| case.out.strides[2] = 0);
+    // Sinks that lie in the lse.
+    let mut lse = vec![7.0f32; 12];
+    let (q, kv, mut out) = (vec![0.5f32; 48], vec![0.25f32; 40], vec![7.0f32; 48]);
+    let mut options = options();
+    (options.sinks, options.sinks_len) = (lse.as_ptr(), 2);
+    let status = c::forward(Arguments {
+        options: Some(&options),
+        q: Some(&floats(&q, SHAPE)),
+        k: Some(&floats(&kv, KV)),
+        v: Some(&floats(&kv, KV)),
+        out: Some(&tensor_mut(&mut out, AttnDtype::F32, SHAPE)),
+        lse: (lse.as_mut_ptr(), 12),
+    });
+    assert_eq!((status, c::last_error().as_str()), (AttnStatus::Overlap, "lse shares memory with sinks"));
+}
+
+#[test]
+fn sizes_that_disagree_are_refused() {
+    refuses(AttnStatus::Shape, &["head_dim", "4", "3"], |case| case.k.shape[3] = 3);
+    refuses(AttnStatus::Shape, &["2 query heads", "0 key/value heads"], |case| {
+        (case.k.shape[1], case.v.shape[1]) = (0, 0);
+    });
+    refuses(AttnStatus::Shape, &["output q_len", "3", "2"], |case| case.out.shape[2] = 2);
+    let lens = [5usize; 3];
+    refuses(AttnStatus::Shape, &["kv_lens", "2", "3"], |case| {
+        (case.options.kv_lens, case.options.kv_lens_len) = (lens.as_ptr(), 3);
+    });
+}
+
+#[test]
+fn numbers_that_name_nothing_are_refused() {
+    refuses(AttnStatus::Option, &["q", "dtype is 99"], |case| case.q.dtype = 99);
+    refuses(AttnStatus::Option, &["out", "dtype is 5"], |case| case.out.dtype = AttnDtype::Bool as u32);
+    refuses(AttnStatus::Option, &["causal is 4"], |case| case.options.causal = 4);
+    refuses(AttnStatus::Option, &["window is"], |case| case.options.window = u32::MAX);
+    refuses(AttnStatus::Option, &["softcap"], |case| case.options.softcap = f64::NAN);
+    refuses(AttnStatus::Option, &["temperature"], |case| case.options.temperature = -1.0);
+    refuses(AttnStatus::Option, &["scale"], |case| (case.options.has_scale, case.options.scale) = (1, f64::INFINITY));
+    refuses(AttnStatus::Option, &["dropout p"], |case| case.options.dropout_p = 1.0);
+    refuses(AttnStatus::Option, &["level"], |case| case.options.level = c"sse9".as_ptr());
+    refuses(AttnStatus::Option, &["level"], |case| case.options.level = c"\xff".as_ptr());
+    let slopes = [1.0f32; 2];
+    refuses(AttnStatus::Option, &["alibi"], |case| {
+        (case.options.alibi_slopes, case.options.alibi_slopes_len) = (slopes.as_ptr(), 2);
+    });
+    refuses(AttnStatus::Unsupported, &["dtypes"], |case| case.k.dtype = AttnDtype::F16 as u32);
+    assert_eq!(c::contiguous(1, 3, [1; 4]).0, AttnStatus::Option);
+    assert_eq!(c::contiguous(0, 0, [1; 4]).0, AttnStatus::Option);
+    assert_eq!(c::contiguous(1, 0, [usize::MAX, 2, 1, 1]).0, AttnStatus::Overflow);
+}
+
+#[test]
+fn tables_with_impossible_entries_are_refused() {
+    let (long, down, parents, below) = ([6usize, 5], [0usize, 2, 1], [-1isize, 1, 0], [-1isize, -2, 0]);
+    refuses(AttnStatus::Table, &["kv_lens[0] is 6"], |case| {
+        (case.options.kv_lens, case.options.kv_lens_len) = (long.as_ptr(), 2);
+    });
+    refuses(AttnStatus::Table, &["cu_q[2]"], |case| {
+        (case.options.cu_q, case.options.cu_q_len) = (down.as_ptr(), 3);
+        (case.options.cu_k, case.options.cu_k_len) = (down.as_ptr(), 3);
+    });
+    for table in [&parents, &below] {
+        refuses(AttnStatus::Table, &["parents[1]"], |case| {
+            (case.options.tree_parents, case.options.tree_len) = (table.as_ptr(), 3);
+        });
+    }
+}
+
+#[test]
+fn a_byte_above_one_is_no_bool() {
+    let mut bytes = [1u8; 15];
+    bytes[11] = 2;
+    let mask = tensor(&bytes, AttnDtype::Bool, [1, 1, 3, 5]);
+    refuses(AttnStatus::Table, &["keep", "byte 11 is 2"], |case| case.options.keep = &mask);
+    bytes[11] = 255;
+    let mask = AttnTensor { offset: 3, shape: [1, 1, 1, 1], ..tensor(&bytes, AttnDtype::Bool, [1, 1, 3, 5]) };
+    // What the tensor does not reach is not looked at.
+    assert_eq!(refused(|case| case.options.drop = &mask).0, AttnStatus::Ok);
+    refuses(AttnStatus::Option, &["keep", "BOOL"], |case| case.options.keep = &case.q);
+    refuses(AttnStatus::Option, &["bias", "F64"], |case| case.options.bias = &mask);
+}
+
+#[test]
+fn too_many_masks_are_refused() {
+    let (lens, cu_q, cu_k, parents) = ([5usize; 2], [0usize, 3], [0usize, 5], [-1isize; 3]);
+    let blocks = tensor(&[1u8], AttnDtype::Bool, [1, 1, 1, 1]);
+    refuses(AttnStatus::Option, &["at most 8"], |case| {
+        let o = &mut case.options;
+        (o.causal, o.window, o.prefix) = (1, 1, 1);
+        (o.window_left, o.window_right) = (ATTN_UNBOUNDED, 0);
+        (o.prefix_lens, o.prefix_lens_len) = (lens.as_ptr(), 2);
+        (o.kv_lens, o.kv_lens_len, o.kv_starts, o.kv_starts_len) = (lens.as_ptr(), 2, lens.as_ptr(), 2);
+        (o.q_lens, o.q_lens_len) = (lens.as_ptr(), 1);
+        (o.cu_q, o.cu_q_len, o.cu_k, o.cu_k_len) = (cu_q.as_ptr(), 2, cu_k.as_ptr(), 2);
+        (o.tree_parents, o.tree_len) = (parents.as_ptr(), 3);
+        (o.blocks, o.block_q, o.block_k) = (&blocks, 3, 5);
+    });
+}
+
+#[test]
+fn a_text_that_does_not_fit_is_cut_and_said_so() {
+    let shape = c::sizes([1, 1, 10, 64], 10);
+    let (status, whole) = c::explain(&options(), &shape, 1, 256);
+    assert_eq!(status, AttnStatus::Ok);
+    assert!(whole.contains("f32"), "{whole}");
+    let (status, cut) = c::explain(&options(), &shape, 1, 6);
+    assert_eq!((status, cut.as_str()), (AttnStatus::Bounds, &whole[..5]));
+    assert_eq!(c::explain(&options(), &shape, 1, 0).0, AttnStatus::Bounds);
+    assert_eq!(c::explain(&options(), &shape, AttnDtype::F64 as u32, 256).0, AttnStatus::Option);
+}

@@ -1,0 +1,9 @@
+//! Integration tests of `attn-capi`: its functions, called as C would.
+
+mod allocations;
+mod c;
+mod errors;
+mod fork;
+mod header;
+mod results;
+mod structs;

@@ -1,0 +1,68 @@
+//! Structs of other versions of the header: what an older caller does not have is zero, what a newer one sets is refused.
+
+use attn::types::{AttnDtype, AttnOptions, AttnStatus};
+
+use crate::c::{self, Arguments, floats, options, tensor_mut, words};
+
+/// Calls with options made of these words; the first one is the size.
+fn call(words: &[usize]) -> (AttnStatus, [f32; 2]) {
+    let (x, v, mut out) = ([1.0f32, -1.0], [3.0f32, 5.0], [0.0f32; 2]);
+    let shape = [1, 1, 2, 1];
+    let (x, v) = (floats(&x, shape), floats(&v, shape));
+    let arguments = Arguments {
+        options: None,
+        q: Some(&x),
+        k: Some(&x),
+        v: Some(&v),
+        out: Some(&tensor_mut(&mut out, AttnDtype::F32, shape)),
+        lse: (std::ptr::null_mut(), 0),
+    };
+    (c::forward_with_options_of(words, arguments), out)
+}
+
+#[test]
+fn an_older_caller_gets_the_defaults_for_what_it_does_not_know() {
+    let mut causal = options();
+    causal.causal = 1;
+    let (status, want) = call(&words(&causal));
+    assert_eq!((status, want[0]), (AttnStatus::Ok, 3.0)); // the first row sees the first value only
+    // A header that ended behind `causal`.
+    let known = std::mem::offset_of!(AttnOptions, causal) + 4;
+    let mut old = words(&causal);
+    old.truncate(known.div_ceil(8));
+    old[0] = known;
+    assert_eq!(call(&old), (AttnStatus::Ok, want));
+    // A header that ended before it, although something stands there in memory.
+    old[0] = known - 4;
+    let (status, out) = call(&old);
+    assert_eq!(status, AttnStatus::Ok);
+    assert!(out[0] > 3.0, "causal was read from behind the end of the struct: {out:?}");
+}
+
+#[test]
+fn a_newer_caller_must_not_use_what_this_version_does_not_know() {
+    let mut newer = words(&options());
+    newer.extend([0, 0]);
+    newer[0] += 16;
+    assert_eq!(call(&newer).0, AttnStatus::Ok);
+    *newer.last_mut().unwrap() = 1;
+    let (status, out) = call(&newer);
+    assert_eq!((status, out), (AttnStatus::StructSize, [0.0; 2]));
+    assert!(c::last_error().contains("AttnOptions"), "{}", c::last_error());
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    for size in [0, 1, 7, 1 << 20, usize::MAX] {
+        assert_eq!(call(&[size, 0, 0]).0, AttnStatus::StructSize, "{size}");
+    }
+}
+
+#[test]
+fn contiguous_tensors_have_the_strides_of_their_layout() {
+    for (layout, strides) in [(0, [24, 12, 4, 1]), (1, [24, 4, 8, 1]), (2, [8, 4, 16, 1])] {
+        let (status, tensor) = c::contiguous(AttnDtype::F16 as u32, layout, [2, 2, 3, 4]);
+        assert_eq!((status, tensor.strides, tensor.len, tensor.offset), (AttnStatus::Ok, strides, 48, 0));
+        assert_eq!((tensor.struct_size, tensor.dtype), (size_of_val(&tensor), 2));
+    }
+}

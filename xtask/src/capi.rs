@@ -1,0 +1,195 @@
+//! `cargo xtask capi`: the C library used as its users use it.
+//!
+//! Builds `target/dist` and compiles the examples of `attn-capi/examples` against it: with pkg-config, with CMake, from Python,
+//! and statically. The program of wrong arguments (`attn-capi/tests/c/errors.c`) runs under AddressSanitizer, together with a
+//! library that is instrumented as well, and under Valgrind.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::ValueEnum;
+
+use crate::ci::root;
+use crate::dist::{self, succeed, write};
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to run.
+    #[arg(required = true)]
+    what: Vec<What>,
+}
+
+/// Ways to use the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// The examples in C and C++, found by pkg-config; the one in C linked statically too.
+    Examples,
+    /// The examples in C and C++, found by CMake.
+    Cmake,
+    /// The example in Python, with NumPy.
+    Python,
+    /// Wrong arguments under AddressSanitizer.
+    Asan,
+    /// Wrong arguments under Valgrind.
+    Valgrind,
+    /// What a call costs before it computes.
+    Overhead,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let all = dist::build().and_then(|dist| {
+        let at = Places { dist, source: root().join("attn-capi"), out: root().join("target/ci/capi") };
+        std::fs::create_dir_all(&at.out).map_err(|error| error.to_string())?;
+        args.what.iter().try_for_each(|what| {
+            println!("== {}", format!("{what:?}").to_lowercase());
+            match what {
+                What::Examples => at.examples(),
+                What::Cmake => at.cmake(),
+                What::Python => at.python(),
+                What::Asan => at.asan(),
+                What::Valgrind => at.valgrind(),
+                What::Overhead => at.overhead(),
+            }
+        })
+    });
+    match all {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("capi: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Warnings are errors in what users copy.
+const C: &[&str] = &["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
+const CXX: &[&str] = &["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
+
+struct Places {
+    dist: PathBuf,
+    source: PathBuf,
+    out: PathBuf,
+}
+
+impl Places {
+    /// What pkg-config says.
+    fn pkg_config(&self, options: &[&str]) -> Result<Vec<String>, String> {
+        let output = Command::new("pkg-config")
+            .args(options)
+            .arg("attn")
+            .env("PKG_CONFIG_PATH", self.dist.join("lib/pkgconfig"))
+            .output()
+            .map_err(|error| format!("pkg-config: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("pkg-config: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// Compiles a program.
+    fn compile(
+        &self,
+        compiler: &str,
+        flags: &[&str],
+        from: &str,
+        name: &str,
+        link: &[String],
+    ) -> Result<PathBuf, String> {
+        let program = self.out.join(name);
+        let mut command = Command::new(env::var(compiler.to_uppercase()).unwrap_or_else(|_| compiler.to_owned()));
+        command.args(flags).arg(self.source.join(from)).arg("-o").arg(&program).args(link);
+        succeed(&mut command)?;
+        Ok(program)
+    }
+
+    /// A program that finds the shared library, and has as many threads on any machine.
+    fn shared(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command.env("LD_LIBRARY_PATH", self.dist.join("lib")).env("RAYON_NUM_THREADS", "3");
+        command
+    }
+
+    fn examples(&self) -> Result<(), String> {
+        let mut link = self.pkg_config(&["--cflags", "--libs"])?;
+        link.push("-lm".into());
+        let c = self.compile("cc", C, "examples/attention.c", "attention-c", &link)?;
+        succeed(&mut self.shared(c))?;
+        let cxx = self.compile("c++", CXX, "examples/attention.cpp", "attention-cxx", &link)?;
+        succeed(&mut self.shared(cxx))?;
+        let program = self.compile("cc", C, "examples/attention.c", "attention-static", &self.statically()?)?;
+        succeed(&mut Command::new(program))
+    }
+
+    /// Flags to link the static library, which pkg-config gives beside the shared one's.
+    fn statically(&self) -> Result<Vec<String>, String> {
+        let flags = self.pkg_config(&["--cflags", "--libs", "--static"])?;
+        let archive = self.dist.join("lib/libattn.a").to_string_lossy().into_owned();
+        Ok(flags.into_iter().map(|flag| if flag == "-lattn" { archive.clone() } else { flag }).collect())
+    }
+
+    fn cmake(&self) -> Result<(), String> {
+        let (source, build) = (self.out.join("cmake"), self.out.join("cmake/build"));
+        std::fs::create_dir_all(&source).map_err(|error| error.to_string())?;
+        let examples = self.source.join("examples");
+        let lists = format!(
+            "cmake_minimum_required(VERSION 3.18)\nproject(user C CXX)\nset(CMAKE_CXX_STANDARD 17)\n\
+             find_package(attn {version} REQUIRED)\n\
+             add_executable(c {examples}/attention.c)\ntarget_link_libraries(c attn::attn m)\n\
+             add_executable(cxx {examples}/attention.cpp)\ntarget_link_libraries(cxx attn::attn)\n\
+             add_executable(static {examples}/attention.c)\ntarget_link_libraries(static attn::attn_static m)\n",
+            version = env!("CARGO_PKG_VERSION"),
+            examples = examples.display(),
+        );
+        write(&source.join("CMakeLists.txt"), &lists)?;
+        let prefix = format!("-DCMAKE_PREFIX_PATH={}", self.dist.display());
+        succeed(Command::new("cmake").arg("-S").arg(&source).arg("-B").arg(&build).arg(prefix))?;
+        succeed(Command::new("cmake").arg("--build").arg(&build))?;
+        // CMake writes the library's folder into the programs; nothing is set here.
+        ["c", "cxx", "static"].iter().try_for_each(|name| succeed(&mut Command::new(build.join(name))))
+    }
+
+    fn python(&self) -> Result<(), String> {
+        let mut command = self.shared("python3");
+        command.arg(self.source.join("examples/attn_ctypes.py")).arg(self.dist.join("lib/libattn.so"));
+        succeed(&mut command)
+    }
+
+    fn asan(&self) -> Result<(), String> {
+        let (target, folder) = ("x86_64-unknown-linux-gnu", root().join("target/ci/asan"));
+        let mut command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo", "rustc", "--quiet", "-p", "attn-capi", "--lib"]);
+        command.args(["--crate-type", "staticlib", "--target", target]).current_dir(root());
+        command.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", &folder);
+        command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+        succeed(&mut command)?;
+        let archive = folder.join(target).join("debug/libattn.a").to_string_lossy().into_owned();
+        let mut link = self.statically()?;
+        link.iter_mut().filter(|flag| flag.ends_with("libattn.a")).for_each(|flag| flag.clone_from(&archive));
+        let flags: Vec<_> =
+            C.iter().copied().chain(["-fsanitize=address,undefined", "-fno-sanitize-recover"]).collect();
+        let program = self.compile("cc", &flags, "tests/c/errors.c", "errors-asan", &link)?;
+        // The pool's threads live as long as the process, so that what they hold is no leak.
+        succeed(Command::new(program).env("RAYON_NUM_THREADS", "3"))
+    }
+
+    fn valgrind(&self) -> Result<(), String> {
+        let program = self.compile("cc", C, "tests/c/errors.c", "errors", &self.statically()?)?;
+        let mut command = Command::new("valgrind");
+        command.args([
+            "--quiet",
+            "--error-exitcode=9",
+            "--leak-check=full",
+            "--show-leak-kinds=definite",
+            "--errors-for-leak-kinds=definite",
+        ]);
+        succeed(command.arg(program).env("RAYON_NUM_THREADS", "3"))
+    }
+
+    fn overhead(&self) -> Result<(), String> {
+        let link = self.pkg_config(&["--cflags", "--libs"])?;
+        let program = self.compile("cc", C, "examples/overhead.c", "overhead", &link)?;
+        succeed(&mut self.shared(program))
+    }
+}
