@@ -73,9 +73,10 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
-    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `|x| < 2²²`.
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `|x| < 2²²`. `n` comes in the form that
+    /// [`scale_by_pow2`](Self::scale_by_pow2) takes.
     fn split(self, x: Self::F) -> (Self::F, Self::F);
-    /// `p·2ⁿ` for an integral `n ≤ 127`; exactly 0 for `y < −126`, where `y` is what `n` was rounded from. NaN stays NaN.
+    /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 for `y < −126`, where `y` is what was split. NaN stays NaN.
     fn scale_by_pow2(self, p: Self::F, n: Self::F, y: Self::F) -> Self::F;
 
     /// Widens the first `LANES` elements; exact.

@@ -22,6 +22,9 @@ impl Avx2 {
     }
 }
 
+/// What is added to round to an integer, and to have the exponent of its power of two in the low bits.
+const ROUND: f32 = 12_582_912.0 + 127.0;
+
 impl Isa for Avx2 {
     type F = __m256;
     type M = __m256;
@@ -128,18 +131,18 @@ impl Isa for Avx2 {
     fn split(self, x: __m256) -> (__m256, __m256) {
         // SAFETY: the token proves AVX.
         unsafe {
-            let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
-            (n, _mm256_sub_ps(x, n))
+            // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
+            let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
+            (n, _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
         }
     }
     #[inline(always)]
     fn scale_by_pow2(self, p: __m256, n: __m256, y: __m256) -> __m256 {
         // SAFETY: the token proves AVX2.
         unsafe {
-            // 127 is the exponent's bias. An n outside of the normal range is a lane that is zeroed below; a NaN in p stays
-            // one whatever it is multiplied by. y = −∞ has made p NaN, and is zeroed below as well.
-            let biased = _mm256_cvtps_epi32(_mm256_add_ps(n, _mm256_set1_ps(127.0)));
-            let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased));
+            // n + 127 becomes an exponent. An n outside of the normal range is a lane that is zeroed below; a NaN in p stays one
+            // whatever it is multiplied by. y = −∞ has made p NaN, and is zeroed below as well.
+            let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
             let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
             _mm256_and_ps(keep, _mm256_mul_ps(p, pow))
         }

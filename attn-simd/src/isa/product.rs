@@ -142,29 +142,63 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     let a = keys.checked(rows, depth);
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
-    for first in (0..rows).step_by(M) {
-        between();
-        let Some((front, back)) = reach.for_keys(first, M) else { continue };
-        // SAFETY: every row index is clamped to `rows − 1`, so each pointer is the start of a row that `checked` has bounded,
-        // with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
-        // on; both were asserted above.
-        unsafe {
-            let starts: [*const f32; M] =
-                core::array::from_fn(|m| a.offset((first + m).min(rows - 1) as isize * keys.row_stride));
-            with_vectors!(front, back, NQ, FRONT, BACK => {
-                for chain in (0..depth).step_by(I::CHAIN) {
-                    let mut acc = [[isa.splat(0.0); NQ]; M];
-                    steps::<I, NQ, M, FRONT, BACK>(isa, &starts, 1, b, chain..depth.min(chain + I::CHAIN), &mut acc);
-                    for (m, row) in acc.iter().enumerate() {
-                        for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
-                            let slot = c.add((first + m) * width + n * I::LANES);
-                            let sum = if chain == 0 { *x } else { isa.add(isa.load_ptr(slot), *x) };
-                            isa.store_ptr(sum, slot);
-                        }
-                    }
-                }
-            });
+    // SAFETY: every row index is below `rows` or clamped to `rows − 1`, so each pointer is the start of a row that `checked` has
+    // bounded, with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
+    // on; both were asserted above.
+    unsafe {
+        let all = reach.is_all(rows);
+        let mut first = 0;
+        // What nearly all groups are: whole, and needed by all vectors.
+        while all && first + M <= rows {
+            between();
+            let start = a.offset(first as isize * keys.row_stride);
+            let starts: [*const f32; M] = core::array::from_fn(|m| start.offset(m as isize * keys.row_stride));
+            score_group::<I, NQ, M, 0, 0>(isa, &starts, b, depth, c.add(first * width));
+            first += M;
         }
+        while first < rows {
+            between();
+            if let Some((front, back)) = reach.for_keys(first, M) {
+                let starts: [*const f32; M] =
+                    core::array::from_fn(|m| a.offset((first + m).min(rows - 1) as isize * keys.row_stride));
+                with_vectors!(front, back, NQ, FRONT, BACK => {
+                    score_group::<I, NQ, M, FRONT, BACK>(isa, &starts, b, depth, c.add(first * width));
+                });
+            }
+            first += M;
+        }
+    }
+}
+
+/// The scores of `M` keys, for all vectors but FRONT at the front and BACK at the back.
+///
+/// # Safety
+/// Each of `starts` is readable for `depth` elements, `q` for `depth` rows of `NQ` vectors, and `s` is readable and writable for
+/// `M` of them.
+#[inline(always)]
+unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    starts: &[*const f32; M],
+    q: *const f32,
+    depth: usize,
+    s: *mut f32,
+) {
+    let mut chain = 0;
+    while chain < depth {
+        let end = depth.min(chain + I::CHAIN);
+        let mut acc = [[isa.splat(0.0); NQ]; M];
+        // SAFETY: the caller vouches for these addresses.
+        unsafe {
+            steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, chain..end, &mut acc);
+            for (m, row) in acc.iter().enumerate() {
+                for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
+                    let slot = s.add((m * NQ + n) * I::LANES);
+                    let sum = if chain == 0 { *x } else { isa.add(isa.load_ptr(slot), *x) };
+                    isa.store_ptr(sum, slot);
+                }
+            }
+        }
+        chain = end;
     }
 }
 
@@ -190,30 +224,36 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     assert!(reach.end[NQ - 1] <= depth);
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
-    for first in (0..columns).step_by(M) {
+    let all = reach.is_all(depth);
+    let mut first = 0;
+    while first < columns {
         between();
         // SAFETY: every column is clamped to `columns − 1`, so each pointer lies in row 0 of the panel and reaches, in steps of
         // the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and `o` has room
         // for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`.
         unsafe {
-            let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
             let mut acc = [[isa.splat(0.0); NQ]; M];
-            // Two ways to the same bits: where no vector stops short, one loop whose accumulators stay in registers.
-            if reach.is_all(depth) {
+            // Several ways to the same bits: where no vector stops short, one loop whose accumulators stay in registers.
+            if all && first + M <= columns {
+                let start = a.add(first);
+                let starts: [*const f32; M] = core::array::from_fn(|m| start.add(m));
                 steps::<I, NQ, M, 0, 0>(isa, &starts, values.row_stride, b, 0..depth, &mut acc);
                 add_to(isa, &acc, &factors, c.add(first * width));
-            } else {
-                reach.runs(
-                    #[inline(always)]
-                    |keys, front, back| {
-                        with_vectors!(front, back, NQ, FRONT, BACK => {
-                            steps::<I, NQ, M, FRONT, BACK>(isa, &starts, values.row_stride, b, keys, &mut acc);
-                        });
-                    },
-                );
-                add_to(isa, &acc, &factors, c.add(first * width));
+                first += M;
+                continue;
             }
+            let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
+            reach.runs(
+                #[inline(always)]
+                |keys, front, back| {
+                    with_vectors!(front, back, NQ, FRONT, BACK => {
+                        steps::<I, NQ, M, FRONT, BACK>(isa, &starts, values.row_stride, b, keys, &mut acc);
+                    });
+                },
+            );
+            add_to(isa, &acc, &factors, c.add(first * width));
         }
+        first += M;
     }
 }
 
