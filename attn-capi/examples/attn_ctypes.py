@@ -18,6 +18,7 @@ import numpy as np
 
 _SIZE, _DIFF, _U32, _F64, _PTR = ctypes.c_size_t, ctypes.c_ssize_t, ctypes.c_uint32, ctypes.c_double, ctypes.c_void_p
 _F32, _F16, _BF16, _DOUBLE, _BOOL = 1, 2, 3, 4, 5
+_PRECISION = {"exact": 0, "fast": 1}
 _ALIGN = {None: 0, "top_left": 1, "bottom_right": 2}
 _UNBOUNDED = 2 ** (8 * ctypes.sizeof(_SIZE)) - 1
 
@@ -30,9 +31,9 @@ class _Tensor(ctypes.Structure):
 class _Options(ctypes.Structure):
     """AttnOptions up to its bias: what lies behind is zero to the library, because struct_size says so."""
     _fields_ = [("struct_size", _SIZE), ("threads", _SIZE), ("level", ctypes.c_char_p), ("scale", _F64), ("softcap", _F64),
-                ("temperature", _F64), ("has_scale", _U32), ("causal", _U32), ("causal_offset", _DIFF),
-                ("window_left", _SIZE), ("window_right", _SIZE), ("window_offset", _DIFF), ("window", _U32),
-                ("prefix", _U32), ("prefix_offset", _DIFF), ("prefix_lens", _PTR), ("prefix_lens_len", _SIZE),
+                ("temperature", _F64), ("has_scale", _U32), ("precision", _U32), ("causal", _U32), ("window", _U32),
+                ("causal_offset", _DIFF), ("window_offset", _DIFF), ("window_left", _SIZE), ("window_right", _SIZE),
+                ("prefix", _U32), ("reserved", _U32), ("prefix_offset", _DIFF), ("prefix_lens", _PTR), ("prefix_lens_len", _SIZE),
                 ("kv_lens", _PTR), ("kv_lens_len", _SIZE), ("kv_starts", _PTR), ("kv_starts_len", _SIZE),
                 ("q_lens", _PTR), ("q_lens_len", _SIZE), ("cu_q", _PTR), ("cu_q_len", _SIZE), ("cu_k", _PTR),
                 ("cu_k_len", _SIZE), ("document_causal", _U32), ("document_window", _U32),
@@ -95,7 +96,7 @@ class Library:
         if causal not in _ALIGN:
             raise ValueError(f'causal is {causal!r}; it may be None, "top_left" or "bottom_right"')
         if precision not in _PRECISION:
-            raise ValueError(f"precision is {precision!r}; it may be one of {', '.join(_PRECISION)}")
+            raise ValueError(f'precision is {precision!r}; it may be "exact" or "fast"')
         tensors = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"))]
         shape = (*q.shape[:3], v.shape[3])
         if out is None:
@@ -103,7 +104,8 @@ class Library:
         tensors.append(_tensor(out, "out", dtype))
         lse = np.empty(shape[:3], np.float32) if return_lse else None
 
-        options = _Options(ctypes.sizeof(_Options), threads=threads, causal=_ALIGN[causal])
+        options = _Options(ctypes.sizeof(_Options), threads=threads, causal=_ALIGN[causal],
+                           precision=_PRECISION[precision])
         if scale is not None:
             options.has_scale, options.scale = 1, scale
         if softcap is not None:
@@ -124,7 +126,6 @@ class Library:
         return (out, lse) if return_lse else out
 
 
-_PRECISION = ("exact",)
 _library = None
 
 
@@ -150,7 +151,7 @@ def sdpa(q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=No
     window    (left, right): keys at these distances or nearer, None or -1 for no bound; one number means both. Queries stand
               as causal says, "bottom_right" without it
     threads   0 for all; changes no bit
-    precision "exact"
+    precision "exact" or "fast": faster where the hardware offers it, within the bound that the library states
     dtype     "bf16" or "f16": what uint16 arrays are
     out       written to and returned; must not share memory with the inputs
 

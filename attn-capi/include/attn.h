@@ -85,6 +85,14 @@ typedef enum AttnLayout {
   ATTN_LAYOUT_SBHD = 2,
 } AttnLayout;
 
+// How exact a result has to be where the hardware offers something faster.
+typedef enum AttnPrecision {
+  // As exact as f32 arithmetic; halves rounded once.
+  ATTN_PRECISION_EXACT = 0,
+  // Within the bound that the documentation states.
+  ATTN_PRECISION_FAST = 1,
+} AttnPrecision;
+
 // Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
 // its own.
 typedef struct AttnPlan AttnPlan;
@@ -136,20 +144,24 @@ typedef struct AttnOptions {
   double temperature;
   // Whether scale is given.
   uint32_t has_scale;
+  // An AttnPrecision.
+  uint32_t precision;
   // An AttnAlign: query i sees keys j <= i + offset.
   uint32_t causal;
+  // An AttnAlign; ATTN_ALIGN_NONE is no window.
+  uint32_t window;
   // For ATTN_ALIGN_OFFSET.
   ptrdiff_t causal_offset;
+  // For ATTN_ALIGN_OFFSET.
+  ptrdiff_t window_offset;
   // Inclusive distance to the left, or ATTN_UNBOUNDED.
   size_t window_left;
   // Inclusive distance to the right, or ATTN_UNBOUNDED.
   size_t window_right;
-  // For ATTN_ALIGN_OFFSET.
-  ptrdiff_t window_offset;
-  // An AttnAlign; ATTN_ALIGN_NONE is no window.
-  uint32_t window;
   // An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
   uint32_t prefix;
+  // Zero.
+  uint32_t reserved;
   // For ATTN_ALIGN_OFFSET.
   ptrdiff_t prefix_offset;
   // Lengths of the prefix: one for all, or one per sequence.

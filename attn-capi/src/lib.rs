@@ -16,8 +16,8 @@
 //!
 //! # Inside
 //!
-//! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices, `tensor` the
-//! arithmetic that proves they may; `options`, `call` and `plan` are safe code over `attn-parallel`. The header is generated
+//! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices, `tensor`
+//! the arithmetic that proves they may; `options`, `call` and `plan` are safe code over `attn-parallel`. The header is generated
 //! from these files by cbindgen; a test holds the committed one equal to them.
 
 pub mod abi;

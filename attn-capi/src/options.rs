@@ -10,7 +10,7 @@ use attn_core::{
 };
 
 use crate::error::{Error, Result};
-use crate::types::{ATTN_UNBOUNDED, AttnAlign, AttnOptions};
+use crate::types::{ATTN_UNBOUNDED, AttnAlign, AttnOptions, AttnPrecision};
 
 /// The tables that options point to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -190,7 +190,17 @@ pub(crate) fn attention<'a>(
     masks: &Masks<'a>,
     nodes: &'a [Option<usize>],
 ) -> Result<Attention<'a>> {
+    if o.reserved != 0 {
+        return Err(Error::Unknown { what: "AttnOptions.reserved", value: o.reserved });
+    }
     let mut attn = Attention::new().mask(mask(o, tables, masks, nodes)?);
+    match o.precision {
+        value if value == AttnPrecision::Exact as u32 => {}
+        value if value == AttnPrecision::Fast as u32 => {
+            return Err(AttnError::Unsupported { what: "ATTN_PRECISION_FAST" }.into());
+        }
+        value => return Err(Error::Unknown { what: "precision", value }),
+    }
     if o.has_scale != 0 {
         attn = attn.scale(o.scale);
     }

@@ -20,6 +20,9 @@ pub(crate) struct Reach {
 
 /// The part of its buffer that a tensor reaches, which lies inside `len`.
 pub(crate) fn reach(what: &'static str, tensor: &AttnTensor) -> Result<Reach> {
+    if tensor.reserved != 0 {
+        return Err(Error::Unknown { what: "AttnTensor.reserved", value: tensor.reserved });
+    }
     if tensor.shape.contains(&0) {
         return Ok(Reach { first: 0, count: 0, offset: 0 });
     }

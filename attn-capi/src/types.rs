@@ -71,6 +71,16 @@ pub enum AttnAlign {
     Offset = 3,
 }
 
+/// How exact a result has to be where the hardware offers something faster.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnPrecision {
+    /// As exact as f32 arithmetic; halves rounded once.
+    Exact = 0,
+    /// Within the bound that the documentation states.
+    Fast = 1,
+}
+
 /// The order in which a contiguous tensor stores its axes, outermost first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,23 +169,26 @@ pub struct AttnOptions {
     pub temperature: f64,
     /// Whether scale is given.
     pub has_scale: u32,
+    /// An AttnPrecision.
+    pub precision: u32,
 
     /// An AttnAlign: query i sees keys j <= i + offset.
     pub causal: u32,
+    /// An AttnAlign; ATTN_ALIGN_NONE is no window.
+    pub window: u32,
     /// For ATTN_ALIGN_OFFSET.
     pub causal_offset: isize,
-
+    /// For ATTN_ALIGN_OFFSET.
+    pub window_offset: isize,
     /// Inclusive distance to the left, or ATTN_UNBOUNDED.
     pub window_left: usize,
     /// Inclusive distance to the right, or ATTN_UNBOUNDED.
     pub window_right: usize,
-    /// For ATTN_ALIGN_OFFSET.
-    pub window_offset: isize,
-    /// An AttnAlign; ATTN_ALIGN_NONE is no window.
-    pub window: u32,
 
     /// An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
     pub prefix: u32,
+    /// Zero.
+    pub reserved: u32,
     /// For ATTN_ALIGN_OFFSET.
     pub prefix_offset: isize,
     /// Lengths of the prefix: one for all, or one per sequence.

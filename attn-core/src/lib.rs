@@ -7,8 +7,13 @@
 extern crate std;
 
 mod appended;
+#[cfg(feature = "ndarray")]
+mod array;
 pub mod backward;
 mod bias;
+pub mod bits;
+#[cfg(feature = "bytemuck")]
+mod bytes;
 pub mod cost;
 mod dropout;
 mod element;

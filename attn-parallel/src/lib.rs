@@ -26,6 +26,9 @@ pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
 #[doc = include_str!("../../README.md")]
 struct WorkspaceReadme;
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/migrating.md")]
+struct Migrating;
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 #[cfg(doctest)]

@@ -14,6 +14,13 @@ use attn_core::{AttnError, Result};
 #[repr(C, align(64))]
 pub struct Line(pub [f32; 16]);
 
+// SAFETY: sixteen floats without padding, for which every pattern of bytes is a value.
+#[cfg(feature = "bytemuck")]
+unsafe impl bytemuck::Zeroable for Line {}
+// SAFETY: as above; `Copy`, `repr(C)`, as large as its alignment.
+#[cfg(feature = "bytemuck")]
+unsafe impl bytemuck::Pod for Line {}
+
 impl Line {
     /// All zeros, for arrays.
     pub const ZERO: Self = Self([0.0; 16]);

@@ -3,6 +3,7 @@
 //! One module per command; each has its arguments as a struct and a `run` that says by its exit code whether all went well.
 //! Nothing here is part of the product; everything that CI does can be done by hand with these commands.
 
+mod api;
 mod bench;
 mod capi;
 mod ci;
@@ -35,6 +36,8 @@ enum Command {
     Levels(levels::Args),
     /// Everything that CI runs.
     Ci(ci::Args),
+    /// Compare the libraries' public interface with the committed text.
+    Api(api::Args),
     /// Build the C library as it is handed on, in target/dist.
     Dist(dist::Args),
     /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
+        Command::Api(args) => api::run(args),
         Command::Dist(args) => dist::run(args),
         Command::Capi(args) => capi::run(args),
         Command::NoPanic(args) => no_panic::run(args),

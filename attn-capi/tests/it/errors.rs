@@ -166,6 +166,9 @@ fn numbers_that_name_nothing_are_refused() {
     refuses(AttnStatus::Option, &["out", "dtype is 5"], |case| case.out.dtype = AttnDtype::Bool as u32);
     refuses(AttnStatus::Option, &["causal is 4"], |case| case.options.causal = 4);
     refuses(AttnStatus::Option, &["window is"], |case| case.options.window = u32::MAX);
+    refuses(AttnStatus::Option, &["precision is 9"], |case| case.options.precision = 9);
+    refuses(AttnStatus::Option, &["reserved is 1"], |case| case.options.reserved = 1);
+    refuses(AttnStatus::Option, &["reserved is 2"], |case| case.v.reserved = 2);
     refuses(AttnStatus::Option, &["softcap"], |case| case.options.softcap = f64::NAN);
     refuses(AttnStatus::Option, &["temperature"], |case| case.options.temperature = -1.0);
     refuses(AttnStatus::Option, &["scale"], |case| (case.options.has_scale, case.options.scale) = (1, f64::INFINITY));

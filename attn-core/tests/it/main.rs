@@ -1,5 +1,7 @@
 //! Integration tests of `attn-core`, one program with a module per subject.
 
+#[cfg(feature = "ndarray")]
+mod array;
 mod backward;
 mod cost;
 mod int8;

@@ -26,6 +26,8 @@ pub(super) enum Need {
     ComponentOf(&'static str, &'static str, &'static str),
     /// A program, and the Debian package that holds it.
     Program(&'static str, &'static str),
+    /// A cargo command of this version, which `cargo install` builds.
+    CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
     PythonModule(&'static str),
     /// A host of this architecture.
@@ -47,6 +49,9 @@ impl Need {
                 )
             }
             Self::Program(name, package) => format!("program {name} is not installed (Debian package {package})"),
+            Self::CargoCommand(name, version) => {
+                format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
+            }
             Self::PythonModule(name) => format!("python3 has no module {name} (python3 -m pip install {name})"),
             Self::Arch(arch) => format!("this is not an {arch} machine"),
             Self::Linux => "this is not Linux".to_owned(),
@@ -65,6 +70,10 @@ impl Need {
                 sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
             }
             Self::Program(name, _) => is_on_path(name),
+            Self::CargoCommand(name, version) => {
+                let said = Command::new(name).arg("--version").output();
+                said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim().ends_with(version))
+            }
             Self::PythonModule(name) => {
                 let imported = Command::new("python3").args(["-c", &format!("import {name}")]).output();
                 imported.is_ok_and(|output| output.status.success())
@@ -87,6 +96,10 @@ impl Need {
                 vec!["apt-get", "update", "-q"],
                 vec!["apt-get", "install", "-y", "-q", "--no-install-recommends", package],
             ],
+            // Without optimisation: it is built once and waits for rustdoc.
+            Self::CargoCommand(name, version) => {
+                vec![vec!["cargo", "install", "--locked", "--debug", "--quiet", "--version", version, name]]
+            }
             Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
             Self::Arch(_) | Self::Linux => Vec::new(),
         }
