@@ -255,26 +255,6 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["api"])],
     },
     Step {
-        name: "candle",
-        proves: "attn-candle's op, values and gradients, agrees with candle's own graph; the Llama layer of its example too",
-        minutes: 15,
-        one_core: false,
-        needs: &[],
-        runs: &[
-            cargo(&["test", "--locked", "--manifest-path", "attn-candle/Cargo.toml", "--target-dir", "{ci}/candle"]),
-            cargo(&[
-                "run",
-                "--locked",
-                "--manifest-path",
-                "attn-candle/Cargo.toml",
-                "--target-dir",
-                "{ci}/candle",
-                "--example",
-                "llama_attention",
-            ]),
-        ],
-    },
-    Step {
         name: "examples",
         proves: "an application runs the kernels on a rayon pool of its own",
         minutes: 10,
