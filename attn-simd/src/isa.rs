@@ -17,7 +17,7 @@ pub(crate) mod avx512;
 pub(crate) mod portable;
 pub(crate) mod product;
 
-use attn_core::half::f16;
+use attn_core::half::{bf16, f16};
 
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
@@ -85,6 +85,15 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         let mut lanes = [0.0; 16];
         for (x, h) in lanes.iter_mut().zip(&src[..Self::LANES]) {
             *x = h.to_f32();
+        }
+        self.load(&lanes)
+    }
+    /// Widens the first `LANES` elements; exact.
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> Self::F {
+        let mut lanes = [0.0; 16];
+        for (x, h) in lanes.iter_mut().zip(&src[..Self::LANES]) {
+            *x = f32::from_bits(u32::from(h.to_bits()) << 16);
         }
         self.load(&lanes)
     }

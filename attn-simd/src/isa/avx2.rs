@@ -4,7 +4,7 @@
 
 use core::arch::x86_64::*;
 
-use attn_core::half::f16;
+use attn_core::half::{bf16, f16};
 
 use super::Isa;
 
@@ -153,6 +153,15 @@ impl Isa for Avx2 {
         assert!(src.len() >= 8);
         // SAFETY: eight halves of two bytes were asserted above, `f16` is a transparent u16; the token proves F16C.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> __m256 {
+        assert!(src.len() >= 8);
+        // SAFETY: eight halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves AVX2.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
     }
     #[inline(always)]
     fn store_f16(self, x: __m256, dst: &mut [f16]) {

@@ -4,7 +4,7 @@
 
 use core::arch::x86_64::*;
 
-use attn_core::half::f16;
+use attn_core::half::{bf16, f16};
 
 use super::Isa;
 
@@ -148,6 +148,15 @@ impl Isa for Avx512 {
         assert!(src.len() >= 16);
         // SAFETY: sixteen halves of two bytes were asserted above, `f16` is a transparent u16; the token proves AVX-512F.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> __m512 {
+        assert!(src.len() >= 16);
+        // SAFETY: sixteen halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves AVX-512F.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
     }
     #[inline(always)]
     fn store_f16(self, x: __m512, dst: &mut [f16]) {

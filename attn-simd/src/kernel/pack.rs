@@ -1,6 +1,5 @@
 //! Brings inputs into the form that the products read: queries transposed, keys and values as contiguous `f32` rows.
 
-use attn_core::half::{bf16, f16};
 use attn_core::{Row, View};
 
 use crate::input::Input;
@@ -10,43 +9,54 @@ use crate::isa::product::Panel;
 /// Reads the elements from `from` on of one row, widened, into `dst`.
 #[inline(always)]
 fn read_row<I: Isa>(isa: I, input: &Input<'_>, [batch, head, seq]: [usize; 3], from: usize, dst: &mut [f32]) {
+    let there = from..from + dst.len();
     match input {
-        Input::F32(view) => read(view.row(batch, head, seq), from, dst, |src, dst| dst.copy_from_slice(src), |x| x),
+        Input::F32(view) => {
+            let row = view.row(batch, head, seq);
+            match row.as_slice() {
+                Some(slice) => dst.copy_from_slice(&slice[there]),
+                None => gather(row, from, dst),
+            }
+        }
         Input::F16(view) => {
-            let widen = |src: &[f16], dst: &mut [f32]| {
-                let (n, tail) = (src.len() / I::LANES * I::LANES, src.len() % I::LANES);
-                for (s, d) in src[..n].chunks_exact(I::LANES).zip(dst.chunks_exact_mut(I::LANES)) {
-                    isa.store(isa.load_f16(s), d);
-                }
-                if tail > 0 {
-                    let (mut wide, mut narrow) = ([0.0f32; 16], [f16::ZERO; 16]);
-                    narrow[..tail].copy_from_slice(&src[n..]);
-                    isa.store(isa.load_f16(&narrow), &mut wide);
-                    dst[n..].copy_from_slice(&wide[..tail]);
-                }
-            };
-            read(view.row(batch, head, seq), from, dst, widen, f16::to_f32);
+            let row = view.row(batch, head, seq);
+            match row.as_slice() {
+                Some(slice) => widen(isa, &slice[there], dst, I::load_f16),
+                None => gather(row, from, dst),
+            }
         }
         Input::Bf16(view) => {
-            let one = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
-            let widen = |src: &[bf16], dst: &mut [f32]| dst.iter_mut().zip(src).for_each(|(d, &s)| *d = one(s));
-            read(view.row(batch, head, seq), from, dst, widen, one);
+            let row = view.row(batch, head, seq);
+            match row.as_slice() {
+                Some(slice) => widen(isa, &slice[there], dst, I::load_bf16),
+                None => gather(row, from, dst),
+            }
         }
     }
 }
 
-/// A part of a row: as a slice where it lies side by side, else element by element.
+/// Reads elements that do not lie side by side.
+fn gather<T: Copy + Default + Into<f32>>(row: Row<'_, T>, from: usize, dst: &mut [f32]) {
+    dst.iter_mut().enumerate().for_each(|(n, d)| *d = row.get(from + n).into());
+}
+
+/// Widens halves that lie side by side.
 #[inline(always)]
-fn read<T: Copy + Default>(
-    row: Row<'_, T>,
-    from: usize,
-    dst: &mut [f32],
-    whole: impl FnOnce(&[T], &mut [f32]),
-    one: impl Fn(T) -> f32,
-) {
-    match row.as_slice() {
-        Some(slice) => whole(&slice[from..from + dst.len()], dst),
-        None => dst.iter_mut().enumerate().for_each(|(n, d)| *d = one(row.get(from + n))),
+fn widen<I: Isa, T: Copy + Default>(isa: I, src: &[T], dst: &mut [f32], load: impl Fn(I, &[T]) -> I::F) {
+    let (whole, tail) = src.as_chunks::<16>();
+    let (to, rest) = dst.split_at_mut(whole.len() * 16);
+    for (src, dst) in whole.iter().zip(to.as_chunks_mut::<16>().0) {
+        for lane in (0..16).step_by(I::LANES) {
+            isa.store(load(isa, &src[lane..]), &mut dst[lane..]);
+        }
+    }
+    if !tail.is_empty() {
+        let (mut wide, mut narrow) = ([0.0f32; 16], [T::default(); 16]);
+        narrow[..tail.len()].copy_from_slice(tail);
+        for lane in (0..16).step_by(I::LANES) {
+            isa.store(load(isa, &narrow[lane..]), &mut wide[lane..]);
+        }
+        rest.copy_from_slice(&wide[..tail.len()]);
     }
 }
 
