@@ -311,6 +311,18 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              float *lse,
                              size_t lse_len);
 
+// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
+// attn_forward() on the first keys and become those on all, as if the call had been one. Both tensors are f32; the lses are
+// [batch, heads, seq] without gaps, lse_len each. Sinks count once: give them to one of the calls only.
+//
+// The caller vouches for this:
+// As for attn_forward.
+enum AttnStatus attn_merge_states(const struct AttnTensor *out,
+                                  float *lse,
+                                  const struct AttnTensor *other,
+                                  const float *other_lse,
+                                  size_t lse_len);
+
 // Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
 // tile sizes, scratch.
 //

@@ -13,6 +13,7 @@ use attn_simd::Level;
 
 use crate::call::{self, Scratch};
 use crate::error::{guard, last};
+use crate::merge;
 use crate::options::attention;
 use crate::plan::{AttnPlan, AttnWorkspace};
 use crate::raw;
@@ -110,6 +111,27 @@ pub unsafe extern "C" fn attn_forward(
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
         let (shape, scratch) = (call.shape()?, Scratch::OfThreads(asked.options.threads));
         call::run(attn, asked.callbacks, asked.level, shape, scratch, call)
+    })
+}
+
+/// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
+/// attn_forward() on the first keys and become those on all, as if the call had been one. Both tensors are f32; the lses are
+/// [batch, heads, seq] without gaps, lse_len each. Sinks count once: give them to one of the calls only.
+///
+/// # Safety
+/// As for attn_forward.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_merge_states(
+    out: *const AttnTensor,
+    lse: *mut f32,
+    other: *const AttnTensor,
+    other_lse: *const f32,
+    lse_len: usize,
+) -> AttnStatus {
+    guard(|| {
+        // SAFETY: the caller vouches for all pointers.
+        let (mut out, lse, other, other_lse) = unsafe { raw::states(out, lse, other, other_lse, lse_len)? };
+        merge::merge(&mut out, lse, other, other_lse)
     })
 }
 

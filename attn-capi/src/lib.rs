@@ -23,6 +23,7 @@
 pub mod abi;
 mod call;
 mod error;
+mod merge;
 mod options;
 mod plan;
 mod raw;

@@ -363,6 +363,39 @@ pub(crate) unsafe fn call<'a>(
     }
 }
 
+/// Two results to be joined.
+pub(crate) type States<'a> = (ViewMut<'a, f32>, &'a mut [f32], View<'a, f32>, &'a [f32]);
+
+/// Reads two results, each a tensor of floats and its lse.
+///
+/// # Safety
+/// As [`elements`] for all, and nobody else touches the first ones during `'a`.
+pub(crate) unsafe fn states<'a>(
+    out: *const AttnTensor,
+    lse: *mut f32,
+    other: *const AttnTensor,
+    other_lse: *const f32,
+    lse_len: usize,
+) -> Result<States<'a>> {
+    let mut extents = Extents::new();
+    let floats = |what, value| Err(Error::Dtype { what, wanted: "F32", value });
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let other = match input("other", other, &mut extents)? {
+            Input::F32(view) => view,
+            Input::F16(_) => return floats("other", AttnDtype::F16 as u32),
+            Input::Bf16(_) => return floats("other", AttnDtype::Bf16 as u32),
+        };
+        let other_lse = table("other_lse", other_lse, lse_len, &mut extents)?.unwrap_or_default();
+        let (out, lse) = outputs(out, lse, lse_len, &mut extents)?;
+        match out {
+            Output::F32(out) => Ok((out, lse.unwrap_or_default(), other, other_lse)),
+            Output::F16(_) => floats("out", AttnDtype::F16 as u32),
+            Output::Bf16(_) => floats("out", AttnDtype::Bf16 as u32),
+        }
+    }
+}
+
 /// Writes a value of the caller's.
 ///
 /// # Safety

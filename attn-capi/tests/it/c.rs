@@ -87,6 +87,13 @@ pub(crate) fn forward(a: Arguments<'_>) -> AttnStatus {
     }
 }
 
+/// `attn_merge_states`; the lses have the length of the first one.
+pub(crate) fn merge(out: &AttnTensor, lse: &mut [f32], other: &AttnTensor, other_lse: &[f32]) -> AttnStatus {
+    assert!(other_lse.len() >= lse.len());
+    // SAFETY: each tensor was made from a buffer of its length; the lses are as long as said.
+    unsafe { abi::attn_merge_states(out, lse.as_mut_ptr(), other, other_lse.as_ptr(), lse.len()) }
+}
+
 /// `attn_last_error`.
 pub(crate) fn last_error() -> String {
     text(abi::attn_last_error())
@@ -207,6 +214,7 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
         vec![
             ("tensor", abi::attn_tensor_contiguous(none(), none(), 1, 0, 1, 1, 1, 1)),
             ("q", abi::attn_forward(none(), none(), none(), none(), none(), none(), 0)),
+            ("other", abi::attn_merge_states(none(), none(), none(), none(), 0)),
             ("AttnShape", abi::attn_explain(none(), none(), 1, none(), 0)),
             ("text", abi::attn_explain(none(), &shape, 1, none(), 0)),
             ("AttnShape", abi::attn_plan_create(none(), none(), &mut plan)),

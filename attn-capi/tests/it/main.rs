@@ -5,5 +5,6 @@ mod c;
 mod errors;
 mod fork;
 mod header;
+mod merge;
 mod results;
 mod structs;
