@@ -15,6 +15,7 @@ mod sealed {
 
 /// Which [`Element`] a tensor holds, as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Dtype {
     /// IEEE double precision.
     F64,

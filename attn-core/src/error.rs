@@ -7,6 +7,7 @@ use core::fmt;
 
 /// Why an attention call was refused. Nothing has been written to any output when this is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum AttnError {
     /// Two sizes that must be equal are not.

@@ -23,6 +23,8 @@ pub mod int8;
 pub mod kv_cache;
 #[doc = include_str!("../docs/attention.md")]
 pub mod guide {}
+#[doc = include_str!("../docs/embedded.md")]
+pub mod guide_embedded {}
 pub mod mask;
 mod modifier;
 pub mod module;

@@ -34,6 +34,7 @@ use crate::shape::AttnShape;
 
 /// Whether a call has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[must_use]
 pub enum Progress {
     /// Call again.
@@ -86,8 +87,9 @@ impl<S: Default + Copy> Cursor<S> {
     /// Checks that the cursor stands in a call of this shape.
     fn check(&self, shape: &AttnShape) -> Result<()> {
         let inside = self.batch < shape.batch && self.head < shape.q_heads && self.query < shape.q_len;
-        let end = [self.batch, self.head, self.query] == [shape.batch, 0, 0];
-        if inside || end || self.row() == [0; 3] {
+        // Past the last row, or before the first of a call without rows.
+        let between = self.head == 0 && self.query == 0 && (self.batch == shape.batch || self.batch == 0);
+        if inside || between {
             return Ok(());
         }
         Err(AttnError::Index { what: "cursor row", at: self.head, value: self.query, limit: shape.q_len })

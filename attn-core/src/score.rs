@@ -13,6 +13,7 @@ use crate::shape::AttnShape;
 
 /// A position in the score tensor `[batch, q_heads, q_len, kv_len]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct At {
     /// Index of the sequence in the batch.
     pub batch: usize,

@@ -22,6 +22,7 @@ use crate::error::{AttnError, Result};
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct AttnShape {
     /// Independent sequences.
     pub batch: usize,

@@ -51,7 +51,10 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
     scratch: &mut [T::Compute],
 ) -> Result<()> {
     let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
-    resume::run_all(problem.shape(), &mut Streaming::new(&problem, q, k, v, outputs.into(), scratch)?)
+    let mut outputs = outputs.into();
+    let acc = check(problem.shape(), &outputs, scratch)?;
+    let mut rows = Streaming { problem: &problem, q: &q, k: &k, v: &v, outputs: &mut outputs, acc };
+    resume::run_all(problem.shape(), &mut rows)
 }
 
 /// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
@@ -70,39 +73,35 @@ pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
     turn: Turn<'_, RowState<T::Compute>>,
 ) -> Result<Progress> {
     let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
-    resume::run(problem.shape(), &mut Streaming::new(&problem, q, k, v, outputs.into(), scratch)?, turn)
+    let mut outputs = outputs.into();
+    let acc = check(problem.shape(), &outputs, scratch)?;
+    let mut rows = Streaming { problem: &problem, q: &q, k: &k, v: &v, outputs: &mut outputs, acc };
+    resume::run(problem.shape(), &mut rows, turn)
 }
 
-/// One call, checked.
-struct Streaming<'x, 'p, 'a, 'o, T: Element, O: Element, M> {
-    problem: &'x Problem<'p, 'a, M>,
-    q: View<'x, T>,
-    k: View<'x, T>,
-    v: View<'x, T>,
-    outputs: Outputs<'o, O>,
-    /// The output row, before it is divided by the sum.
-    acc: &'x mut [T::Compute],
-}
-
-impl<'x, 'p, 'a, 'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier> Streaming<'x, 'p, 'a, 'o, T, O, M> {
-    fn new(
-        problem: &'x Problem<'p, 'a, M>,
-        q: View<'x, T>,
-        k: View<'x, T>,
-        v: View<'x, T>,
-        outputs: Outputs<'o, O>,
-        scratch: &'x mut [T::Compute],
-    ) -> Result<Self> {
-        let shape = problem.shape();
-        outputs.check(shape)?;
-        if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
-        }
-        let found = scratch.len();
-        AttnError::check_len("streaming scratch", scratch_len(shape), found)?;
-        let acc = scratch.get_mut(..shape.value_dim).unwrap_or_default();
-        Ok(Self { problem, q, k, v, outputs, acc })
+/// Checks outputs and scratch, and takes of the scratch what is needed.
+fn check<'x, O: Element>(
+    shape: &AttnShape,
+    outputs: &Outputs<'_, O>,
+    scratch: &'x mut [O::Compute],
+) -> Result<&'x mut [O::Compute]> {
+    outputs.check(shape)?;
+    if outputs.weights.is_some() {
+        return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
     }
+    AttnError::check_len("streaming scratch", scratch_len(shape), scratch.len())?;
+    Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())
+}
+
+/// One call, checked. All by reference: what is copied is stack, of which firmware has little.
+struct Streaming<'x, 'p, 'a, 'o, T, O: Element, M> {
+    problem: &'x Problem<'p, 'a, M>,
+    q: &'x View<'x, T>,
+    k: &'x View<'x, T>,
+    v: &'x View<'x, T>,
+    outputs: &'x mut Outputs<'o, O>,
+    /// The output row, before it is divided by the sum.
+    acc: &'x mut [O::Compute],
 }
 
 impl<T: Element, O: Element<Compute = T::Compute>, M: Modifier> Rows for Streaming<'_, '_, '_, '_, T, O, M> {

@@ -10,6 +10,7 @@ use crate::shape::product;
 
 /// The order in which a contiguous buffer stores the axes, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Layout {
     /// `[batch, heads, seq, dim]`: what torch's SDPA takes.
     Bhsd,
@@ -50,6 +51,7 @@ const fn max1(x: usize) -> usize {
 
 /// Sizes, strides and first element of a view: what [`View`] and [`ViewMut`] share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Strided {
     sizes: [usize; 4],
     strides: [isize; 4],

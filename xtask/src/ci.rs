@@ -4,7 +4,7 @@
 //! Each step's output goes to `target/ci/NAME.log`; only a failed one's is shown. A step that cannot run here says so and is
 //! counted as skipped: it is neither a pass nor a failure. The last line is `N passed, M failed, K skipped`.
 
-mod needs;
+pub(crate) mod needs;
 pub(crate) mod process;
 mod steps;
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use needs::Need;
+pub(crate) use needs::{DISTRIBUTION_RUSTC, Need, sysroot};
 use process::End;
 use steps::{Program, Run, STEPS, Step};
 
@@ -65,7 +65,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
     process::end_group_on_interrupt();
     if args.install {
-        install(&chosen, &logs);
+        let needs: Vec<Need> = chosen.iter().flat_map(|step| step.needs).copied().collect();
+        install(&needs, &logs);
     }
     if args.list {
         list(&chosen);
@@ -122,10 +123,19 @@ fn choose(args: &Args) -> Result<Vec<&'static Step>, String> {
     Ok(STEPS.iter().filter(wanted).collect())
 }
 
-/// Installs what steps lack. A failure is only told: the steps that need the thing are skipped for the same reason.
-fn install(chosen: &[&Step], logs: &Path) {
+/// What is missing of what a command needs, as texts; installs it first where that is asked for.
+pub(crate) fn missing(needs: &[Need], to_install: bool) -> Vec<String> {
+    let logs = root().join("target/ci");
+    if to_install && fs::create_dir_all(&logs).is_ok() {
+        install(needs, &logs);
+    }
+    needs.iter().filter(|need| !need.is_met()).map(|need| need.missing()).collect()
+}
+
+/// Installs what is lacking. A failure is only told: the steps that need the thing are skipped for the same reason.
+fn install(needs: &[Need], logs: &Path) {
     let mut tried: Vec<Need> = Vec::new();
-    for need in chosen.iter().flat_map(|step| step.needs) {
+    for need in needs {
         if tried.contains(need) || need.is_met() {
             continue;
         }

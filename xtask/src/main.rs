@@ -9,6 +9,7 @@ mod capi;
 mod ci;
 mod conformance;
 mod dist;
+mod embedded;
 mod levels;
 mod no_panic;
 mod tidy;
@@ -32,6 +33,8 @@ enum Command {
     Bench(bench::Args),
     /// Run the conformance suites on every engine and level.
     Conformance(conformance::Args),
+    /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
+    Embedded(embedded::Args),
     /// Show the instruction-set levels of this machine and the kernels that would run.
     Levels(levels::Args),
     /// Everything that CI runs.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::run(args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Embedded(args) => embedded::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
         Command::Api(args) => api::run(args),

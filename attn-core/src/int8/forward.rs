@@ -26,11 +26,12 @@ pub fn forward<O: Int8Output>(
     q: View<'_, i8>,
     k: View<'_, i8>,
     v: View<'_, i8>,
-    out: ViewMut<'_, O>,
+    mut out: ViewMut<'_, O>,
     scratch: &mut [i32],
 ) -> Result<()> {
-    let mut rows = Int8Rows::new(attn, q, k, v, out, scratch)?;
-    resume::run_all(&rows.shape.clone(), &mut rows)
+    let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
+    let acc = check(attn, &shape, out.sizes(), scratch)?;
+    resume::run_all(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc })
 }
 
 /// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
@@ -44,49 +45,44 @@ pub fn resume<O: Int8Output>(
     q: View<'_, i8>,
     k: View<'_, i8>,
     v: View<'_, i8>,
-    out: ViewMut<'_, O>,
+    mut out: ViewMut<'_, O>,
     scratch: &mut [i32],
     turn: Turn<'_, IntState>,
 ) -> Result<Progress> {
-    let mut rows = Int8Rows::new(attn, q, k, v, out, scratch)?;
-    resume::run(&rows.shape.clone(), &mut rows, turn)
+    let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
+    let acc = check(attn, &shape, out.sizes(), scratch)?;
+    resume::run(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc }, turn)
 }
 
-/// One call, checked.
-struct Int8Rows<'x, 'a, O> {
+/// Checks everything but the inputs' sizes, and takes of the scratch what is needed.
+fn check<'x>(
+    attn: &Int8Attention<'_>,
+    shape: &AttnShape,
+    out: [usize; 4],
+    scratch: &'x mut [i32],
+) -> Result<&'x mut [i32]> {
+    attn.check(shape)?;
+    shape.check_output(out)?;
+    AttnError::check_len("int8 scratch", scratch_len(shape), scratch.len())?;
+    Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())
+}
+
+/// One call, checked. All by reference: what is copied is stack, of which firmware has little.
+struct Int8Rows<'x, 'a, 'o, O> {
     attn: &'x Int8Attention<'a>,
-    shape: AttnShape,
-    q: View<'x, i8>,
-    k: View<'x, i8>,
-    v: View<'x, i8>,
-    out: ViewMut<'x, O>,
+    shape: &'x AttnShape,
+    q: &'x View<'x, i8>,
+    k: &'x View<'x, i8>,
+    v: &'x View<'x, i8>,
+    out: &'x mut ViewMut<'o, O>,
     acc: &'x mut [i32],
 }
 
-impl<'x, 'a, O: Int8Output> Int8Rows<'x, 'a, O> {
-    fn new(
-        attn: &'x Int8Attention<'a>,
-        q: View<'x, i8>,
-        k: View<'x, i8>,
-        v: View<'x, i8>,
-        out: ViewMut<'x, O>,
-        scratch: &'x mut [i32],
-    ) -> Result<Self> {
-        let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
-        attn.check(&shape)?;
-        shape.check_output(out.sizes())?;
-        let found = scratch.len();
-        AttnError::check_len("int8 scratch", scratch_len(&shape), found)?;
-        let acc = scratch.get_mut(..shape.value_dim).unwrap_or_default();
-        Ok(Self { attn, shape, q, k, v, out, acc })
-    }
-}
-
-impl<O: Int8Output> Rows for Int8Rows<'_, '_, O> {
+impl<O: Int8Output> Rows for Int8Rows<'_, '_, '_, O> {
     type State = IntState;
 
     fn range(&self, [batch, head, query]: [usize; 3]) -> Range<usize> {
-        self.attn.mask.row_range(&self.shape, batch, head, query)
+        self.attn.mask.row_range(self.shape, batch, head, query)
     }
 
     fn begin(&mut self) {
@@ -99,7 +95,7 @@ impl<O: Int8Output> Rows for Int8Rows<'_, '_, O> {
         let kv_head = self.shape.kv_head(head);
         let q_row = Query::new(self.attn, head, self.q.row(batch, head, query));
         let (k, v, acc) = (self.k, self.v, &mut *self.acc);
-        self.attn.mask.for_each_in(&self.shape, row, keys, |key| {
+        self.attn.mask.for_each_in(self.shape, row, keys, |key| {
             q_row.take(k.row(batch, kv_head, key), v.row(batch, kv_head, key), state, acc);
         });
     }

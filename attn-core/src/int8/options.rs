@@ -18,11 +18,15 @@ pub struct HeadScales {
 }
 
 impl HeadScales {
-    /// From the scales of q, k, v and the output, and the scale of the scores (`1/√head_dim` is [`default_scale`](crate::default_scale)).
+    /// From the scales of q, k, v and the output, each above 0, and the scale of the scores (`1/√head_dim` is [`default_scale`](crate::default_scale)).
     ///
     /// # Errors
-    /// [`AttnError::Option`] for a scale that is not finite.
+    /// [`AttnError::Option`] for a scale without meaning.
     pub const fn new(q: f32, k: f32, v: f32, out: f32, scale: f64) -> Result<Self> {
+        match (Quant::new(q, 0), Quant::new(k, 0), Quant::new(v, 0), Quant::new(out, 0)) {
+            (Ok(_), Ok(_), Ok(_), Ok(_)) => {}
+            (Err(e), ..) | (_, Err(e), ..) | (_, _, Err(e), _) | (.., Err(e)) => return Err(e),
+        }
         if !(scale.is_finite()) {
             return Err(AttnError::Option { name: "scale", must: "finite" });
         }

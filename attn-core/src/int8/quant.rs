@@ -16,6 +16,7 @@ use crate::error::{AttnError, Result};
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Quant {
     scale: f32,
     zero_point: i8,

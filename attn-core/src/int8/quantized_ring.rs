@@ -22,10 +22,9 @@ use crate::view::{Row, View, ViewMut};
 /// at most half a scale. A row with a NaN or ±∞ becomes NaN.
 #[derive(Debug)]
 pub struct ScaledRows<'c> {
-    /// The numbers.
-    pub numbers: ViewMut<'c, i8>,
+    numbers: ViewMut<'c, i8>,
     /// One scale for each row of them.
-    pub scales: ViewMut<'c, f32>,
+    scales: ViewMut<'c, f32>,
 }
 
 impl<'c> ScaledRows<'c> {

@@ -38,6 +38,7 @@ const LARGEST_SUM: u32 = 1 << (ONE_BITS + 1);
 /// assert_eq!(mean, (2 * 30 - 4 * 50 + 70) / (2 + 4 + 1));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct IntState {
     exponent: i32,
     sum: u32,

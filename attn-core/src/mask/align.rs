@@ -12,6 +12,7 @@
 /// assert_eq!(Align::with_past(5).offset(3, 10), 5);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Align {
     /// Query 0 stands at key 0.
     TopLeft,
@@ -48,6 +49,7 @@ impl Align {
 /// FlashAttention and ONNX count this way. vLLM and ONNX Runtime's `local_window_size` count the token itself: their `w`
 /// is `left = w − 1` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Window {
     /// Keys visible before the position.
     pub left: Option<usize>,

@@ -7,6 +7,7 @@ use crate::shape::AttnShape;
 
 /// How much of a tile is visible: an engine skips an empty tile and masks only a partial one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum TileCover {
     /// No query of the tile sees any of its keys.
     Empty,

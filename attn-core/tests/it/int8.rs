@@ -299,4 +299,8 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         assert!(matches!(Quant::new(scale, 0), Err(AttnError::Option { .. })), "{scale}");
     }
     assert!(matches!(Int8Attention::new([quant; 4], f64::NAN), Err(AttnError::Option { .. })));
+    for n in 0..4 {
+        let [q, k, v, out] = core::array::from_fn(|i| if i == n { -1.0 } else { 1.0 });
+        assert!(matches!(HeadScales::new(q, k, v, out, 1.0), Err(AttnError::Option { .. })));
+    }
 }

@@ -13,13 +13,25 @@ pub(super) const MSRV: &str = "1.89";
 /// The toolchain that Miri and the sanitizers come with.
 pub(super) const NIGHTLY: &str = "nightly";
 
+/// The distribution's packages that can build a core library, for machines that rustup's server is out of reach of.
+const DISTRIBUTION: &str = "rustc-web cargo-web rust-web-src";
+
+/// Their compiler.
+pub(crate) const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
+
+/// Installs the core library of target `$1`, or else what builds it.
+const BARE_SCRIPT: &str = "rustup target add \"$1\" || \
+    { apt-get update -q && apt-get install -y -q --no-install-recommends rustc-web cargo-web rust-web-src; }";
+
 /// One thing that a step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(crate) enum Need {
     /// A component of the default toolchain, and the file that shows it: `clippy`.
     Component(&'static str, &'static str),
     /// The standard library of the default toolchain for a target.
     Target(&'static str),
+    /// The core library for a bare-metal target: rustup's, or the sources that the distribution's compiler builds it from.
+    Bare(&'static str),
     /// A toolchain by rustup's name.
     Toolchain(&'static str),
     /// A component of a toolchain, and the file in its sysroot that shows it.
@@ -38,10 +50,13 @@ pub(super) enum Need {
 
 impl Need {
     /// What to say where it is missing.
-    pub(super) fn missing(self) -> String {
+    pub(crate) fn missing(self) -> String {
         match self {
             Self::Component(name, _) => format!("component {name} is not installed (rustup component add {name})"),
             Self::Target(name) => format!("target {name} is not installed (rustup target add {name})"),
+            Self::Bare(name) => {
+                format!("target {name} is not installed (rustup target add {name}; or Debian packages {DISTRIBUTION})")
+            }
             Self::Toolchain(name) => format!("toolchain {name} is not installed (rustup toolchain install {name})"),
             Self::ComponentOf(toolchain, name, _) => {
                 format!(
@@ -59,12 +74,13 @@ impl Need {
     }
 
     /// Whether it is there.
-    pub(super) fn is_met(self) -> bool {
+    pub(crate) fn is_met(self) -> bool {
         match self {
             Self::Component(_, file) => sysroot(None).is_some_and(|root| root.join(file).exists()),
             Self::Target(name) => {
                 sysroot(None).is_some_and(|root| root.join("lib/rustlib").join(name).join("lib").is_dir())
             }
+            Self::Bare(name) => Self::Target(name).is_met() || has_distribution_sources(),
             Self::Toolchain(name) => sysroot(Some(name)).is_some_and(|root| root.join("bin").is_dir()),
             Self::ComponentOf(toolchain, _, file) => {
                 sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
@@ -88,6 +104,8 @@ impl Need {
         match self {
             Self::Component(name, _) => vec![vec!["rustup", "component", "add", name]],
             Self::Target(name) => vec![vec!["rustup", "target", "add", name]],
+            // The packages are large: only where rustup cannot help.
+            Self::Bare(name) => vec![vec!["sh", "-c", BARE_SCRIPT, "sh", name]],
             Self::Toolchain(name) => vec![vec!["rustup", "toolchain", "install", "--profile", "minimal", name]],
             Self::ComponentOf(toolchain, name, _) => {
                 vec![vec!["rustup", "component", "add", "--toolchain", toolchain, name]]
@@ -120,6 +138,14 @@ pub(crate) fn sysroot(toolchain: Option<&str>) -> Option<PathBuf> {
     let output = command.args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success())?;
     let path = String::from_utf8(output.stdout).ok()?;
     Some(PathBuf::from(path.trim()))
+}
+
+/// Whether the distribution's compiler and the library's sources are there.
+fn has_distribution_sources() -> bool {
+    let output = Command::new(DISTRIBUTION_RUSTC).args(["--print", "sysroot"]).output();
+    let Some(output) = output.ok().filter(|output| output.status.success()) else { return false };
+    let sysroot = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    PathBuf::from(sysroot).join("lib/rustlib/src/rust/library/core").exists()
 }
 
 fn is_on_path(program: &str) -> bool {

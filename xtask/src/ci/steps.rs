@@ -122,11 +122,23 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "thumbv7em",
-        proves: "attn-core builds for a Cortex-M4F: no std, no allocator",
+        proves: "attn-core builds for a Cortex-M4F: no std, no allocator; with defmt too",
         minutes: 5,
         one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
-        runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv7em-none-eabihf"])],
+        runs: &[
+            cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv7em-none-eabihf"]),
+            cargo(&[
+                "build",
+                "-p",
+                "attn-core",
+                "--release",
+                "--target",
+                "thumbv7em-none-eabihf",
+                "--features",
+                "defmt",
+            ]),
+        ],
     },
     Step {
         name: "thumbv6m",
@@ -301,6 +313,14 @@ pub(super) const STEPS: &[Step] = &[
         one_core: false,
         needs: &[C_PROGRAMS[0], C_PROGRAMS[1], C_PROGRAMS[2], Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
         runs: &[xtask(&["capi", "asan"])],
+    },
+    Step {
+        name: "embedded",
+        proves: "attn-core on six emulated boards: the host's bits, no panic, flash and stack within what is promised",
+        minutes: 10,
+        one_core: false,
+        needs: crate::embedded::NEEDS,
+        runs: &[xtask(&["embedded"])],
     },
     Step {
         name: "miri-core",

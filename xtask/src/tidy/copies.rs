@@ -30,6 +30,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("docs/attention.md", &["attn-core/docs/attention.md"]),
+    ("docs/embedded.md", &["attn-core/docs/embedded.md"]),
 ];
 
 /// The copies that differ from their original, with the original.

@@ -9,6 +9,7 @@ pub(super) const UNSAFE_LEAVES: &[&str] = &[
     "attn-simd/src/workspace.rs",
     "attn-simd/src/output.rs",
     "attn-core/no-panic/src/",
+    "attn-core/firmware/src/",
     "attn-capi/src/abi.rs",
     "attn-capi/src/raw.rs",
     "attn-capi/tests/it/c.rs",
