@@ -5,8 +5,8 @@
 
 use attn_core::mask::Term;
 use attn_core::{
-    Alibi, Align, Attention, AttnError, Bias, BlockSparse, DenseMask, Documents, Dropout, Lengths, Mask, Tree, View,
-    Window,
+    Alibi, Align, Attention, AttnError, Bias, BlockSparse, DenseMask, Documents, Dropout, Lengths, Mask, Precision,
+    Tree, View, Window,
 };
 
 use crate::error::{Error, Result};
@@ -196,9 +196,7 @@ pub(crate) fn attention<'a>(
     let mut attn = Attention::new().mask(mask(o, tables, masks, nodes)?);
     match o.precision {
         value if value == AttnPrecision::Exact as u32 => {}
-        value if value == AttnPrecision::Fast as u32 => {
-            return Err(AttnError::Unsupported { what: "ATTN_PRECISION_FAST" }.into());
-        }
+        value if value == AttnPrecision::Fast as u32 => attn = attn.precision(Precision::Fast),
         value => return Err(Error::Unknown { what: "precision", value }),
     }
     if o.has_scale != 0 {

@@ -52,7 +52,7 @@ pub use fixed::FixedAttention;
 pub use half;
 pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, TileCover, Tree, Window};
 pub use modifier::{Derivative, MapScore, Modifier, VisibleIf};
-pub use options::Attention;
+pub use options::{Attention, Precision};
 pub use outputs::Outputs;
 pub use projection::{Linear, LinearGradients};
 pub use score::{At, Problem, default_scale};

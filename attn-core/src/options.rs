@@ -24,6 +24,7 @@ use crate::view::View;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a, M = ()> {
+    pub(crate) precision: Precision,
     pub(crate) scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) temperature: Option<f64>,
@@ -35,10 +36,34 @@ pub struct Attention<'a, M = ()> {
     pub(crate) modifier: M,
 }
 
+/// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`, and `S` is the
+/// row's largest `scale·Σ|q·k|`.
+///
+/// Only kernels on matrix tiles (AMX) know a difference; every other engine and level computes in f32 and is `Exact` either way.
+///
+/// ```
+/// use attn_core::{Attention, Precision};
+/// let fast = Attention::new().precision(Precision::Fast);
+/// assert_eq!(fast.get_precision(), Precision::Fast);
+/// assert_eq!(Attention::new().get_precision(), Precision::Exact);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Precision {
+    /// f32 to the accuracy of f32: `eta ≤ 2u(2 + S)`. A half output is the exact result rounded once, but for about one element in a
+    /// hundred that lies beside the middle of two: its root mean square error is within 1.05 of correct rounding.
+    #[default]
+    Exact,
+    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square), where peers'
+    /// flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums.
+    Fast,
+}
+
 impl<'a> Attention<'a> {
     /// The textbook formula (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
     pub const fn new() -> Self {
         Self {
+            precision: Precision::Exact,
             scale: None,
             softcap: None,
             temperature: None,
@@ -96,6 +121,12 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
+    /// How exact the result has to be where the hardware offers something faster; [`Precision::Exact`] unless said.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// Drops weights after the softmax.
     pub fn dropout(mut self, dropout: Dropout<'a>) -> Self {
         self.dropout = dropout;
@@ -129,8 +160,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
     }
 
     fn modify<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
-        let Self { scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier } = self;
-        Attention { scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier: f(modifier) }
+        let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier } = self;
+        Attention { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier: f(modifier) }
     }
 
     /// The mask.
@@ -166,6 +197,11 @@ impl<'a, M: Modifier> Attention<'a, M> {
     /// The sinks, if any.
     pub fn get_sinks(&self) -> Option<&'a [f32]> {
         self.sinks
+    }
+
+    /// How exact the result has to be.
+    pub fn get_precision(&self) -> Precision {
+        self.precision
     }
 
     /// The dropout.

@@ -5,11 +5,13 @@
 //! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything inlined
 //! into it is compiled with them. A function that is not inlined there would be compiled without.
 //!
-//! The leaves [`portable`], [`avx2`] and [`avx512`] and the register-blocked [`product`] are, with `workspace` and `output`,
-//! the only modules that may hold `unsafe`.
+//! The leaves [`portable`], [`avx2`], [`avx512`] and `amx` and the register-blocked [`product`] are, with `workspace` and `output`,
+//! the only modules that may hold `unsafe`. Matrix tiles are no vectors: their seam is `tile::TileProduct`.
 
 #![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -105,6 +107,30 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
             *h = f16::from_f32(x);
         }
+    }
+
+    /// Rounds to the nearest bfloat16, ties away from zero, and leaves it as a float. Infinity stays; a NaN stays one unless all bits
+    /// of its payload are set.
+    #[inline(always)]
+    fn round_bf16(self, x: Self::F) -> Self::F {
+        let mut lanes = [0.0; 16];
+        self.store(x, &mut lanes);
+        for x in &mut lanes {
+            *x = f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000);
+        }
+        self.load(&lanes)
+    }
+    /// The upper halves of the lanes of `even` and `odd`, side by side: as words `odd << 16 | even`, that is pairs of bfloat16. What
+    /// is returned is a vector of words; arithmetic on it has no meaning.
+    #[inline(always)]
+    fn pair_bf16(self, even: Self::F, odd: Self::F) -> Self::F {
+        let (mut low, mut high) = ([0.0; 16], [0.0; 16]);
+        self.store(even, &mut low);
+        self.store(odd, &mut high);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000);
+        }
+        self.load(&low)
     }
 
     /// 64 bools as bits, the first in the lowest.

@@ -137,18 +137,7 @@ impl<'j> Job<'j> {
         inputs: [Input<'j>; 3],
     ) -> Self {
         let attn = problem.attn();
-        let modified =
-            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE;
-        let (scale, per_temperature) = (problem.scale(), 1.0 / attn.get_temperature().unwrap_or(1.0));
-        // Without anything between the product and the softmax the scale goes into the exponent, where it costs nothing. The
-        // running maximum needs it positive: its sign goes to the queries.
-        let (mod_scale, q_factor, to_ln) = if modified {
-            (Some(finite(scale)), 1.0, per_temperature)
-        } else if scale == 0.0 {
-            (None, 0.0, per_temperature)
-        } else {
-            (None, scale.signum() as f32, scale.abs() * per_temperature)
-        };
+        let Factors { mod_scale, q_factor, to_ln } = Factors::of(problem);
         let [q, k, v] = inputs;
         Self {
             level,
@@ -164,22 +153,57 @@ impl<'j> Job<'j> {
             softcap: attn.get_softcap().map(|cap| {
                 // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow there.
                 let cap = cap.clamp(f64::from_bits(0x39b0 << 48), f64::from_bits(0x4630 << 48)); // 2⁻¹⁰⁰ … 2¹⁰⁰
-                (cap as f32, finite(scale / cap))
+                (cap as f32, finite(problem.scale() / cap))
             }),
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
             closures: problem,
             mod_scale,
             q_factor,
-            // A maximum of −∞ times 0, or of 0 times ∞, would be NaN.
-            to_ln: to_ln.clamp(f64::MIN_POSITIVE, f64::MAX),
+            to_ln,
         }
     }
 
     /// Turns differences of scores in a tile into exponents of 2; above 0 and finite.
     pub(crate) fn log2_scale(&self) -> f32 {
-        finite(self.to_ln * core::f64::consts::LOG2_E).max(f32::MIN_POSITIVE)
+        to_log2(self.to_ln)
     }
+}
+
+/// Where the scale of a call goes.
+struct Factors {
+    mod_scale: Option<f32>,
+    q_factor: f32,
+    to_ln: f64,
+}
+
+impl Factors {
+    fn of<M: Modifier>(problem: &Problem<'_, '_, M>) -> Self {
+        let attn = problem.attn();
+        let modified =
+            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE;
+        let (scale, per_temperature) = (problem.scale(), 1.0 / attn.get_temperature().unwrap_or(1.0));
+        // Without anything between the product and the softmax the scale goes into the exponent, where it costs nothing. The
+        // running maximum needs it positive: its sign goes to the queries.
+        let (mod_scale, q_factor, to_ln) = if modified {
+            (Some(finite(scale)), 1.0, per_temperature)
+        } else if scale == 0.0 {
+            (None, 0.0, per_temperature)
+        } else {
+            (None, scale.signum() as f32, scale.abs() * per_temperature)
+        };
+        // A maximum of −∞ times 0, or of 0 times ∞, would be NaN.
+        Self { mod_scale, q_factor, to_ln: to_ln.clamp(f64::MIN_POSITIVE, f64::MAX) }
+    }
+}
+
+/// What differences of a problem's scores in a tile will be multiplied by, before there are inputs.
+pub(crate) fn log2_scale<M: Modifier>(problem: &Problem<'_, '_, M>) -> f32 {
+    to_log2(Factors::of(problem).to_ln)
+}
+
+fn to_log2(to_ln: f64) -> f32 {
+    finite(to_ln * core::f64::consts::LOG2_E).max(f32::MIN_POSITIVE)
 }
 
 /// Rounds a factor to `f32`. One that is too large becomes the largest number, not ∞: 0 times it must stay 0.

@@ -8,7 +8,7 @@ use core::fmt;
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
-use crate::isa::{avx2::Avx2, avx512::Avx512};
+use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512};
 
 /// An instruction-set level that this machine has.
 ///
@@ -30,23 +30,45 @@ pub enum Level {
     /// AVX-512 F, BW, DQ and VL: x86-64-v4.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// AMX tiles of bf16, on Linux, beside AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
+    /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512, hundreds of times
+    /// slower. For tests; chosen by name only.
+    AmxModel(TileModel),
+}
+
+/// The vectors beside the model of the tile instructions: AVX-512, or those of the build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TileModel {
+    #[cfg(target_arch = "x86_64")]
+    avx512: Option<Avx512>,
+}
+
+impl TileModel {
+    fn detect() -> Self {
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            avx512: has_avx512().then_some(Avx512 { _proof: () }),
+        }
+    }
 }
 
 /// Why a level cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LevelError {
-    /// No level has this name; the names are `portable`, `avx2`, `avx512`.
+    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `amx` and, for tests, `amx-model`.
     Unknown,
-    /// This machine lacks the level's instructions.
+    /// This machine lacks the level's instructions, or its system does not let this process use them.
     Missing,
 }
 
 impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "no such level; the levels are portable, avx2 and avx512",
-            Self::Missing => "this machine lacks the instructions of that level",
+            Self::Unknown => "no such level; the levels are portable, avx2, avx512, amx and amx-model",
+            Self::Missing => "this machine lacks the instructions of that level, or does not allow them",
         })
     }
 }
@@ -60,7 +82,9 @@ impl fmt::Debug for Level {
 }
 
 /// Names of all levels, weakest first.
-const NAMES: [&str; 3] = ["portable", "avx2", "avx512"];
+const NAMES: [&str; 4] = ["portable", "avx2", "avx512", "amx"];
+/// Name of the level for tests.
+const MODEL: &str = "amx-model";
 
 impl Level {
     /// The level of the build itself, which every machine has that can run the program.
@@ -92,12 +116,17 @@ impl Level {
         Self::available().last().unwrap_or(Self::portable())
     }
 
+    /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says what keeps this one from any.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.into_iter()
+    }
+
     /// Every level of this machine, weakest first.
     pub fn available() -> impl Iterator<Item = Self> {
         NAMES.into_iter().filter_map(|name| Self::by_name(name).ok())
     }
 
-    /// A level by its name: `portable`, `avx2`, `avx512`.
+    /// A level by its name: `portable`, `avx2`, `avx512`, `amx`, or `amx-model`, which every machine has.
     ///
     /// # Errors
     /// [`LevelError`]: no such level, or not on this machine.
@@ -108,12 +137,18 @@ impl Level {
             "avx2" => has_avx2().then_some(Self::Avx2(Avx2 { _proof: () })).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
             "avx512" => has_avx512().then_some(Self::Avx512(Avx512 { _proof: () })).ok_or(LevelError::Missing),
+            #[cfg(target_arch = "x86_64")]
+            "amx" => {
+                let amx = Amx { vectors: Avx512 { _proof: () }, _proof: () };
+                (has_avx512() && has_amx()).then_some(Self::Amx(amx)).ok_or(LevelError::Missing)
+            }
+            MODEL => Ok(Self::AmxModel(TileModel::detect())),
             _ if NAMES.contains(&name) => Err(LevelError::Missing),
             _ => Err(LevelError::Unknown),
         }
     }
 
-    /// The name: `portable`, `avx2`, `avx512`.
+    /// The name: `portable`, `avx2`, `avx512`, `amx`, `amx-model`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable(_) => "portable",
@@ -121,28 +156,49 @@ impl Level {
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => "amx",
+            Self::AmxModel(_) => MODEL,
+        }
+    }
+
+    /// The level of the vectors: of what runs beside matrix tiles, or instead of them; of other levels the level itself.
+    pub const fn vectors(self) -> Self {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(amx) => Self::Avx512(amx.vectors),
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxModel(TileModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
+            Self::AmxModel(_) => Self::portable(),
+            vectors => vectors,
+        }
+    }
+
+    /// Whether the level multiplies matrix tiles.
+    pub const fn has_tiles(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => true,
+            Self::AmxModel(_) => true,
+            _ => false,
         }
     }
 
     /// Floats in a vector of this level.
     pub const fn lanes(self) -> usize {
-        match self {
-            Self::Portable(_) => Portable::LANES,
+        match self.vectors() {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => Avx2::LANES,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => Avx512::LANES,
+            _ => Portable::LANES,
         }
     }
 
-    /// Runs a kernel compiled for this level.
+    /// Runs a kernel compiled for the vectors of this level.
     #[inline]
     pub(crate) fn run<R>(self, kernel: impl Run<R>) -> R {
-        match self {
-            Self::Portable(isa) => isa.vectorize(
-                #[inline(always)]
-                || kernel.run(isa),
-            ),
+        match self.vectors() {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(isa) => isa.vectorize(
                 #[inline(always)]
@@ -153,6 +209,13 @@ impl Level {
                 #[inline(always)]
                 || kernel.run(isa),
             ),
+            _ => {
+                let isa = Portable { _proof: () };
+                isa.vectorize(
+                    #[inline(always)]
+                    || kernel.run(isa),
+                )
+            }
         }
     }
 }
@@ -177,6 +240,19 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512dq")
         && std::arch::is_x86_feature_detected!("avx512vl")
+}
+
+/// Whether matrix tiles may be used: the system is asked for permission, once per process.
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+fn has_amx() -> bool {
+    static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ALLOWED.get_or_init(Amx::is_allowed)
+}
+
+/// Without `std` nothing is asked at run time, and no target feature proves the system's permission.
+#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
+const fn has_amx() -> bool {
+    false
 }
 
 #[cfg(all(target_arch = "x86_64", not(feature = "std")))]

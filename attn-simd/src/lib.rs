@@ -28,6 +28,9 @@
 //! register-blocked micro-kernel, maxima and sums are vertical, and nothing is ever reduced across lanes. Keys and values are
 //! read where the caller has them; scores never leave the cache. A kernel is written once, over a small trait of lane
 //! operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2` forces one.
+//!
+//! Processors with matrix tiles have a level more, `amx`: both products run through bf16 tiles, f16 and f32 split into two or three
+//! bf16 parts whose products add up to theirs. [`Precision`](attn_core::Precision) says how many; [`Plan::explain`] what a call gets.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -44,11 +47,12 @@ mod output;
 mod plan;
 #[cfg(feature = "std")]
 pub mod probe;
+mod tile;
 mod tiles;
 mod workspace;
 
 pub use input::{Input, KernelElement};
-pub use level::{Level, LevelError};
+pub use level::{Level, LevelError, TileModel};
 pub use plan::{Explain, Plan, Work};
 pub use workspace::{Line, Workspace};
 

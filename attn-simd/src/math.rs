@@ -55,6 +55,36 @@ pub(crate) fn exp2_each<I: Isa, const N: usize>(isa: I, y: [I::F; N]) -> [I::F; 
     g
 }
 
+/// `2ᶠ` on [−½, ½] to a relative 7.5e-5, lowest first: a minimax fit whose constant term is free, as the next.
+const EXP2_COARSE: [f32; 4] = [0.99992807354, 0.693260985457, 0.242611122194, 0.0551716690749];
+/// The same to 2.6e-6.
+const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0559178603193, 0.00957010190809];
+
+/// [`exp2`] for weights that are split into parts. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1
+/// only within that error, or of any other degree that of `exp2` itself. Results below `2^(SPARE − 126)` are exactly 0, so that `SPARE`
+/// bits below the highest one of a result are normal numbers too.
+#[inline(always)]
+pub(crate) fn exp2_to<I: Isa, const DEGREE: usize, const SPARE: u8>(isa: I, y: I::F) -> I::F {
+    let (n, f) = isa.split(y);
+    let p = match DEGREE {
+        3 => horner(isa, f, &EXP2_COARSE),
+        4 => horner(isa, f, &EXP2_FAIR),
+        _ => isa.mul_add(f, polynomial(isa, f), isa.splat(1.0)),
+    };
+    let y = if SPARE == 0 { y } else { isa.sub(y, isa.splat(f32::from(SPARE))) };
+    isa.scale_by_pow2(p, n, y)
+}
+
+/// A polynomial by its coefficients, lowest first.
+#[inline(always)]
+fn horner<I: Isa, const N: usize>(isa: I, x: I::F, coefficients: &[f32; N]) -> I::F {
+    let mut sum = isa.splat(coefficients[N - 1]);
+    for c in coefficients[..N - 1].iter().rev() {
+        sum = isa.mul_add(sum, x, isa.splat(*c));
+    }
+    sum
+}
+
 /// Hyperbolic tangent: `(e − 1)/(e + 1)` with `e − 1 = 2ⁿ·(2ᶠ − 1) + (2ⁿ − 1)`, `n + f = 2·log₂e·|x|`, which keeps the relative
 /// accuracy for small `x`. Beyond ±10 it is ±1; NaN stays NaN.
 #[inline(always)]
@@ -140,6 +170,48 @@ mod tests {
             let worst = check_exp2(level, 1);
             std::eprintln!("exp2 at {}: at most {worst:.3} ulp over all f32", level.name());
             assert!(worst <= 1.5, "{level:?}: {worst} ulp");
+        }
+    }
+
+    /// The polynomials of lower degree, against the one of full degree.
+    struct Coarse<'a, const DEGREE: usize, const SPARE: u8>(&'a mut [f32]);
+
+    impl<const DEGREE: usize, const SPARE: u8> Run<()> for Coarse<'_, DEGREE, SPARE> {
+        #[inline(always)]
+        fn run<I: Isa>(self, isa: I) {
+            for x in self.0.chunks_exact_mut(I::LANES) {
+                let lanes = isa.load(x);
+                isa.store(exp2_to::<I, DEGREE, SPARE>(isa, lanes), x);
+            }
+        }
+    }
+
+    #[test]
+    fn coarse_exponentials_are_as_good_as_they_say() {
+        let steps = if cfg!(miri) { 64 } else { 65_536 };
+        for level in Level::available() {
+            let mut worst = [0.0f64; 2];
+            for n in (0..steps).step_by(16) {
+                let input: [f32; 16] = std::array::from_fn(|lane| ((n + lane) as f32 / steps as f32 - 1.0) * 8.0);
+                let mut outputs = [input; 2];
+                level.run(Coarse::<3, 0>(&mut outputs[0]));
+                level.run(Coarse::<4, 24>(&mut outputs[1]));
+                for (worst, output) in worst.iter_mut().zip(outputs) {
+                    for (y, got) in input.into_iter().zip(output) {
+                        *worst = worst.max((f64::from(got) / f64::from(y).exp2() - 1.0).abs());
+                    }
+                }
+            }
+            assert!(worst[0] <= 7.6e-5 && worst[1] <= 2.8e-6, "{level:?}: {worst:?}");
+            let mut ends = [f32::NEG_INFINITY; 16];
+            (ends[1], ends[2]) = (f32::NAN, -127.0);
+            level.run(Coarse::<3, 0>(&mut ends));
+            assert!(ends[0].to_bits() == 0 && ends[1].is_nan() && ends[2].to_bits() == 0, "{level:?}: {ends:?}");
+            let mut ends = [f32::NEG_INFINITY; 16];
+            (ends[1], ends[2], ends[3]) = (f32::NAN, -102.5, -101.5);
+            level.run(Coarse::<6, 24>(&mut ends));
+            let wanted = ends[0].to_bits() == 0 && ends[1].is_nan() && ends[2].to_bits() == 0 && ends[3] > 0.0;
+            assert!(wanted, "{level:?}: {ends:?}");
         }
     }
 

@@ -142,10 +142,16 @@ pub(crate) struct Claim<'q, 'o> {
     rows: Rows,
 }
 
-impl Claim<'_, '_> {
+impl<'o> Claim<'_, 'o> {
     /// Which rows.
     pub(crate) fn rows(&self) -> Rows {
         self.rows
+    }
+
+    /// The right to some of the block's rows, as long as the whole is not used.
+    pub(crate) fn part(&mut self, from: usize, count: usize) -> Claim<'_, 'o> {
+        assert!(count > 0 && count <= self.rows.count && from <= self.rows.count - count);
+        Claim { queue: self.queue, rows: Rows { first: self.rows.first + from, count, ..self.rows } }
     }
 
     /// Whether the log-sum-exp was asked for.

@@ -2,13 +2,17 @@
 
 use core::fmt;
 
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Modifier, Outputs, Problem, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Modifier, Outputs, Precision, Problem, Result, View};
 
 use crate::input::KernelElement;
-use crate::job::Job;
+use crate::job::{Job, log2_scale};
 use crate::kernel::{pack, sweep};
 use crate::level::Level;
 use crate::output::Queue;
+use crate::tile;
+use crate::tile::layout::Layout;
+use crate::tile::method::{Method, Obstacle, obstacle};
+use crate::tile::unit::SIDE;
 use crate::tiles::{Scratch, Tiles};
 use crate::workspace::{Line, lines_for};
 
@@ -41,7 +45,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     /// Whatever does not fit; see [`AttnError`].
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
-        let tiles = Tiles::of(level);
+        let tiles = Tiles::of(level.vectors());
         // The scratch sizes are small multiples of these; beyond, they could overflow on 32 bits.
         for (what, size) in [("head_dim", shape.head_dim), ("value_dim", shape.value_dim)] {
             if size > (isize::MAX as usize) >> 12 {
@@ -69,10 +73,32 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     }
 
     /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len` or
-    /// `kv_len`.
+    /// `kv_len` beyond some tiles.
     pub fn workspace_lines(&self) -> usize {
+        const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        let pairs = TYPES.into_iter().flat_map(|input| TYPES.map(|output| (input, output)));
+        let lines = |(input, output)| self.tile_layout(input, output).map_or(0, |layout| layout.lines());
+        self.vector_lines() + pairs.map(lines).max().unwrap_or(0)
+    }
+
+    /// Lines of scratch of the kernels on vectors.
+    fn vector_lines(&self) -> usize {
         let Scratch { q, scores, out, row, k, v, bias } = self.scratch(true);
         [q, scores, out, row, row, row, k, v, bias].into_iter().map(lines_for).sum()
+    }
+
+    /// How the call runs on matrix tiles, or why it does not.
+    fn tile_layout(&self, input: Dtype, output: Dtype) -> core::result::Result<Layout, Obstacle> {
+        let (shape, attn) = (self.shape(), self.problem.attn());
+        let few_are_enough = matches!(self.level, Level::AmxModel(_));
+        match obstacle(shape, few_are_enough, log2_scale(&self.problem), self.problem.scale()) {
+            _ if !self.level.has_tiles() => Err(Obstacle::Level),
+            Some(obstacle) => Err(obstacle),
+            None => {
+                let method = Method::of(input, output, attn.get_precision());
+                Ok(Layout::of(shape, method, attn.get_bias().is_some()))
+            }
+        }
     }
 
     /// Computes attention on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
@@ -121,15 +147,20 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
             return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
         }
         let Outputs { out, lse, .. } = outputs;
-        let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
-        let queue = Queue::new(O::target(out), lse, shape, self.tiles.q_tile());
+        let job = Job::new(&self.problem, self.level.vectors(), [T::input(q), T::input(k), T::input(v)]);
+        let layout = self.tile_layout(T::DTYPE, O::DTYPE).ok();
+        let rows = layout.map_or(self.tiles.q_tile(), |layout| layout.rows());
+        let queue = Queue::new(O::target(out), lse, shape, rows);
         let scratch = self.scratch(!pack::is_direct(&job.k));
-        Ok(Work { level: self.level, job, queue, scratch, lines: self.workspace_lines() })
+        let lines = self.workspace_lines();
+        Ok(Work { level: self.level, job, queue, layout, scratch, vector_lines: self.vector_lines(), lines })
     }
 
-    /// What would run for inputs of this type, and how it is cut.
+    /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
     pub fn explain(&self, dtype: Dtype) -> Explain {
-        Explain { level: self.level, tiles: self.tiles, dtype, lines: self.workspace_lines() }
+        let layout = self.tile_layout(dtype, dtype);
+        let precision = self.problem.attn().get_precision();
+        Explain { level: self.level, tiles: self.tiles, layout, dtype, precision, lines: self.workspace_lines() }
     }
 }
 
@@ -139,7 +170,10 @@ pub struct Work<'w> {
     level: Level,
     job: Job<'w>,
     queue: Queue<'w>,
+    /// Where the call runs on matrix tiles.
+    layout: Option<Layout>,
     scratch: Scratch,
+    vector_lines: usize,
     lines: usize,
 }
 
@@ -155,7 +189,13 @@ impl Work<'_> {
     /// [`AttnError::TooShort`] where the scratch is; nothing has been done then.
     pub fn run(&self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.lines, workspace.len())?;
-        sweep::work(self.level, &self.job, &self.queue, workspace, self.scratch);
+        match &self.layout {
+            None => sweep::work(&self.job, &self.queue, workspace, self.scratch),
+            Some(layout) => {
+                let (vector, rest) = workspace.split_at_mut(self.vector_lines);
+                tile::sweep::work(self.level, &self.job, layout, &self.queue, rest, (vector, self.scratch));
+            }
+        }
         Ok(())
     }
 }
@@ -165,29 +205,55 @@ impl Work<'_> {
 pub struct Explain {
     level: Level,
     tiles: Tiles,
+    layout: core::result::Result<Layout, Obstacle>,
     dtype: Dtype,
+    precision: Precision,
     lines: usize,
 }
 
 impl Explain {
-    /// The kernel's name without its number type: level, queries and keys of a tile.
+    /// The level that was asked for.
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// Whether the call runs on matrix tiles.
+    pub fn uses_tiles(&self) -> bool {
+        self.layout.is_ok()
     }
 }
 
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (level, dtype, q_tile) = (self.level.name(), self.dtype.name(), self.tiles.q_tile());
-        write!(
-            f,
-            "{level}-{dtype}-q{q_tile}k{}: {} KiB of scratch a thread",
-            self.tiles.kv_tile,
-            self.lines * 64 / 1024
-        )?;
-        if self.dtype != Dtype::F32 {
-            write!(f, "; computed in f32, widened tile by tile")?;
+        let (dtype, scratch) = (self.dtype.name(), self.lines * 64 / 1024);
+        match self.layout {
+            Ok(layout) => {
+                let (level, keys, queries) = (self.level.name(), layout.chunks * SIDE, layout.rows());
+                let Method { scores, values, .. } = layout.method;
+                let (scores, values) = (scores.steps().len(), values.steps().len());
+                let (exact, faster) = match self.precision {
+                    Precision::Fast => ("fast", ""),
+                    _ if self.dtype == Dtype::F16 => ("exact", "; Precision::Fast takes 3 + 3"),
+                    _ if self.dtype == Dtype::Bf16 => ("exact", "; Precision::Fast takes 1 + 1"),
+                    _ => ("exact", "; Precision::Fast takes 3 + 3"),
+                };
+                write!(
+                    f,
+                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} products for \
+                     scores and {values} for values{faster}; {queries} queries meet {keys} packed keys at a time"
+                )
+            }
+            Err(obstacle) => {
+                let (level, q_tile, kv_tile) = (self.level.vectors().name(), self.tiles.q_tile(), self.tiles.kv_tile);
+                write!(f, "{level}-{dtype}-q{q_tile}k{kv_tile}: {scratch} KiB of scratch a thread")?;
+                if self.dtype != Dtype::F32 {
+                    write!(f, "; computed in f32, widened tile by tile")?;
+                }
+                if obstacle != Obstacle::Level {
+                    write!(f, "; no tiles: {obstacle}")?;
+                }
+                Ok(())
+            }
         }
-        Ok(())
     }
 }

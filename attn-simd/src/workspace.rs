@@ -3,11 +3,13 @@
 //! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that grows;
 //! a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
 
-#![allow(unsafe_code, reason = "reads lines of floats as floats")]
+#![allow(unsafe_code, reason = "reads lines of floats as floats, and as tiles")]
 
 use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
+
+use crate::tile::unit::Tile;
 
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,6 +94,14 @@ impl<'w> Cutter<'w> {
         self.rest = later;
         &mut now[..len]
     }
+
+    /// The next `count` tiles.
+    pub(crate) fn tiles(&mut self, count: usize) -> &'w mut [Tile] {
+        let floats = self.floats(count * 256);
+        // SAFETY: a `Tile` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they start on a line,
+        // which is as far as a tile must be aligned. The borrow of the floats is given up for that of the tiles.
+        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Tile>(), count) }
+    }
 }
 
 /// Lines that hold `len` floats.
@@ -105,11 +115,14 @@ mod tests {
 
     #[test]
     fn arrays_are_aligned_and_do_not_overlap() {
-        let mut lines = [Line::ZERO; 8];
+        let mut lines = [Line::ZERO; 8 + 32];
         let mut cutter = Cutter::new(&mut lines);
-        let (a, b, c) = (cutter.floats(17), cutter.floats(0), cutter.floats(96));
+        let (a, b, tiles, c) = (cutter.floats(17), cutter.floats(0), cutter.tiles(2), cutter.floats(96));
         a.fill(1.0);
+        tiles.fill(Tile([3.0; 256]));
         c.fill(2.0);
+        assert_eq!((tiles.len(), tiles.as_ptr().addr() % 64), (2, 0));
+        assert!(tiles.iter().all(|tile| tile.0 == [3.0; 256]));
         assert_eq!((a.len(), b.len(), c.len()), (17, 0, 96));
         assert!(a.iter().all(|&x| x == 1.0));
         for start in [a.as_ptr(), c.as_ptr()] {

@@ -48,6 +48,11 @@ pub trait Engine: Sync {
         false
     }
 
+    /// What `eta` of an output in f16 or bf16 may be besides what [`tolerance::ETA`](crate::tolerance::ETA) allows.
+    fn half_slack(&self) -> f64 {
+        0.0
+    }
+
     /// Laws (`"module::law"`) that the engine is known to break, each with the reason. An empty list is the goal.
     fn owes(&self, _law: &str) -> Option<&'static str> {
         None

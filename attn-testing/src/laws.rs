@@ -120,6 +120,18 @@ impl Oracle {
     /// worst difference as a share of what is allowed.
     #[track_caller]
     pub fn check<O: Number>(&self, entry: Entry, answer: &Answer<O>, what: &dyn core::fmt::Debug) -> f64 {
+        self.check_with(entry, 0.0, answer, what)
+    }
+
+    /// As [`check`](Self::check), where `eta` may be larger by `slack`.
+    #[track_caller]
+    pub fn check_with<O: Number>(
+        &self,
+        entry: Entry,
+        slack: f64,
+        answer: &Answer<O>,
+        what: &dyn core::fmt::Debug,
+    ) -> f64 {
         let mut worst = 0.0f64;
         for (n, got) in answer.out.iter().enumerate() {
             let row = n / self.value_dim;
@@ -128,7 +140,7 @@ impl Oracle {
                 assert!(got.bits() == 0, "{what:?}: row {row} sees nothing, but element {n} is {got:?}, not +0");
                 continue;
             }
-            let allowed = entry.bound(O::DTYPE, self.score_bound[row]) * magnitude
+            let allowed = (entry.bound(O::DTYPE, self.score_bound[row]) + slack) * magnitude
                 + tolerance::rounding::<O>(want) * entry.factor;
             let share = share(got.to_f64(), want, allowed);
             assert!(

@@ -25,6 +25,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match kernels(args.head_dim) {
         Ok(rows) => {
             println!("{}", table::table(&["level", "floats a vector", "inputs", "kernel"], 4, rows));
+            absent().for_each(|line| println!("{line}"));
             println!("{}", default_level());
             ExitCode::SUCCESS
         }
@@ -48,6 +49,11 @@ fn kernels(head_dim: usize) -> attn_core::Result<Vec<Vec<String>>> {
         }
     }
     Ok(rows)
+}
+
+/// A line per level that does not run here, and why.
+fn absent() -> impl Iterator<Item = String> {
+    Level::names().filter_map(|name| Level::by_name(name).err().map(|error| format!("Absent: {name}: {error}")))
 }
 
 /// Which level runs unless one is asked for, and why.
@@ -74,5 +80,11 @@ mod tests {
             assert!(row[3].starts_with(&format!("{}-{}", row[0], row[2])), "{row:?}");
         }
         assert!(kernels(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn levels_are_present_or_absent() {
+        assert_eq!(absent().count() + Level::available().count(), Level::names().count());
+        assert!(absent().all(|line| line.contains("this machine")));
     }
 }

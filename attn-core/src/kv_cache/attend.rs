@@ -38,6 +38,7 @@ impl<M: Modifier> Modifier for ByRef<'_, M> {
 /// The same options, causal at the bottom right besides.
 pub(super) fn causal<'a, 'm, M: Modifier>(attn: &'m Attention<'a, M>) -> Attention<'a, ByRef<'m, M>> {
     Attention {
+        precision: attn.precision,
         scale: attn.scale,
         softcap: attn.softcap,
         temperature: attn.temperature,

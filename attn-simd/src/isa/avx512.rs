@@ -166,6 +166,23 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn round_bf16(self, x: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+            _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+        }
+    }
+    #[inline(always)]
+    fn pair_bf16(self, even: __m512, odd: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512BW and F.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
+            _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(odd)))
+        }
+    }
+
+    #[inline(always)]
     fn pack_bools(self, keep: &[bool; 64]) -> u64 {
         // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX-512BW.
         unsafe {

@@ -8,7 +8,13 @@ use crate::isa::product::Panel;
 
 /// Reads the elements from `from` on of one row, widened, into `dst`.
 #[inline(always)]
-fn read_row<I: Isa>(isa: I, input: &Input<'_>, [batch, head, seq]: [usize; 3], from: usize, dst: &mut [f32]) {
+pub(crate) fn read_row<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, seq]: [usize; 3],
+    from: usize,
+    dst: &mut [f32],
+) {
     let there = from..from + dst.len();
     match input {
         Input::F32(view) => {

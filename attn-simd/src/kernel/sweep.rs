@@ -5,15 +5,18 @@ use super::softmax::State;
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, pack, poison, score};
 use crate::isa::Isa;
+use crate::isa::portable::Portable;
 use crate::isa::product::{self, Reach};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::{avx2::Avx2, avx512::Avx512};
 use crate::job::Job;
-use crate::level::{Level, Run};
+use crate::level::Level;
 use crate::output::{Claim, Queue, Rows};
 use crate::tiles::{KV_TILE, Scratch};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one block.
-struct Buffers<'w> {
+pub(crate) struct Buffers<'w> {
     q: &'w mut [f32],
     scores: &'w mut [f32],
     out: &'w mut [f32],
@@ -24,7 +27,7 @@ struct Buffers<'w> {
 }
 
 impl<'w> Buffers<'w> {
-    fn new(lines: &'w mut [Line], sizes: Scratch) -> Self {
+    pub(crate) fn new(lines: &'w mut [Line], sizes: Scratch) -> Self {
         let mut cutter = Cutter::new(lines);
         Self {
             q: cutter.floats(sizes.q),
@@ -43,26 +46,35 @@ impl<'w> Buffers<'w> {
 }
 
 /// Works on blocks of the queue until none is left. `lines` holds as many as the plan said.
-pub(crate) fn work(level: Level, job: &Job<'_>, queue: &Queue<'_>, lines: &mut [Line], sizes: Scratch) {
+pub(crate) fn work(job: &Job<'_>, queue: &Queue<'_>, lines: &mut [Line], sizes: Scratch) {
     let mut buffers = Buffers::new(lines, sizes);
     while let Some(claim) = queue.claim() {
-        match level {
-            Level::Portable(_) => run_portable(level, job, claim, &mut buffers),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2(_) => run_avx2(level, job, claim, &mut buffers),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => run_avx512(level, job, claim, &mut buffers),
-        }
+        block(job, claim, &mut buffers);
     }
 }
 
-/// Names, per level, the widths and tile rows that are compiled; `Tiles::of` states the same.
+/// Computes the rows of a claim, at most one block of them.
+pub(crate) fn block(job: &Job<'_>, claim: Claim<'_, '_>, buffers: &mut Buffers<'_>) {
+    match job.level {
+        Level::Portable(isa) => run_portable(isa, job, claim, buffers),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(isa) => run_avx2(isa, job, claim, buffers),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512(isa) => run_avx512(isa, job, claim, buffers),
+        _ => unreachable!("a job has a level of vectors"),
+    }
+}
+
+/// Names, per instruction set, the widths and tile rows that are compiled, for it and no other; `Tiles::of` states the same.
 macro_rules! instances {
-    ($name:ident, $score_rows:literal, $value_rows:literal, [$($vecs:literal),*]) => {
-        fn $name(level: Level, job: &Job<'_>, claim: Claim<'_, '_>, buffers: &mut Buffers<'_>) {
+    ($name:ident, $isa:ty, $score_rows:literal, $value_rows:literal, [$($vecs:literal),*]) => {
+        fn $name(isa: $isa, job: &Job<'_>, claim: Claim<'_, '_>, buffers: &mut Buffers<'_>) {
             debug_assert_eq!((job.tiles.score_rows, job.tiles.value_rows), ($score_rows, $value_rows));
             match job.tiles.vecs_for(claim.rows().count) {
-                $($vecs => level.run(Block::<$vecs, $score_rows, $value_rows> { job, claim, buffers }),)*
+                $($vecs => isa.vectorize(
+                    #[inline(always)]
+                    || Block::<$vecs, $score_rows, $value_rows> { job, claim, buffers }.run(isa),
+                ),)*
                 _ => unreachable!("a block has between one vector of rows and a full tile"),
             }
         }
@@ -70,13 +82,13 @@ macro_rules! instances {
 }
 
 #[cfg(target_arch = "x86_64")]
-instances!(run_avx512, 8, 8, [1, 2, 3]);
+instances!(run_avx512, Avx512, 8, 8, [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(run_avx2, 6, 6, [1, 2]);
+instances!(run_avx2, Avx2, 6, 6, [1, 2]);
 #[cfg(target_arch = "aarch64")]
-instances!(run_portable, 4, 4, [1, 2, 3, 4]);
+instances!(run_portable, Portable, 4, 4, [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
-instances!(run_portable, 4, 4, [1, 2]);
+instances!(run_portable, Portable, 4, 4, [1, 2]);
 
 /// One block of `NQ` vectors of rows.
 struct Block<'b, 'w, 'q, 'o, const NQ: usize, const MS: usize, const MV: usize> {
@@ -85,7 +97,8 @@ struct Block<'b, 'w, 'q, 'o, const NQ: usize, const MS: usize, const MV: usize> 
     buffers: &'b mut Buffers<'w>,
 }
 
-impl<const NQ: usize, const MS: usize, const MV: usize> Run<()> for Block<'_, '_, '_, '_, NQ, MS, MV> {
+impl<const NQ: usize, const MS: usize, const MV: usize> Block<'_, '_, '_, '_, NQ, MS, MV> {
+    /// Computes the block and writes it.
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { job, mut claim, buffers } = self;

@@ -2,6 +2,7 @@
 
 use attn_core::Dtype;
 use attn_simd::{Level, Workspace};
+use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls};
 
 struct Simd(Level);
@@ -16,9 +17,19 @@ impl Engine for Simd {
     fn supports_dtype(&self, dtype: Dtype) -> bool {
         dtype != Dtype::F64
     }
+    fn half_slack(&self) -> f64 {
+        if self.0.has_tiles() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
+    }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
     });
 }
 
 attn_testing::law_tests!(Level::available().map(Simd));
+
+/// The kernels on matrix tiles, on the model of the tile instructions that every machine has.
+mod on_tiles {
+    use super::*;
+
+    attn_testing::law_tests!(Level::by_name("amx-model").into_iter().map(Simd));
+}

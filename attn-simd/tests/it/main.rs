@@ -4,3 +4,4 @@ mod edges;
 mod laws;
 mod level;
 mod small;
+mod tiles;

@@ -42,15 +42,19 @@ impl Engine for Parallel {
 /// The runners that `--engine` and `--level` leave.
 pub(super) fn chosen(engine: Option<&str>, level: Option<&str>) -> Result<Vec<Box<dyn Runner>>, String> {
     let mut all: Vec<Box<dyn Runner>> = vec![Box::new(Reference), Box::new(Streaming)];
-    all.extend(Level::available().map(|level| Box::new(Simd(level)) as Box<dyn Runner>));
-    all.extend(Level::available().map(|level| Box::new(Parallel(level)) as Box<dyn Runner>));
+    // The model of the tile instructions is slow, and runs where it is asked for.
+    let asked =
+        level.and_then(|name| Level::by_name(name).ok()).filter(|level| Level::available().all(|l| l != *level));
+    let levels = || Level::available().chain(asked);
+    all.extend(levels().map(|level| Box::new(Simd(level)) as Box<dyn Runner>));
+    all.extend(levels().map(|level| Box::new(Parallel(level)) as Box<dyn Runner>));
 
     if let Some(name) = engine.filter(|name| !all.iter().any(|r| r.engine() == *name)) {
         return Err(format!("no engine {name}: reference, streaming, simd, parallel"));
     }
     all.retain(|r| engine.is_none_or(|name| r.engine() == name));
     if let Some(name) = level {
-        let here: Vec<&str> = Level::available().map(Level::name).collect();
+        let here: Vec<&str> = levels().map(Level::name).collect();
         if !here.contains(&name) {
             return Err(format!("this machine has no level {name}: {}", here.join(", ")));
         }

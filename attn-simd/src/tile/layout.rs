@@ -1,0 +1,117 @@
+//! Where everything of a call on tiles lies, and how large it is: pure functions of shape and method.
+//!
+//! A work item is some blocks of 32 queries of one head. Keys and values are packed a super-block at a time, and all blocks of the
+//! item meet it before the next one is packed: that is what packing is paid by, and why the super-block must stay in the second cache
+//! beside the blocks' queries and outputs. What one block touches over and over (a chunk of scores, its weights, the block's queries
+//! and output) stays in the first: at head_dim 64 and one part each, 28 KiB.
+
+use attn_core::AttnShape;
+
+use super::method::Method;
+use super::unit::SIDE;
+use crate::workspace::lines_for;
+
+/// Bytes of a super-block's keys and values.
+const PACKED_BYTES: usize = 640 << 10;
+/// Bytes of queries and outputs of an item.
+const ITEM_BYTES: usize = 384 << 10;
+/// Most blocks of an item: by then packing is a few hundredths of the work.
+pub(crate) const MAX_BLOCKS: usize = 16;
+/// Most chunks of a super-block.
+pub(crate) const MAX_CHUNKS: usize = 16;
+/// Items that a call is cut into if it is large enough, so that threads share them evenly.
+const ITEMS: usize = 16;
+
+/// Sizes of a call on tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) method: Method,
+    /// Steps of the score product: 32 channels each.
+    pub(crate) depth: usize,
+    /// Squares of an output: 32 channels each.
+    pub(crate) pieces: usize,
+    /// Chunks of 32 keys of a super-block; an even number.
+    pub(crate) chunks: usize,
+    /// Blocks of 32 queries of a work item.
+    pub(crate) blocks: usize,
+    /// Whether there is a bias.
+    bias: bool,
+}
+
+impl Layout {
+    pub(crate) fn of(shape: &AttnShape, method: Method, bias: bool) -> Self {
+        let (depth, pieces) = (shape.head_dim.div_ceil(SIDE), shape.value_dim.div_ceil(SIDE));
+        // A tile pair is 2 KiB.
+        let chunk_bytes = (depth * method.qk_parts() + pieces * method.v_parts()) << 11;
+        let there = shape.kv_len.div_ceil(2 * SIDE).max(1) * 2;
+        let chunks = (PACKED_BYTES / chunk_bytes.max(1) / 2 * 2).clamp(2, MAX_CHUNKS).min(there);
+        let block_bytes = (depth * method.qk_parts() + pieces * 2) << 11;
+        let most = (ITEM_BYTES / block_bytes.max(1)).clamp(1, MAX_BLOCKS);
+        let heads = shape.batch.saturating_mul(shape.q_heads);
+        let all = heads.saturating_mul(shape.q_len.div_ceil(SIDE));
+        let blocks = most.min(shape.q_len.div_ceil(SIDE).max(1)).min((all / ITEMS).max(4));
+        Self { method, depth, pieces, chunks, blocks, bias }
+    }
+
+    /// Queries of a work item.
+    pub(crate) const fn rows(&self) -> usize {
+        self.blocks * SIDE
+    }
+
+    /// Tiles of the queries of a block.
+    pub(crate) const fn q_tiles(&self) -> usize {
+        self.depth * self.method.qk_parts() * 2
+    }
+
+    /// Tiles of the keys of a chunk.
+    pub(crate) const fn k_tiles(&self) -> usize {
+        self.depth * self.method.qk_parts() * 2
+    }
+
+    /// Tiles of the values of a chunk.
+    pub(crate) const fn v_tiles(&self) -> usize {
+        self.pieces * self.method.v_parts() * 2
+    }
+
+    /// Where the value tiles of a chunk and a piece start: `v[group][piece][chunk of the group][part][2]`.
+    pub(crate) const fn v_start(&self, chunk: usize, piece: usize) -> usize {
+        let together = self.method.chunks();
+        let (group, within) = (chunk / together, chunk % together);
+        ((group * self.pieces + piece) * together + within) * self.method.v_parts() * 2
+    }
+
+    /// Tiles of the weights of a group of chunks.
+    pub(crate) const fn p_tiles(&self) -> usize {
+        self.method.chunks() * self.method.p_parts() * 2
+    }
+
+    /// Floats of the output of a block.
+    pub(crate) const fn out_floats(&self) -> usize {
+        self.pieces * SIDE * SIDE
+    }
+
+    /// Floats of the rows that are read before they become tiles: a chunk of the wider of keys and values.
+    pub(crate) fn stage_floats(&self) -> usize {
+        self.depth.max(self.pieces) * SIDE * SIDE
+    }
+
+    /// Floats of a tile of the bias.
+    pub(crate) const fn bias_floats(&self) -> usize {
+        if self.bias { SIDE * SIDE } else { 0 }
+    }
+
+    /// Lines of all of it.
+    pub(crate) fn lines(&self) -> usize {
+        let tiles = self.blocks * self.q_tiles() + self.chunks * (self.k_tiles() + self.v_tiles()) + 2 * self.p_tiles();
+        let floats = [
+            self.blocks * self.out_floats(),
+            self.blocks * SIDE, // maxima
+            self.blocks * SIDE, // sums
+            SIDE,               // factors
+            2 * SIDE * SIDE,    // scores of two chunks
+            self.stage_floats(),
+            self.bias_floats(),
+        ];
+        tiles * lines_for(256) + floats.into_iter().map(lines_for).sum::<usize>()
+    }
+}

@@ -1,0 +1,108 @@
+//! Which split a call uses, and why it may not use tiles at all: pure functions of types, options and sizes.
+
+use attn_core::{AttnShape, Dtype, Precision};
+
+use super::unit::Products;
+
+/// How the two products of a call are computed on tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Method {
+    /// A = keys, B = queries.
+    pub(crate) scores: Products,
+    /// A = values, B = weights.
+    pub(crate) values: Products,
+    /// Whether weights need not be as good as f32: their exponential is coarser.
+    pub(crate) fast: bool,
+}
+
+impl Method {
+    /// By the types of inputs and output.
+    ///
+    /// A score must be as good as one computed in f32, because its error is multiplied by its size: `Exact` leaves out nothing that a
+    /// float would show. Weights and values only need what the output shows, so that a narrow output is content with weights of 16
+    /// bits.
+    pub(crate) const fn of(input: Dtype, output: Dtype, precision: Precision) -> Self {
+        use Products::{Five, Four, One, OneByThree, OneByTwo, Six, Three};
+        let wide = matches!(output, Dtype::F32) || !same(input, output);
+        let (scores, values) = match (input, precision) {
+            (Dtype::Bf16, Precision::Fast) => (One, One),
+            (Dtype::Bf16, _) if wide => (One, OneByThree),
+            (Dtype::Bf16, _) => (One, OneByTwo),
+            (Dtype::F16, Precision::Fast) => (Three, Three),
+            (Dtype::F16, _) if wide => (Four, Five),
+            (Dtype::F16, _) => (Four, Three),
+            (_, Precision::Fast) => (Three, Three),
+            (_, _) => (Six, Six),
+        };
+        Self { scores, values, fast: matches!(precision, Precision::Fast) }
+    }
+
+    /// Parts of a query, and of a key.
+    pub(crate) const fn qk_parts(self) -> usize {
+        self.scores.parts().0
+    }
+
+    /// Parts of a value.
+    pub(crate) const fn v_parts(self) -> usize {
+        self.values.parts().0
+    }
+
+    /// Parts of a weight.
+    pub(crate) const fn p_parts(self) -> usize {
+        self.values.parts().1
+    }
+
+    /// Chunks of keys that the value product takes at a time. One product per chunk would be lost in loading and storing its
+    /// sums; with many, the tiles of two chunks would not stay in L1.
+    pub(crate) const fn chunks(self) -> usize {
+        if self.v_parts() == 1 { 2 } else { 1 }
+    }
+}
+
+const fn same(a: Dtype, b: Dtype) -> bool {
+    matches!((a, b), (Dtype::F32, Dtype::F32) | (Dtype::F16, Dtype::F16) | (Dtype::Bf16, Dtype::Bf16))
+}
+
+/// Longest rows that tiles are used for: beyond, the packed keys would fall out of the cache.
+pub(crate) const MAX_DIM: usize = 512;
+
+/// Fewest queries of a head that are worth a tile's 32 columns and the packing of all keys.
+pub(crate) const MIN_QUERIES: usize = 16;
+
+/// Why a call does not run on tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// The level has none.
+    Level,
+    /// Fewer than [`MIN_QUERIES`].
+    FewQueries(usize),
+    /// A row longer than [`MAX_DIM`].
+    LongRows(usize),
+    /// The scale is so large that products of ordinary numbers would leave the range of f32.
+    Scale,
+}
+
+impl core::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Level => write!(f, "this level has no tiles"),
+            Self::FewQueries(n) => write!(f, "{n} queries a head, fewer than {MIN_QUERIES}"),
+            Self::LongRows(n) => write!(f, "rows of {n}, longer than {MAX_DIM}"),
+            Self::Scale => write!(f, "a scale above 2^16"),
+        }
+    }
+}
+
+/// What keeps a shape and a scale from tiles, if anything does.
+pub(crate) fn obstacle(shape: &AttnShape, few_are_enough: bool, log2_scale: f32, scale: f64) -> Option<Obstacle> {
+    let dim = shape.head_dim.max(shape.value_dim);
+    if dim > MAX_DIM {
+        Some(Obstacle::LongRows(dim))
+    } else if shape.q_len < MIN_QUERIES && !few_are_enough {
+        Some(Obstacle::FewQueries(shape.q_len))
+    } else if scale.abs() > 65536.0 || log2_scale > 65536.0 {
+        Some(Obstacle::Scale)
+    } else {
+        None
+    }
+}

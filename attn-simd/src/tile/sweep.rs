@@ -1,0 +1,361 @@
+//! A work item on tiles: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at a time.
+//!
+//! Within a block the work on neighbouring chunks of 32 keys overlaps: while the tile unit multiplies the keys of the next chunk and the
+//! values of the last group, the vector units turn the scores of this one into weights.
+//!
+//! ```text
+//! for each super-block:  pack its keys and values
+//!   for each block:      s(first) = k·q
+//!     for each chunk:    finish s: mask, bias, …; largest scores; where they have outgrown the reference: catch up, multiply o
+//!                        s(next) = k·q   |
+//!                        o += v·p(last)  |  p = weights of s, split into parts
+//! for each block:        o / sums, transpose, round, write
+//! rows that meet numbers that tiles cannot hold: the vector kernel
+//! ```
+
+use super::layout::{Layout, MAX_BLOCKS, MAX_CHUNKS};
+use super::model::Model;
+use super::pack;
+use super::softmax::{Weigher, lag, multiply, raise};
+use super::unit::{SIDE, Tile as Words, TileProduct, square};
+use super::values::Values;
+use crate::isa::Isa;
+use crate::job::Job;
+use crate::kernel::softmax::State;
+use crate::kernel::visible::{self, Cover, Ranges, Tile};
+use crate::kernel::{finish, score, sweep};
+use crate::level::Level;
+use crate::output::{Claim, Queue, Rows};
+use crate::tiles::{KV_TILE, Scratch};
+use crate::workspace::{Cutter, Line};
+
+/// Scratch of one thread; [`Layout::lines`] is its size.
+struct Buffers<'w> {
+    q: &'w mut [Words],
+    k: &'w mut [Words],
+    v: &'w mut [Words],
+    /// Weights of two groups of chunks.
+    p: [&'w mut [Words]; 2],
+    out: &'w mut [f32],
+    max: &'w mut [f32],
+    sum: &'w mut [f32],
+    factor: &'w mut [f32],
+    /// Scores of two chunks.
+    s: [&'w mut [f32]; 2],
+    stage: &'w mut [f32],
+    bias: &'w mut [f32],
+}
+
+impl<'w> Buffers<'w> {
+    fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
+        let mut cutter = Cutter::new(lines);
+        Self {
+            q: cutter.tiles(layout.blocks * layout.q_tiles()),
+            k: cutter.tiles(layout.chunks * layout.k_tiles()),
+            v: cutter.tiles(layout.chunks * layout.v_tiles()),
+            p: [cutter.tiles(layout.p_tiles()), cutter.tiles(layout.p_tiles())],
+            out: cutter.floats(layout.blocks * layout.out_floats()),
+            max: cutter.floats(layout.blocks * SIDE),
+            sum: cutter.floats(layout.blocks * SIDE),
+            factor: cutter.floats(SIDE),
+            s: [cutter.floats(SIDE * SIDE), cutter.floats(SIDE * SIDE)],
+            stage: cutter.floats(layout.stage_floats()),
+            bias: cutter.floats(layout.bias_floats()),
+        }
+    }
+}
+
+/// Works on items of the queue until none is left. `lines` holds as many as the layout asks for, and `vector_lines` as many as the
+/// vector kernel does.
+pub(crate) fn work(
+    level: Level,
+    job: &Job<'_>,
+    layout: &Layout,
+    queue: &Queue<'_>,
+    lines: &mut [Line],
+    (vector_lines, sizes): (&mut [Line], Scratch),
+) {
+    let mut vector = sweep::Buffers::new(vector_lines, sizes);
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx(amx) => items(&mut amx.open(), job, layout, queue, lines, &mut vector),
+        Level::AmxModel(_) => items(&mut Model::new(), job, layout, queue, lines, &mut vector),
+        _ => unreachable!("a plan sends only levels with tiles here"),
+    }
+}
+
+/// The unit is called through a pointer: a call costs little beside the products of a square, and the kernel is compiled once.
+fn items(
+    unit: &mut dyn TileProduct,
+    job: &Job<'_>,
+    layout: &Layout,
+    queue: &Queue<'_>,
+    lines: &mut [Line],
+    vector: &mut sweep::Buffers<'_>,
+) {
+    let mut buffers = Buffers::new(lines, layout);
+    while let Some(mut claim) = queue.claim() {
+        // The vectors are those of AVX-512, or of the build under the model: each is compiled for its own width only.
+        let odd = match job.level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(isa) => isa.vectorize(
+                #[inline(always)]
+                || Item::<2> { unit, job, layout, claim: &mut claim, buffers: &mut buffers }.run(isa),
+            ),
+            Level::Portable(isa) => isa.vectorize(
+                #[inline(always)]
+                || Item::<8> { unit, job, layout, claim: &mut claim, buffers: &mut buffers }.run(isa),
+            ),
+            _ => unreachable!("levels with tiles have these vectors"),
+        };
+        // What tiles could not hold, row by row, so that a row's bits do not depend on its neighbours'.
+        for (block, rows) in odd.into_iter().enumerate() {
+            for lane in (0..SIDE).filter(|lane| rows >> lane & 1 == 1) {
+                sweep::block(job, claim.part(block * SIDE + lane, 1), vector);
+            }
+        }
+        unit.refresh(); // closures have run
+    }
+}
+
+/// One item: `NQ` vectors make 32 queries.
+struct Item<'i, 'q, 'o, 'w, const NQ: usize> {
+    unit: &'i mut dyn TileProduct,
+    job: &'i Job<'i>,
+    layout: &'i Layout,
+    claim: &'i mut Claim<'q, 'o>,
+    buffers: &'i mut Buffers<'w>,
+}
+
+impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
+    /// Runs it; returns for each block the rows that are still to be computed.
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) -> [u32; MAX_BLOCKS] {
+        let (job, layout, all) = (self.job, self.layout, self.claim.rows());
+        let blocks = all.count.div_ceil(SIDE);
+        let rows_of = |block: usize| {
+            let from = block * SIDE;
+            Rows { first: all.first + from, count: (all.count - from).min(SIDE), ..all }
+        };
+        let mut odd = [0; MAX_BLOCKS];
+        for (block, odd) in odd.iter_mut().enumerate().take(blocks) {
+            *odd = self.start(isa, block, rows_of(block));
+        }
+        let ranges: [Option<Ranges>; MAX_BLOCKS] =
+            core::array::from_fn(|block| (block < blocks).then(|| Ranges::of(job, rows_of(block))));
+        let any = |pick: fn(&Ranges) -> usize| ranges.iter().flatten().filter(|r| !r.any.is_empty()).map(pick);
+        let (first, end) = (any(|r| r.any.start).min().unwrap_or(0), any(|r| r.any.end).max().unwrap_or(0));
+
+        // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups whatever its
+        // neighbours see.
+        let mut chunk = first / SIDE;
+        while chunk * SIDE < end {
+            let base = chunk / layout.chunks * layout.chunks;
+            let last = (base + layout.chunks).min(end.div_ceil(SIDE));
+            let odd_keys = self.pack(isa, chunk..last, base);
+            for (block, (ranges, odd)) in ranges.iter().flatten().zip(&mut odd).enumerate() {
+                if *odd != u32::MAX >> (SIDE - rows_of(block).count) {
+                    *odd |= self.visit(isa, (block, rows_of(block)), ranges, chunk..last, base, &odd_keys);
+                }
+            }
+            chunk = last;
+        }
+        for block in 0..blocks {
+            let (rows, at) = (rows_of(block), block * SIDE);
+            let state = State {
+                max: &mut self.buffers.max[at..at + SIDE],
+                sum: &mut self.buffers.sum[at..at + SIDE],
+                factor: &mut self.buffers.factor[..],
+            };
+            let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
+            finish::write(isa, job, &state, out, SIDE, &mut self.claim.part(at, rows.count));
+        }
+        odd
+    }
+
+    /// Packs the queries of a block and clears its state. Returns the rows that tiles cannot hold.
+    #[inline(always)]
+    fn start<I: Isa>(&mut self, isa: I, block: usize, rows: Rows) -> u32 {
+        let (layout, buffers, at) = (self.layout, &mut *self.buffers, block * SIDE);
+        buffers.out[block * layout.out_floats()..][..layout.out_floats()].fill(0.0);
+        buffers.max[at..at + SIDE].fill(f32::NEG_INFINITY);
+        buffers.sum[at..at + SIDE].fill(0.0);
+        let Rows { batch, head, first, count } = rows;
+        pack::along_channels::<I, true>(
+            isa,
+            &self.job.q,
+            pack::Rows { batch, head, first, count },
+            self.job.shape.head_dim,
+            (layout.method.qk_parts(), self.job.q_factor),
+            buffers.stage,
+            &mut buffers.q[block * layout.q_tiles()..][..layout.q_tiles()],
+        )
+    }
+
+    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a bit per key that tiles cannot
+    /// hold, or whose value they cannot, a word per chunk.
+    #[inline(always)]
+    fn pack<I: Isa>(&mut self, isa: I, chunks: core::ops::Range<usize>, base: usize) -> [u32; MAX_CHUNKS] {
+        let (job, layout, buffers) = (self.job, self.layout, &mut *self.buffers);
+        let (batch, head) = (self.claim.rows().batch, job.shape.kv_head(self.claim.rows().head));
+        let mut odd = [0; MAX_CHUNKS];
+        for chunk in chunks {
+            let (first, within) = (chunk * SIDE, chunk - base);
+            let rows = pack::Rows { batch, head, first, count: (job.shape.kv_len - first).min(SIDE) };
+            let tiles = &mut buffers.k[within * layout.k_tiles()..][..layout.k_tiles()];
+            let parts = (layout.method.qk_parts(), 1.0);
+            odd[within] =
+                pack::along_channels::<I, false>(isa, &job.k, rows, job.shape.head_dim, parts, buffers.stage, tiles);
+            let place = |piece: usize| layout.v_start(within, piece);
+            odd[within] |= pack::along_rows(
+                isa,
+                &job.v,
+                rows,
+                (job.shape.value_dim, layout.method.v_parts()),
+                buffers.stage,
+                buffers.v,
+                place,
+            );
+        }
+        odd
+    }
+
+    /// One block over some chunks of a super-block. Returns the rows that see a key which tiles cannot hold.
+    #[inline(always)]
+    fn visit<I: Isa>(
+        &mut self,
+        isa: I,
+        (block, rows): (usize, Rows),
+        ranges: &Ranges,
+        chunks: core::ops::Range<usize>,
+        base: usize,
+        odd_keys: &[u32; MAX_CHUNKS],
+    ) -> u32 {
+        let (job, layout, unit) = (self.job, self.layout, &mut *self.unit);
+        let (at, to_log2) = (block * SIDE, job.log2_scale());
+        let Buffers { q, k, v, p, out, max, sum, factor, s, stage: _, bias } = &mut *self.buffers;
+        let q = &q[block * layout.q_tiles()..][..layout.q_tiles()];
+        let out = &mut out[block * layout.out_floats()..][..layout.out_floats()];
+        let state = &mut State { max: &mut max[at..at + SIDE], sum: &mut sum[at..at + SIDE], factor };
+        let keys_of = |chunk: usize| &k[(chunk - base) * layout.k_tiles()..][..layout.k_tiles()];
+        let (mut bits, mut kept) = ([0; KV_TILE], [0; KV_TILE]);
+        let mut values = Values::new();
+        let end = chunks.end.min(ranges.any.end.div_ceil(SIDE));
+        let mut coming = chunks.start.max(ranges.any.start / SIDE);
+        // The chunk whose scores are there, and which of the two arrays of scores they are in.
+        let (mut current, mut turn, mut odd): (Option<(Tile, Cover)>, usize, u32) = (None, 0, 0);
+        loop {
+            if let Some((tile, cover)) = &mut current {
+                let scores = &mut s[turn][..];
+                let unfit = odd_keys[tile.key / SIDE - base];
+                odd |= finish_scores::<I, NQ>(isa, job, *tile, cover, scores, &mut bits, (bias, unfit));
+                if !job.dropout.is_none() {
+                    visible::kept(job, *tile, &mut kept);
+                }
+            }
+            // The next chunk of which any row sees a key.
+            let mut next = None;
+            while coming < end && next.is_none() {
+                let key = coming * SIDE;
+                let keys = (job.shape.kv_len - key).min(SIDE);
+                let tile = Tile { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
+                let cover = ranges.cover(isa, job, tile, &mut bits);
+                next = (cover != Cover::Empty).then_some((tile, cover));
+                coming += 1;
+            }
+            if job.closures.has_score() || job.closures.has_visible() {
+                unit.refresh();
+            }
+            let next_keys = next.map(|(tile, _)| keys_of(tile.key / SIDE));
+            let Some((tile, _)) = current else {
+                let Some(keys) = next_keys else { break };
+                unit.block(layout.method.scores, keys, q, layout.depth, true, square(s[turn], 0));
+                current = next;
+                continue;
+            };
+            let chunk = tile.key / SIDE - base;
+            let [one, other] = &mut *s;
+            let (scores, target) = if turn == 0 { (one, other) } else { (other, one) };
+            if raise::<I, NQ>(isa, (to_log2, lag(layout.method.p_parts(), tile.key / SIDE)), scores, state) {
+                values.all(unit, layout, v, p, out);
+                multiply::<I, NQ>(isa, out, state.factor);
+            }
+            // Products and weights in turn: far enough apart in the program for either to run while the other waits.
+            let pieces = values.turn_to(chunk, unit, layout, v, p, out) + usize::from(next.is_some());
+            let kept = (!job.dropout.is_none()).then_some(&kept[..SIDE]);
+            let (mut weigher, mut done) = (Weigher::<I, NQ>::new(isa, to_log2, state), 0);
+            for piece in 0..pieces.max(1) {
+                match next_keys {
+                    Some(keys) if piece == 0 => {
+                        unit.block(layout.method.scores, keys, q, layout.depth, true, square(target, 0));
+                    }
+                    _ => values.piece(unit, layout, v, p, out),
+                }
+                let until = SIDE / 2 * (piece + 1) / pieces.max(1);
+                let tiles = values.weights(layout, chunk, p);
+                match (layout.method.p_parts(), layout.method.fast) {
+                    (1, _) => weigher.weigh::<1, 3>(isa, scores, done..until, kept, tiles),
+                    (2, true) => weigher.weigh::<2, 4>(isa, scores, done..until, kept, tiles),
+                    (2, false) => weigher.weigh::<2, 6>(isa, scores, done..until, kept, tiles),
+                    _ => weigher.weigh::<3, 6>(isa, scores, done..until, kept, tiles),
+                }
+                done = until;
+            }
+            weigher.finish(isa, state);
+            (current, turn) = (next, 1 - turn);
+        }
+        values.all(unit, layout, v, p, out);
+        odd & u32::MAX >> (SIDE - rows.count)
+    }
+}
+
+/// Everything between the product and the softmax: scale, cap, bias, closures, mask. Returns the rows that see one of the keys
+/// `unfit`, a bit each.
+#[inline(always)]
+fn finish_scores<I: Isa, const NQ: usize>(
+    isa: I,
+    job: &Job<'_>,
+    tile: Tile,
+    cover: &mut Cover,
+    scores: &mut [f32],
+    bits: &mut [u64; KV_TILE],
+    (bias, unfit): (&mut [f32], u32),
+) -> u32 {
+    let (scores, beyond) = scores.split_at_mut(tile.keys * SIDE);
+    beyond.fill(f32::NEG_INFINITY);
+    if let Some(scale) = job.mod_scale {
+        score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
+        if job.closures.has_score() {
+            // What a bias hides stays hidden, whatever the closure makes of −∞.
+            if job.bias.is_some() {
+                visible::hide_by_bias(tile, *cover, SIDE, bias, bits);
+                *cover = Cover::Partial;
+            }
+            let shown = (*cover == Cover::Partial).then_some(&*bits);
+            job.closures.score(job.level, tile, SIDE, shown, scores);
+        }
+        canonical_nan(isa, scores);
+    }
+    if *cover == Cover::Partial {
+        visible::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
+    }
+    if unfit == 0 {
+        return 0;
+    }
+    if job.bias.is_some() {
+        visible::hide_by_bias(tile, *cover, SIDE, bias, bits);
+    } else if *cover == Cover::Full {
+        bits.fill(u64::MAX);
+    }
+    (0..tile.keys).filter(|key| unfit >> key & 1 == 1).fold(0, |seen, key| seen | bits[key]) as u32
+}
+
+/// Gives every NaN the same payload: one whose bits are all set, as a bias may hold, would round to a number.
+#[inline(always)]
+fn canonical_nan<I: Isa>(isa: I, scores: &mut [f32]) {
+    let nan = isa.splat(f32::NAN);
+    for s in scores.chunks_exact_mut(I::LANES) {
+        let x = isa.load(s);
+        isa.store(isa.select(isa.eq(x, x), x, nan), s);
+    }
+}

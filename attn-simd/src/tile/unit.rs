@@ -1,0 +1,154 @@
+//! The seam between the tile kernel and what multiplies tiles: sixteen rows of sixteen words, a word being two bfloat16.
+//!
+//! One operation does both products: a square of 32 × 32 sums, four tiles, grows by products of two tiles each of A and B per step.
+//!
+//! | product | A: rows × words | B: words × columns | C |
+//! |---|---|---|---|
+//! | scores `Sᵀ = K·Qᵀ` | 16 keys × 32 channels | 32 channels × 16 queries | `s[key][query]` |
+//! | values `Oᵀ = Vᵀ·Pᵀ` | 16 channels × 32 keys | 32 keys × 16 queries | `o[channel][query]` |
+//!
+//! Where numbers are split into parts, a step has a pair of tiles per part, largest part first, and [`Products`] says which parts
+//! meet: each list changes one operand at a time, so that few tiles are loaded twice, and comes to the largest product last where that
+//! costs no load more, so that the small ones are added up before it.
+
+/// Sixteen rows of sixteen words: two bfloat16 each, of which the first is the lower half. As floats they have no meaning.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Tile(pub(crate) [f32; 256]);
+
+/// Rows and columns of a square of sums.
+pub(crate) const SIDE: usize = 32;
+
+/// A square of 32 × 32 sums, row by row: 2 × 2 tiles.
+pub(crate) type Square = [f32; SIDE * SIDE];
+
+/// A square of an array of them.
+#[inline(always)]
+pub(crate) fn square(floats: &mut [f32], number: usize) -> &mut Square {
+    let (squares, _) = floats.as_chunks_mut();
+    &mut squares[number]
+}
+
+/// Which part of which operand is loaded before the next product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    A(usize),
+    B(usize),
+}
+
+/// Calls a macro with the table of products: name, parts of A, parts of B, and for each product the parts that are loaded before it.
+macro_rules! with_products {
+    ($callback:ident $(, $argument:tt)*) => {
+        $callback! { [$($argument)*]
+            /// One part each.
+            One 1 1 [A0 B0];
+            /// B in two parts.
+            OneByTwo 1 2 [A0 B1] [B0];
+            /// B in three parts.
+            OneByThree 1 3 [A0 B2] [B1] [B0];
+            /// Two parts each, without the product of the small ones.
+            Three 2 2 [A0 B1] [B0] [A1];
+            /// Two parts each.
+            Four 2 2 [A0 B1] [A1] [B0] [A0];
+            /// Two parts of A and three of B, without the smallest product.
+            Five 2 3 [A0 B2] [B1] [A1] [B0] [A0];
+            /// Three parts each: every product down to 2⁻¹⁶ of the largest.
+            Six 3 3 [A0 B2] [B1] [A1] [B0] [A2] [A0];
+        }
+    };
+}
+pub(crate) use with_products;
+
+macro_rules! define {
+    ([] $($(#[$doc:meta])* $name:ident $a:literal $b:literal $([$($load:ident)+])+;)*) => {
+        /// Which parts of two split operands are multiplied, and in which order.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Products {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Products {
+            /// Parts of A and of B.
+            pub(crate) const fn parts(self) -> (usize, usize) {
+                match self {
+                    $(Self::$name => ($a, $b),)*
+                }
+            }
+
+            /// Per product the parts that are loaded before it.
+            pub(crate) const fn steps(self) -> &'static [&'static [Load]] {
+                match self {
+                    $(Self::$name => &[$(&[$(define!(@load $load)),+]),+],)*
+                }
+            }
+        }
+    };
+    (@load A0) => { Load::A(0) };
+    (@load A1) => { Load::A(1) };
+    (@load A2) => { Load::A(2) };
+    (@load B0) => { Load::B(0) };
+    (@load B1) => { Load::B(1) };
+    (@load B2) => { Load::B(2) };
+}
+with_products!(define);
+
+impl Products {
+    /// Panics unless the operands hold all parts of all steps: what every unit relies on.
+    #[inline(always)]
+    pub(crate) fn check(self, a: &[Tile], b: &[Tile], steps: usize) {
+        let (in_a, in_b) = self.parts();
+        let holds = |tiles: &[Tile], parts: usize| steps <= tiles.len() / (2 * parts);
+        assert!(holds(a, in_a) && holds(b, in_b), "tiles of {steps} steps");
+    }
+}
+
+/// What multiplies tiles, on this thread.
+pub(crate) trait TileProduct {
+    /// Makes the unit ready again after code that may have used it for something else: the caller's closures.
+    fn refresh(&mut self);
+
+    /// `c += Σ a·b` over `steps` (or `c = Σ a·b` if `fresh`): `a[step][part][row / 16]`, `b[step][part][column / 16]`.
+    ///
+    /// Subnormal numbers count as 0, on either side and in every sum; see [`model`](super::model) for the order of additions.
+    ///
+    /// # Panics
+    /// Unless `a` and `b` hold that many steps.
+    fn block(&mut self, products: Products, a: &[Tile], b: &[Tile], steps: usize, fresh: bool, c: &mut Square);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Every list multiplies each pair of parts at most once, leaves out none that is larger than one it has, and changes one operand
+    /// at a time.
+    #[test]
+    fn products_are_the_largest_ones() {
+        use Products::*;
+        for products in [One, OneByTwo, OneByThree, Three, Four, Five, Six] {
+            let (parts_a, parts_b) = products.parts();
+            let (mut a, mut b, mut pairs) = (usize::MAX, usize::MAX, Vec::new());
+            for (n, loads) in products.steps().iter().enumerate() {
+                assert_eq!(loads.len(), if n == 0 { 2 } else { 1 }, "{products:?}");
+                for load in *loads {
+                    match *load {
+                        Load::A(part) => a = part,
+                        Load::B(part) => b = part,
+                    }
+                }
+                assert!(a < parts_a && b < parts_b, "{products:?}");
+                assert!(!pairs.contains(&(a, b)), "{products:?} twice {a}, {b}");
+                pairs.push((a, b));
+            }
+            assert!(products == Three || pairs.last() == Some(&(0, 0)), "{products:?}: {pairs:?}");
+            let smallest = pairs.iter().map(|(a, b)| a + b).max().expect("not empty");
+            for a in 0..parts_a {
+                for b in 0..parts_b {
+                    assert!(a + b >= smallest || pairs.contains(&(a, b)), "{products:?} lacks {a}, {b}");
+                }
+            }
+        }
+    }
+}
