@@ -53,11 +53,13 @@
 
 mod append;
 pub(crate) mod attend;
+mod cache_view;
 mod paged;
 mod ring;
 pub(crate) mod slots;
 
 pub use append::AppendCache;
+pub use cache_view::{CacheView, TokenRun};
 pub use paged::{PagedCache, PagedCacheMut};
 pub use ring::RingCache;
 

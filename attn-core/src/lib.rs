@@ -30,6 +30,7 @@ mod modifier;
 pub mod module;
 mod options;
 mod outputs;
+pub mod partial;
 pub mod position;
 mod projection;
 pub mod reference;

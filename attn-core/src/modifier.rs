@@ -36,6 +36,23 @@ impl Modifier for () {
     }
 }
 
+/// Borrowed, so that closures need not be `Copy` to be used under other options.
+impl<M: Modifier> Modifier for &M {
+    const SCORE: bool = M::SCORE;
+    const VISIBLE: bool = M::VISIBLE;
+    #[inline]
+    fn score(&self, score: f64, at: At) -> f64 {
+        (**self).score(score, at)
+    }
+    #[inline]
+    fn visible(&self, at: At) -> bool {
+        (**self).visible(at)
+    }
+    fn derivative(&self, score: f64, at: At) -> Option<f64> {
+        (**self).derivative(score, at)
+    }
+}
+
 /// The derivative of a score closure: a closure, or `()` for not known.
 pub trait Derivative {
     /// The derivative, if known.

@@ -33,6 +33,7 @@ pub struct Attention<'a, M = ()> {
     pub(crate) alibi: Option<Alibi<'a>>,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) dropout: Dropout<'a>,
+    pub(crate) reproducible: bool,
     pub(crate) modifier: M,
 }
 
@@ -72,6 +73,7 @@ impl<'a> Attention<'a> {
             alibi: None,
             sinks: None,
             dropout: Dropout::None,
+            reproducible: false,
             modifier: (),
         }
     }
@@ -133,6 +135,15 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
+    /// Pins one order of accumulation for every number of queries: a token that is decoded gets the bits that it gets when it is
+    /// prefilled, at the same instruction-set level. Kernels that are faster for many queries at once are then not used.
+    ///
+    /// Without it, which kernel runs may depend on the number of queries, and results differ by rounding.
+    pub fn reproducible(mut self) -> Self {
+        self.reproducible = true;
+        self
+    }
+
     /// Changes each score by a closure (compiled in, not called through a pointer), after bias and ALiBi. Closures that
     /// are given one after the other run in that order. The gradient needs [`map_score_with`](Self::map_score_with).
     ///
@@ -160,8 +171,27 @@ impl<'a, M: Modifier> Attention<'a, M> {
     }
 
     fn modify<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
-        let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier } = self;
-        Attention { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, modifier: f(modifier) }
+        let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, modifier } =
+            self;
+        let modifier = f(modifier);
+        Attention { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, modifier }
+    }
+
+    /// The same options with the closures borrowed: to be changed without being consumed.
+    pub fn by_ref(&self) -> Attention<'a, &M> {
+        Attention {
+            precision: self.precision,
+            scale: self.scale,
+            softcap: self.softcap,
+            temperature: self.temperature,
+            mask: self.mask,
+            bias: self.bias,
+            alibi: self.alibi,
+            sinks: self.sinks,
+            dropout: self.dropout,
+            reproducible: self.reproducible,
+            modifier: &self.modifier,
+        }
     }
 
     /// The mask.
@@ -207,6 +237,11 @@ impl<'a, M: Modifier> Attention<'a, M> {
     /// The dropout.
     pub fn get_dropout(&self) -> &Dropout<'a> {
         &self.dropout
+    }
+
+    /// Whether one order of accumulation is pinned.
+    pub fn is_reproducible(&self) -> bool {
+        self.reproducible
     }
 
     /// The caller's closures.

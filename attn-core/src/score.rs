@@ -52,6 +52,12 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         Ok(Self { shape, attn, scale })
     }
 
+    /// As [`of_shape`](Self::of_shape), for options and a shape that have been checked against each other before: a batch of sequences
+    /// of different lengths is checked once and asked about many times. With others, keys are hidden where a table is too short.
+    pub fn of_checked(attn: &'p Attention<'a, M>, shape: AttnShape) -> Self {
+        Self { shape, attn, scale: attn.scale.unwrap_or_else(|| default_scale(shape.head_dim)) }
+    }
+
     /// The sizes.
     pub fn shape(&self) -> &AttnShape {
         &self.shape

@@ -426,6 +426,17 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
     }
 
+    /// One row as a slice, where its elements lie side by side; `None` where they do not, or where there is no such row.
+    #[inline]
+    pub fn row_mut(&mut self, batch: usize, head: usize, seq: usize) -> Option<&mut [T]> {
+        let ([nb, nh, ns, nd], [.., unit]) = (self.at.sizes, self.at.strides);
+        if batch >= nb || head >= nh || seq >= ns || unit != 1 {
+            return None;
+        }
+        let start = self.at.index(batch, head, seq, 0);
+        self.data.get_mut(start..)?.get_mut(..nd)
+    }
+
     /// The same tensor, read-only.
     pub fn as_view(&self) -> View<'_, T> {
         View { data: self.data, at: self.at }

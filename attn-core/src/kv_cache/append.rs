@@ -47,6 +47,11 @@ impl<'c, T: Element> AppendCache<'c, T> {
         self.lens
     }
 
+    /// k, v and the lengths.
+    pub(super) fn parts(&self) -> (View<'_, T>, View<'_, T>, &[usize]) {
+        (self.k.as_view(), self.v.as_view(), self.lens)
+    }
+
     /// Slots per sequence.
     pub fn capacity(&self) -> usize {
         let [_, _, capacity, _] = self.k.sizes();

@@ -9,46 +9,16 @@ use crate::mask::{Align, Mask};
 use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::score::{At, Problem, dot};
+use crate::score::{Problem, dot};
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::streaming::{add_scaled, rescale};
 use crate::view::{Row, View};
 
-/// A modifier that is borrowed: closures need not be `Copy` to be used under a changed mask.
-#[derive(Debug)]
-pub(super) struct ByRef<'m, M>(&'m M);
-
-impl<M: Modifier> Modifier for ByRef<'_, M> {
-    const SCORE: bool = M::SCORE;
-    const VISIBLE: bool = M::VISIBLE;
-    #[inline]
-    fn score(&self, score: f64, at: At) -> f64 {
-        self.0.score(score, at)
-    }
-    #[inline]
-    fn visible(&self, at: At) -> bool {
-        self.0.visible(at)
-    }
-    fn derivative(&self, score: f64, at: At) -> Option<f64> {
-        self.0.derivative(score, at)
-    }
-}
-
 /// The same options, causal at the bottom right besides.
-pub(super) fn causal<'a, 'm, M: Modifier>(attn: &'m Attention<'a, M>) -> Attention<'a, ByRef<'m, M>> {
-    Attention {
-        precision: attn.precision,
-        scale: attn.scale,
-        softcap: attn.softcap,
-        temperature: attn.temperature,
-        mask: attn.mask.and(Mask::causal(Align::BottomRight)),
-        bias: attn.bias,
-        alibi: attn.alibi,
-        sinks: attn.sinks,
-        dropout: attn.dropout,
-        modifier: ByRef(&attn.modifier),
-    }
+pub(super) fn causal<'a, 'm, M: Modifier>(attn: &'m Attention<'a, M>) -> Attention<'a, &'m M> {
+    let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
+    attn.by_ref().mask(mask)
 }
 
 /// What every call over a cache checks first: dropout, outputs, scratch.

@@ -6,6 +6,7 @@
 //! checked before use, and a page that another sequence reads is not written.
 
 use super::attend::{self, Sequence};
+use super::cache_view::Place;
 use super::{check_at_most, check_new};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
@@ -17,7 +18,7 @@ use crate::view::{Row, View, ViewMut};
 
 /// Which page holds which tokens.
 #[derive(Clone, Copy, Debug)]
-struct Table<'c> {
+pub(super) struct Table<'c> {
     pages: usize,
     page_size: usize,
     entries: &'c [i32],
@@ -65,9 +66,14 @@ impl<'c> Table<'c> {
         usize::try_from(*entry).ok().filter(|&page| page < self.pages)
     }
 
+    /// Tokens of a page.
+    pub(super) const fn page_size(&self) -> usize {
+        self.page_size
+    }
+
     /// Page and slot of a token; outside of every page where there is none.
     #[inline]
-    fn place(&self, sequence: usize, token: usize) -> (usize, usize) {
+    pub(super) fn place(&self, sequence: usize, token: usize) -> (usize, usize) {
         let (Some(i), Some(slot)) = (token.checked_div(self.page_size), token.checked_rem(self.page_size)) else {
             return (usize::MAX, 0);
         };
@@ -119,6 +125,11 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// Tokens of each sequence.
     pub fn lens(&self) -> &'c [usize] {
         self.lens
+    }
+
+    /// k, v and where tokens lie.
+    pub(super) fn parts(&self) -> (View<'c, T>, View<'c, T>, Place<'c>) {
+        (self.k, self.v, Place::Pages { table: self.table, lens: self.lens })
     }
 
     /// Key of one token. Empty where there is none.

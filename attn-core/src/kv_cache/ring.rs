@@ -12,6 +12,7 @@
 //! length that a model was trained for: StreamingLLM's choice.
 
 use super::attend;
+use super::cache_view::Place;
 use super::slots::{Held, Slots};
 use super::{check_at_most, check_count, check_new, copy_token};
 use crate::element::Element;
@@ -88,6 +89,11 @@ impl<'c, T: Element> RingCache<'c, T> {
         check_at_most("rope table pairs against head_dim/2", 0, pairs, head_dim / 2)?;
         self.rope = Some(tables);
         Ok(self)
+    }
+
+    /// k, v and where tokens lie.
+    pub(super) fn parts(&self) -> (View<'_, T>, View<'_, T>, Place<'_>) {
+        (self.k.as_view(), self.v.as_view(), Place::Ring { seen: self.seen, slots: self.slots })
     }
 
     /// Tokens seen of each sequence, held or not.

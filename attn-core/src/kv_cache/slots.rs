@@ -78,6 +78,13 @@ impl Held {
         }
     }
 
+    /// How many tokens from the `i`-th on lie in neighbouring slots, if there are so many.
+    #[inline]
+    pub(crate) fn side_by_side(&self, i: usize) -> usize {
+        let end = if i < self.slots.sinks { self.slots.sinks } else { self.slots.most() };
+        end.wrapping_sub(self.slot(i))
+    }
+
     /// The place in the stream of the `i`-th token.
     pub(crate) fn position(&self, i: usize) -> usize {
         if i < self.slots.sinks { i } else { self.gone.saturating_add(i) }
@@ -102,6 +109,10 @@ mod tests {
                 let found: Vec<_> = (0..held.len).map(|i| memory[held.slot(i)]).collect();
                 let want: Vec<_> = (0..=token).filter(|&j| token - j < window || j < sinks).collect();
                 assert_eq!((&places, &found), (&want, &want), "sinks {sinks}, window {window}, token {token}");
+                for i in 0..held.len {
+                    let run = held.side_by_side(i).min(held.len - i);
+                    assert!(run > 0 && (0..run).all(|n| held.slot(i + n) == held.slot(i) + n));
+                }
             }
         }
     }
