@@ -1,7 +1,9 @@
 //! Multi-core exact attention: `attn-simd`'s kernels over rayon, bit-identical for every thread count.
 //!
 //! A call is cut into blocks of query rows, heaviest first; the threads of the current rayon pool take them one by one from a
-//! shared counter. Each row is computed by one thread from start to end, so that its bits do not depend on how many there are.
+//! shared counter. Each row is computed by one thread from start to end, so that its bits do not depend on how many there are. With
+//! few queries the keys are cut instead, at fixed places, and the parts of a row are merged in a fixed tree: one token against one
+//! long sequence keeps all threads busy, with the same bits for any number of them.
 //! There is no pool of our own: inside `pool.install(|| ..)` the caller's pool is used, else rayon's global one, and
 //! `RAYON_NUM_THREADS` is respected. A process that forks after a call may call in the child too: the global pool's threads do
 //! not exist there, so calls from outside a pool start threads of their own.
@@ -17,9 +19,14 @@
 
 mod module;
 mod run;
+mod split;
+mod step;
+mod threads;
 
+pub use attn_simd::decode::{Queries, Step};
 pub use module::Kernels;
 pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
+pub use step::{attend_cache, run_step};
 
 // The examples of the pages that people read first are run as tests here, where all engines are at hand.
 #[cfg(doctest)]

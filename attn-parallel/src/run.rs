@@ -1,10 +1,13 @@
 //! Runs a plan on the threads of the current rayon pool.
 
 use std::cell::RefCell;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, Result, View};
-use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
+use attn_simd::{KernelElement, Level, Line, Plan, Work, Workspace};
+
+use crate::split;
+use crate::threads::on_threads;
 
 /// Computes attention on the threads of the current rayon pool, at the best level of this machine (or the one that
 /// `ATTN_LEVEL` names).
@@ -78,10 +81,7 @@ pub fn run_plan_on<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     v: View<'_, T>,
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
-    let work = plan.work(q, k, v, outputs)?;
-    let task = || with_scratch(&work, plan.workspace_lines());
-    let others = useful_threads(plan, &work, threads) - 1;
-    spread((0..others).map(|_| task), task)
+    run_with(&Own, threads, plan, plan.work(q, k, v, outputs)?, size_of::<T>())
 }
 
 /// As [`run_plan`], with scratch of the caller's, one for each thread that may work (none: an error). Scratch that is large
@@ -98,91 +98,79 @@ pub fn run_plan_in<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     v: View<'_, T>,
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
-    let most = scratch.len();
-    let Some((mine, others)) = scratch.split_first_mut() else {
-        return Err(AttnError::TooShort { what: "workspaces", needed: 1, found: 0 });
-    };
-    let (work, lines) = (plan.work(q, k, v, outputs)?, plan.workspace_lines());
-    let others = others.iter_mut().take(useful_threads(plan, &work, most) - 1);
-    let work = &work;
-    spread(others.map(|scratch| move || work.run(scratch.lines(lines))), || work.run(mine.lines(lines)))
+    AttnError::check_len("workspaces", 1, scratch.len())?;
+    let threads = scratch.len();
+    run_with(&Given(Mutex::new(scratch.iter_mut())), threads, plan, plan.work(q, k, v, outputs)?, size_of::<T>())
 }
 
-/// How many threads of the current pool to use, at least 1. A pool is asked for (and started) only where it pays.
-fn useful_threads<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, work: &Work<'_>, most: usize) -> usize {
-    let useful = most.min(work.blocks()).min(worth_waking(plan.shape()));
-    if useful <= 1 { 1 } else { useful.min(rayon::current_num_threads()).max(1) }
-}
-
-/// Runs each task on a thread of its own, and `mine` here.
-fn spread<F: FnOnce() -> Result<()> + Send>(
-    others: impl ExactSizeIterator<Item = F> + Send,
-    mine: impl FnOnce() -> Result<()> + Send,
+/// Runs what a plan has cut, on at most `threads` threads. A pool is asked for (and started) only where it pays.
+fn run_with<M: Modifier + Sync>(
+    scratch: &impl Scratch,
+    threads: usize,
+    plan: &Plan<'_, '_, M>,
+    work: Work<'_>,
+    element: usize,
 ) -> Result<()> {
-    if others.len() == 0 {
-        return mine();
-    }
-    let failed = Mutex::new(Ok(()));
-    let run = |task: F| {
-        if let Err(e) = task()
-            && let Ok(mut failed) = failed.lock()
-        {
-            *failed = Err(e);
+    let lines = plan.workspace_lines();
+    match work {
+        Work::Blocks(blocks) => {
+            let useful = threads.min(blocks.count()).min(worth_computing(plan.shape()));
+            on_threads(useful, &|| scratch.with(lines, &mut |lines| blocks.run(lines)))
         }
-    };
-    let run = &run;
-    if pool_was_lost() {
-        std::thread::scope(|scope| {
-            others.for_each(|task| {
-                scope.spawn(move || run(task));
-            });
-            mine()
-        })?;
-    } else {
-        rayon::scope(|scope| {
-            // This thread works too: in a pool it is one of the workers.
-            others.for_each(|task| scope.spawn(move |_| run(task)));
-            mine()
-        })?;
+        Work::Split(call) => {
+            let useful = threads.min(call.parts_at_most()).min(worth_reading(plan.shape(), element));
+            split::run(call, useful, scratch)
+        }
     }
-    failed.into_inner().unwrap_or(Ok(()))
 }
 
-/// Whether the pool that would be used is the global one of another process: `fork` copies its memory, not its threads, and
-/// whoever waits for them waits for ever. Known where this crate used the pool before the fork.
-#[cfg(unix)]
-fn pool_was_lost() -> bool {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static OWNER: AtomicU32 = AtomicU32::new(0);
-    if rayon::current_thread_index().is_some() {
-        return false; // a worker asks, so its pool is alive
-    }
-    let this = std::process::id();
-    OWNER.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_err_and(|owner| owner != this)
+/// Scratch for whichever thread asks.
+pub(crate) trait Scratch: Sync {
+    /// Calls `f` with so many lines; does nothing where no scratch is left.
+    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()>;
 }
 
-#[cfg(not(unix))]
-fn pool_was_lost() -> bool {
-    false
+/// Each thread's own, kept for its next call; fresh where a closure of the caller has come back here.
+pub(crate) struct Own;
+
+impl Scratch for Own {
+    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()> {
+        thread_local! {
+            static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
+        }
+        SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+            Ok(mut scratch) => f(scratch.lines(lines)),
+            Err(_) => f(Workspace::new().lines(lines)),
+        })
+    }
+}
+
+/// The caller's, one for each thread.
+struct Given<'s>(Mutex<std::slice::IterMut<'s, Workspace>>);
+
+impl Scratch for Given<'_> {
+    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()> {
+        let next = self.0.lock().unwrap_or_else(PoisonError::into_inner).next();
+        next.map_or(Ok(()), |workspace| f(workspace.lines(lines)))
+    }
 }
 
 /// Work that pays for waking another thread, in FLOPs: some ten microseconds of it.
 const FLOPS_PER_THREAD: f64 = 2e6;
 
 /// How many threads a call of this size is worth, if nothing were masked. The result does not depend on it.
-fn worth_waking(shape: &AttnShape) -> usize {
+fn worth_computing(shape: &AttnShape) -> usize {
     let pairs = shape.rows() as f64 * shape.kv_len as f64;
     let flops = 2.0 * pairs * (shape.head_dim as f64 + shape.value_dim as f64);
     (flops / FLOPS_PER_THREAD) as usize + 1 // a cast from float saturates
 }
 
-/// Works with this thread's own scratch, or with fresh scratch where a closure of the caller has come back here.
-fn with_scratch(work: &Work<'_>, lines: usize) -> Result<()> {
-    thread_local! {
-        static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
-    }
-    SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
-        Ok(mut scratch) => work.run(scratch.try_lines(lines)?),
-        Err(_) => work.run(Workspace::new().try_lines(lines)?),
-    })
+/// Keys and values that pay for waking another thread, in bytes: some ten microseconds of reading.
+pub(crate) const BYTES_PER_THREAD: f64 = 256e3;
+
+/// How many threads a call is worth that does little more than read keys and values, if nothing were masked.
+fn worth_reading(shape: &AttnShape, element: usize) -> usize {
+    let rows = shape.batch as f64 * shape.kv_heads as f64 * shape.kv_len as f64;
+    let bytes = rows * (shape.head_dim as f64 + shape.value_dim as f64) * element as f64;
+    (bytes / BYTES_PER_THREAD) as usize + 1
 }

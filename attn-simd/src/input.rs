@@ -1,8 +1,10 @@
 //! The tensors that kernels read: f32, f16 or bf16, behind one type, so that kernels are compiled once per instruction set.
 
 use attn_core::half::{bf16, f16};
+use attn_core::kv_cache::CacheView;
 use attn_core::{Dtype, Element, View, ViewMut};
 
+use crate::decode::{RowTarget, Source};
 use crate::output::Target;
 
 /// A view of any element type that the kernels take.
@@ -43,6 +45,12 @@ pub trait KernelElement: Element<Compute = f32> {
     /// Wraps an output.
     #[doc(hidden)]
     fn target(view: ViewMut<'_, Self>) -> Target<'_>;
+    /// Wraps an output of the decode kernel.
+    #[doc(hidden)]
+    fn row_target(view: ViewMut<'_, Self>) -> RowTarget<'_>;
+    /// Wraps a cache.
+    #[doc(hidden)]
+    fn source(cache: CacheView<'_, Self>) -> Source<'_>;
 }
 
 macro_rules! kernel_element {
@@ -53,6 +61,12 @@ macro_rules! kernel_element {
             }
             fn target(view: ViewMut<'_, Self>) -> Target<'_> {
                 Target::$variant(crate::output::RawView::new(view))
+            }
+            fn row_target(view: ViewMut<'_, Self>) -> RowTarget<'_> {
+                RowTarget::$variant(view)
+            }
+            fn source(cache: CacheView<'_, Self>) -> Source<'_> {
+                Source::$variant(cache)
             }
         }
     )*};

@@ -18,6 +18,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
 pub(crate) mod product;
+pub(crate) mod rows;
 
 use attn_core::half::{bf16, f16};
 
@@ -133,6 +134,56 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         self.load(&low)
     }
 
+    /// Widens `LANES` halves at any address; exact.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` elements.
+    #[inline(always)]
+    unsafe fn load_f16_ptr(self, src: *const f16) -> Self::F {
+        // SAFETY: the caller vouches for as many elements.
+        self.load_f16(unsafe { core::slice::from_raw_parts(src, Self::LANES) })
+    }
+    /// Widens `LANES` bfloat16 at any address; exact.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` elements.
+    #[inline(always)]
+    unsafe fn load_bf16_ptr(self, src: *const bf16) -> Self::F {
+        let mut lanes = [0.0; 16];
+        for (n, x) in lanes.iter_mut().take(Self::LANES).enumerate() {
+            // SAFETY: n is below LANES, and the caller vouches for as many elements.
+            *x = f32::from_bits(u32::from(unsafe { (*src.add(n)).to_bits() }) << 16);
+        }
+        self.load(&lanes)
+    }
+    /// Widens `LANES` signed bytes at any address; exact.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` elements.
+    #[inline(always)]
+    unsafe fn load_i8_ptr(self, src: *const i8) -> Self::F {
+        let mut lanes = [0.0; 16];
+        for (n, x) in lanes.iter_mut().take(Self::LANES).enumerate() {
+            // SAFETY: n is below LANES, and the caller vouches for as many elements.
+            *x = f32::from(unsafe { *src.add(n) });
+        }
+        self.load(&lanes)
+    }
+
+    /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be added to give the
+    /// sum of vector `n`.
+    fn sum_fours(self, x: [Self::F; 4]) -> Self::F;
+    /// Finishes the sums of the first `LANES/4` of these: lane `4i + n` is the sum of vector `n` of the `i`-th
+    /// [`sum_fours`](Self::sum_fours). Every vector is added up in the same order, whichever its place.
+    fn join_fours(self, x: [Self::F; 4]) -> Self::F;
+    /// The largest lane; where one is NaN, any.
+    #[inline(always)]
+    fn max_across(self, x: Self::F) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        self.store(x, &mut lanes);
+        lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+    }
+
     /// 64 bools as bits, the first in the lowest.
     #[inline(always)]
     fn pack_bools(self, keep: &[bool; 64]) -> u64 {
@@ -142,6 +193,9 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// Asks for a cache line to be read (or, with `WRITE`, owned) soon. Any address may be given.
     #[inline(always)]
     fn prefetch<const WRITE: bool>(self, _address: *const u8) {}
+    /// Asks for a cache line to be brought into the second-level cache. Any address may be given.
+    #[inline(always)]
+    fn prefetch_far(self, _address: *const u8) {}
 
     /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! One call as the kernels see it: no type parameters, everything that can be decided once decided.
 
+use core::ops::Deref;
+
 use attn_core::{Alibi, AttnShape, Bias, Dropout, Mask, Modifier, Problem};
 
 use crate::input::Input;
@@ -102,15 +104,41 @@ impl<M: Modifier> Run<()> for Visible<'_, M> {
     }
 }
 
-/// One call, ready to run.
+/// One call of the tiled kernel, ready to run.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'j> {
-    pub(crate) level: Level,
-    pub(crate) shape: AttnShape,
+    pub(crate) scoring: Scoring<'j>,
     pub(crate) tiles: Tiles,
     pub(crate) q: Input<'j>,
     pub(crate) k: Input<'j>,
     pub(crate) v: Input<'j>,
+}
+
+impl<'j> Job<'j> {
+    /// From a checked problem.
+    pub(crate) fn new<M: Modifier + Sync>(
+        problem: &'j Problem<'j, 'j, M>,
+        level: Level,
+        [q, k, v]: [Input<'j>; 3],
+    ) -> Self {
+        Self { scoring: Scoring::new(problem, level), tiles: Tiles::of(level), q, k, v }
+    }
+}
+
+impl<'j> Deref for Job<'j> {
+    type Target = Scoring<'j>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Scoring<'j> {
+        &self.scoring
+    }
+}
+
+/// What happens to scores, whatever kernel computes them.
+#[derive(Clone, Copy)]
+pub(crate) struct Scoring<'j> {
+    pub(crate) level: Level,
+    pub(crate) shape: AttnShape,
     pub(crate) mask: &'j Mask<'j>,
     /// Whether what each row sees is a range of keys.
     pub(crate) ranges: bool,
@@ -129,23 +157,14 @@ pub(crate) struct Job<'j> {
     pub(crate) to_ln: f64,
 }
 
-impl<'j> Job<'j> {
+impl<'j> Scoring<'j> {
     /// From a checked problem.
-    pub(crate) fn new<M: Modifier + Sync>(
-        problem: &'j Problem<'j, 'j, M>,
-        level: Level,
-        inputs: [Input<'j>; 3],
-    ) -> Self {
+    pub(crate) fn new<M: Modifier + Sync>(problem: &'j Problem<'j, 'j, M>, level: Level) -> Self {
         let attn = problem.attn();
         let Factors { mod_scale, q_factor, to_ln } = Factors::of(problem);
-        let [q, k, v] = inputs;
         Self {
             level,
             shape: *problem.shape(),
-            tiles: Tiles::of(level),
-            q,
-            k,
-            v,
             mask: attn.get_mask(),
             ranges: attn.get_mask().is_ranges() && !M::VISIBLE,
             bias: attn.get_bias(),

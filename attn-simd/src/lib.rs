@@ -37,6 +37,7 @@
 
 extern crate alloc;
 
+pub mod decode;
 mod input;
 mod isa;
 mod job;
@@ -53,7 +54,7 @@ mod workspace;
 
 pub use input::{Input, KernelElement};
 pub use level::{Level, LevelError, TileModel};
-pub use plan::{Explain, Plan, Work};
+pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use workspace::{Line, Workspace};
 
 use attn_core::{Attention, AttnShape, Modifier, Outputs, Result, View};

@@ -282,7 +282,7 @@ unsafe fn fill<T: Copy>(
 
 /// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
 #[inline(always)]
-fn round_bf16(x: f32) -> bf16 {
+pub(crate) fn round_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // A NaN must not be carried over into infinity or a number.

@@ -4,8 +4,9 @@ use core::fmt;
 
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Modifier, Outputs, Precision, Problem, Result, View};
 
+use crate::decode::{self, Split};
 use crate::input::KernelElement;
-use crate::job::{Job, log2_scale};
+use crate::job::{Job, Scoring, log2_scale};
 use crate::kernel::{pack, sweep};
 use crate::level::Level;
 use crate::output::Queue;
@@ -36,6 +37,17 @@ pub struct Plan<'p, 'a, M = ()> {
     problem: Problem<'p, 'a, M>,
     level: Level,
     tiles: Tiles,
+    kernel: Kernel,
+}
+
+/// Which kernel a plan runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// Blocks of queries over tiles of keys: lanes are queries.
+    Tiled,
+    /// Few queries over many keys, all heads of a group at once: lanes are channels.
+    Decode,
 }
 
 impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
@@ -52,7 +64,9 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
                 return Err(AttnError::Overflow { what });
             }
         }
-        Ok(Self { problem, level, tiles })
+        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries.
+        let decode = attn.is_reproducible() || decode::is_few(&shape);
+        Ok(Self { problem, level, tiles, kernel: if decode { Kernel::Decode } else { Kernel::Tiled } })
     }
 
     /// The sizes.
@@ -65,6 +79,15 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         self.level
     }
 
+    /// The kernel that runs.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
+    pub(crate) fn problem(&self) -> &Problem<'p, 'a, M> {
+        &self.problem
+    }
+
     fn scratch(&self, pack_k: bool) -> Scratch {
         if self.shape().rows() == 0 {
             return Scratch::default(); // no block will ask for it, and the dims of a tensor without rows may be anything
@@ -73,15 +96,18 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     }
 
     /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len` or
-    /// `kv_len` beyond some tiles.
+    /// `kv_len` beyond some tiles, but for the logarithm of `kv_len` where [few queries](Kernel::Decode) are decoded.
     pub fn workspace_lines(&self) -> usize {
         const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        if self.kernel == Kernel::Decode {
+            return decode::lines(self.level.vectors(), self.shape());
+        }
         let pairs = TYPES.into_iter().flat_map(|input| TYPES.map(|output| (input, output)));
         let lines = |(input, output)| self.tile_layout(input, output).map_or(0, |layout| layout.lines());
         self.vector_lines() + pairs.map(lines).max().unwrap_or(0)
     }
 
-    /// Lines of scratch of the kernels on vectors.
+    /// Lines of scratch of the tiled kernel on vectors.
     fn vector_lines(&self) -> usize {
         let Scratch { q, scores, out, row, k, v, bias } = self.scratch(true);
         [q, scores, out, row, row, row, k, v, bias].into_iter().map(lines_for).sum()
@@ -115,10 +141,13 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         workspace: &mut [Line],
     ) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
-        self.work(q, k, v, outputs)?.run(workspace)
+        match self.work(q, k, v, outputs)? {
+            Work::Blocks(blocks) => blocks.run(workspace),
+            Work::Split(split) => split.run(workspace),
+        }
     }
 
-    /// Cuts the call into blocks that several threads can work on.
+    /// Cuts the call into what several threads can work on.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -146,6 +175,15 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         if outputs.weights.is_some() {
             return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
         }
+        if self.kernel == Kernel::Decode {
+            return Ok(Work::Split(decode::split(
+                Scoring::new(&self.problem, self.level.vectors()),
+                q,
+                k,
+                v,
+                outputs,
+            )?));
+        }
         let Outputs { out, lse, .. } = outputs;
         let job = Job::new(&self.problem, self.level.vectors(), [T::input(q), T::input(k), T::input(v)]);
         let layout = self.tile_layout(T::DTYPE, O::DTYPE).ok();
@@ -153,20 +191,32 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         let queue = Queue::new(O::target(out), lse, shape, rows);
         let scratch = self.scratch(!pack::is_direct(&job.k));
         let lines = self.workspace_lines();
-        Ok(Work { level: self.level, job, queue, layout, scratch, vector_lines: self.vector_lines(), lines })
+        let vector_lines = self.vector_lines();
+        Ok(Work::Blocks(Blocks { level: self.level, job, queue, layout, scratch, vector_lines, lines }))
     }
 
     /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
     pub fn explain(&self, dtype: Dtype) -> Explain {
         let layout = self.tile_layout(dtype, dtype);
-        let precision = self.problem.attn().get_precision();
-        Explain { level: self.level, tiles: self.tiles, layout, dtype, precision, lines: self.workspace_lines() }
+        let attn = self.problem.attn();
+        let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
+        let (level, tiles, kernel, lines) = (self.level, self.tiles, self.kernel, self.workspace_lines());
+        Explain { level, tiles, kernel, layout, dtype, precision, lines, reproducible }
     }
+}
+
+/// One call, to be shared by threads.
+#[derive(Debug)]
+pub enum Work<'w> {
+    /// Many queries: blocks of them, each computed by one thread.
+    Blocks(Blocks<'w>),
+    /// Few queries: parts of the keys, merged at the end.
+    Split(Split<'w>),
 }
 
 /// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of them, and
 /// the result is the same bits whoever does.
-pub struct Work<'w> {
+pub struct Blocks<'w> {
     level: Level,
     job: Job<'w>,
     queue: Queue<'w>,
@@ -177,9 +227,15 @@ pub struct Work<'w> {
     lines: usize,
 }
 
-impl Work<'_> {
+impl fmt::Debug for Blocks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("level", &self.level).field("count", &self.count()).finish_non_exhaustive()
+    }
+}
+
+impl Blocks<'_> {
     /// Blocks in all.
-    pub fn blocks(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.queue.len()
     }
 
@@ -205,13 +261,20 @@ impl Work<'_> {
 pub struct Explain {
     level: Level,
     tiles: Tiles,
+    kernel: Kernel,
     layout: core::result::Result<Layout, Obstacle>,
     dtype: Dtype,
     precision: Precision,
     lines: usize,
+    reproducible: bool,
 }
 
 impl Explain {
+    /// The kernel that runs.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
     /// The level that was asked for.
     pub fn level(&self) -> Level {
         self.level
@@ -226,6 +289,17 @@ impl Explain {
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (dtype, scratch) = (self.dtype.name(), self.lines * 64 / 1024);
+        if self.kernel == Kernel::Decode {
+            let (level, rows, keys) = (self.level.vectors().name(), decode::MAX_ROWS, decode::CHUNK);
+            write!(f, "{level}-{dtype}-decode-r{rows}k{keys}: {scratch} KiB of scratch a thread")?;
+            if self.dtype != Dtype::F32 {
+                write!(f, "; computed in f32, widened in registers")?;
+            }
+            return match self.reproducible {
+                true => write!(f, "; one order of accumulation for every number of queries, which is slower for many"),
+                false => write!(f, "; few queries: all heads of a group share one pass over keys and values"),
+            };
+        }
         match self.layout {
             Ok(layout) => {
                 let (level, keys, queries) = (self.level.name(), layout.chunks * SIDE, layout.rows());

@@ -28,6 +28,34 @@ pub fn fma_peak(level: Level, seconds: f64) -> f64 {
     2.0 * (STEPS * level.lanes()) as f64 / best
 }
 
+/// Reads all of `data` once, in order, with vector loads and next to nothing else: the yardstick for what must pass over keys and
+/// values. Returns the largest element.
+///
+/// ```
+/// assert_eq!(attn_simd::probe::read(attn_simd::Level::detect(), &[1.0, 3.0, 2.0]), 3.0);
+/// ```
+pub fn read(level: Level, data: &[f32]) -> f32 {
+    level.run(Read(data))
+}
+
+struct Read<'d>(&'d [f32]);
+
+impl Run<f32> for Read<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> f32 {
+        const CHAINS: usize = 8;
+        let mut top = [isa.splat(f32::NEG_INFINITY); CHAINS];
+        let lines = self.0.chunks_exact(CHAINS * I::LANES);
+        let rest = lines.remainder().iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        for line in lines {
+            for (n, top) in top.iter_mut().enumerate() {
+                *top = isa.max(isa.load(&line[n * I::LANES..]), *top);
+            }
+        }
+        top.into_iter().fold(rest, |a, x| a.max(isa.max_across(x)))
+    }
+}
+
 /// Runs the chains and says how many there were.
 struct Chains;
 

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
 
+use crate::isa::rows::Stored;
 use crate::tile::unit::Tile;
 
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
@@ -102,6 +103,15 @@ impl<'w> Cutter<'w> {
         // which is as far as a tile must be aligned. The borrow of the floats is given up for that of the tiles.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Tile>(), count) }
     }
+}
+
+/// Scratch as elements of another type that caches are stored in.
+pub(crate) fn elements_of<T: Stored>(floats: &mut [f32]) -> &mut [T] {
+    const { assert!(size_of::<T>() <= size_of::<f32>() && align_of::<T>() <= align_of::<f32>()) }
+    let len = floats.len();
+    // SAFETY: the memory of `len` floats holds as many elements that are not larger nor more aligned; any bits are a value of
+    // either type; the exclusive borrow of the floats is given up for that of the elements.
+    unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<T>(), len) }
 }
 
 /// Lines that hold `len` floats.

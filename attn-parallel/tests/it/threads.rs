@@ -86,3 +86,22 @@ fn a_closure_may_attend_itself() {
     attn_parallel::forward(&Attention::new(), x, x, x, to(&mut b)).unwrap();
     assert_eq!(a, b);
 }
+
+#[test]
+fn decoding_gives_the_same_bits_for_one_to_sixteen_threads() {
+    let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
+    for (shape, attn) in [
+        (AttnShape::new([1, 4, 1, 40], [1, 1, 5000, 40], [1, 1, 5000, 24]).unwrap(), Attention::new()),
+        (AttnShape::new([3, 8, 4, 32], [3, 2, 1700, 32], [3, 2, 1700, 32]).unwrap(), causal),
+        (AttnShape::new([1, 2, 900, 16], [1, 2, 900, 16], [1, 2, 900, 16]).unwrap(), causal.reproducible()),
+    ] {
+        for level in Level::available() {
+            let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            let want = alone.install(|| bits(&attn, shape, level));
+            for threads in [2, 3, 8, 16] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                assert!(pool.install(|| bits(&attn, shape, level)) == want, "{shape:?}, {level:?}, {threads} threads");
+            }
+        }
+    }
+}

@@ -171,6 +171,50 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_ptr(self, src: *const f16) -> __m256 {
+        // SAFETY: the caller vouches for eight halves; the token proves F16C.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(src.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_ptr(self, src: *const bf16) -> __m256 {
+        // SAFETY: the caller vouches for eight elements of two bytes; the token proves AVX2.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8_ptr(self, src: *const i8) -> __m256 {
+        // SAFETY: the caller vouches for eight bytes; the token proves AVX2.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(src.cast()))) }
+    }
+
+    #[inline(always)]
+    fn sum_fours(self, [a, b, c, d]: [__m256; 4]) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe {
+            let pair = |a, b| _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+            let (ab, cd) = (pair(a, b), pair(c, d));
+            let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
+            _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high))
+        }
+    }
+    #[inline(always)]
+    fn join_fours(self, [a, b, _, _]: [__m256; 4]) -> __m256 {
+        // SAFETY: the token proves AVX.
+        unsafe { _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)) }
+    }
+    #[inline(always)]
+    fn max_across(self, x: __m256) -> f32 {
+        // SAFETY: the token proves AVX.
+        unsafe {
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+
+    #[inline(always)]
     fn pack_bools(self, keep: &[bool; 64]) -> u64 {
         // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX2.
         unsafe {
@@ -193,6 +237,12 @@ impl Isa for Avx2 {
                 _mm_prefetch::<_MM_HINT_T0>(address.cast());
             }
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

@@ -181,6 +181,49 @@ impl Isa for Avx512 {
             _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(odd)))
         }
     }
+    #[inline(always)]
+    unsafe fn load_f16_ptr(self, src: *const f16) -> __m512 {
+        // SAFETY: the caller vouches for sixteen halves; the token proves AVX-512F.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_ptr(self, src: *const bf16) -> __m512 {
+        // SAFETY: the caller vouches for sixteen elements of two bytes; the token proves AVX-512F.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8_ptr(self, src: *const i8) -> __m512 {
+        // SAFETY: the caller vouches for sixteen bytes; the token proves AVX-512F.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(src.cast()))) }
+    }
+
+    #[inline(always)]
+    fn sum_fours(self, [a, b, c, d]: [__m512; 4]) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            let pair = |a, b| _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+            let (ab, cd) = (pair(a, b), pair(c, d));
+            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+            _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+        }
+    }
+    #[inline(always)]
+    fn join_fours(self, [a, b, c, d]: [__m512; 4]) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            // Even quarters of both, and odd ones of both, are added; twice.
+            let fold = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            fold(fold(a, b), fold(c, d))
+        }
+    }
+    #[inline(always)]
+    fn max_across(self, x: __m512) -> f32 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
 
     #[inline(always)]
     fn pack_bools(self, keep: &[bool; 64]) -> u64 {
@@ -201,6 +244,12 @@ impl Isa for Avx512 {
                 _mm_prefetch::<_MM_HINT_T0>(address.cast());
             }
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

@@ -118,6 +118,16 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn sum_fours(self, x: [f32x4; 4]) -> f32x4 {
+        let [a, b, c, d] = f32x4::transpose(x);
+        (a + c) + (b + d)
+    }
+    #[inline(always)]
+    fn join_fours(self, [a, _, _, _]: [f32x4; 4]) -> f32x4 {
+        a
+    }
+
+    #[inline(always)]
     unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
         // SAFETY: the caller vouches for 4 rows of 4 floats on either side.
         unsafe {

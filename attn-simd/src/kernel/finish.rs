@@ -55,7 +55,7 @@ pub(crate) fn write<I: Isa>(
 }
 
 /// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.
-fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f32, f32) {
+pub(crate) fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f32, f32) {
     match sink {
         _ if max.is_nan() || sum.is_nan() => (f32::NAN, f32::NAN),
         None if sum == 0.0 => (0.0, f32::NEG_INFINITY),

@@ -1,5 +1,7 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
+mod caches;
+mod decode;
 mod edges;
 mod laws;
 mod level;

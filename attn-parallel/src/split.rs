@@ -1,0 +1,66 @@
+//! Few queries over many keys: the parts of a decode call on the threads of the current rayon pool.
+//!
+//! Threads take parts of the keys one by one and leave behind a state each; the caller's thread merges those in a fixed tree and
+//! writes the output. Which thread took what, and into how many parts the call was cut, changes no bit. The states lie in scratch of
+//! the caller's thread that is kept for the next call: a step of decoding allocates nothing.
+
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use attn_core::Result;
+use attn_simd::decode::{Part, Parts, Split};
+
+use crate::run::Scratch;
+use crate::threads::on_threads;
+
+/// Runs a decode call on at most `threads` threads.
+pub(crate) fn run(split: Split<'_>, threads: usize, scratch: &impl Scratch) -> Result<()> {
+    let lines = split.workspace_lines();
+    if threads <= 1 {
+        let mut split = Some(split);
+        return scratch.with(lines, &mut |lines| split.take().map_or(Ok(()), |split| split.run(lines)));
+    }
+    let cut = split.cut(threads);
+    with_states(split.states_len(cut), |states| {
+        let queue = Mutex::new(Queue { parts: split.parts(cut), states: &mut *states });
+        on_threads(threads, &|| {
+            scratch.with(lines, &mut |lines| {
+                while let Some((part, state)) = next(&queue) {
+                    split.compute(&part, state, lines)?;
+                }
+                Ok(())
+            })
+        })?;
+        split.finish(cut, states)
+    })
+}
+
+/// Parts that nobody has taken, and the states that they will leave behind.
+struct Queue<'q, 's, 'w> {
+    parts: Parts<'q, 'w>,
+    states: &'s mut [f32],
+}
+
+fn next<'s>(queue: &Mutex<Queue<'_, 's, '_>>) -> Option<(Part, &'s mut [f32])> {
+    let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+    let part = queue.parts.next()?;
+    let (state, later) = std::mem::take(&mut queue.states).split_at_mut_checked(part.state_len())?;
+    queue.states = later;
+    Some((part, state))
+}
+
+/// Calls `f` with this thread's own states, or with fresh ones where a closure of the caller has come back here.
+fn with_states<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    thread_local! {
+        static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+    STATES.with(|states| match states.try_borrow_mut() {
+        Ok(mut states) => {
+            if states.len() < len {
+                states.resize(len, 0.0);
+            }
+            f(&mut states[..len])
+        }
+        Err(_) => f(&mut vec![0.0; len]),
+    })
+}

@@ -1,0 +1,78 @@
+//! The same work on several threads of the current rayon pool, without allocating.
+
+use attn_core::Result;
+
+/// Calls `work` on this thread and, where they are free, on others of the pool: `threads` at most, no more than it has. All calls
+/// share the same work: one that comes late finds nothing left. Returns the first error.
+///
+/// A tree of joins: rayon keeps its two halves on the stack, where a scope would box each of its tasks.
+pub(crate) fn on_threads(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
+    if threads <= 1 {
+        return work(); // a pool is not even started
+    }
+    if pool_was_lost() {
+        return std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.min(available())).map(|_| scope.spawn(work)).collect();
+            others
+                .into_iter()
+                .fold(work(), |all, one| all.and(one.join().unwrap_or_else(|e| std::panic::resume_unwind(e))))
+        });
+    }
+    join(threads.min(rayon::current_num_threads()), work)
+}
+
+fn join(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
+    if threads <= 1 {
+        return work();
+    }
+    let half = threads / 2;
+    let (a, b) = rayon::join(|| join(threads - half, work), || join(half, work));
+    a.and(b)
+}
+
+fn available() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Whether the pool that would be used is the global one of another process: `fork` copies its memory, not its threads, and
+/// whoever waits for them waits for ever. Known where this crate used the pool before the fork.
+#[cfg(unix)]
+fn pool_was_lost() -> bool {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static OWNER: AtomicU32 = AtomicU32::new(0);
+    if rayon::current_thread_index().is_some() {
+        return false; // a worker asks, so its pool is alive
+    }
+    let this = std::process::id();
+    OWNER.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_err_and(|owner| owner != this)
+}
+
+#[cfg(not(unix))]
+fn pool_was_lost() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use attn_core::AttnError;
+
+    use super::*;
+
+    #[test]
+    fn as_many_calls_as_threads_and_the_first_error() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(5).build().unwrap();
+        for threads in 1..=9 {
+            let count = AtomicUsize::new(0);
+            let work = || {
+                count.fetch_add(1, Relaxed);
+                Ok(())
+            };
+            pool.install(|| on_threads(threads, &work)).unwrap();
+            assert_eq!(count.load(Relaxed), threads.min(5));
+            let error = AttnError::Unsupported { what: "this" };
+            assert_eq!(pool.install(|| on_threads(threads, &|| Err(error))), Err(error));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Where decode rows are written: once, at the end, by one thread.
+
+use attn_core::ViewMut;
+use attn_core::half::{bf16, f16};
+
+use crate::isa::Isa;
+use crate::level::Run;
+
+/// An output of any element type that the kernels take.
+#[derive(Debug)]
+pub enum RowTarget<'o> {
+    /// Single precision.
+    F32(ViewMut<'o, f32>),
+    /// Half precision, rounded once.
+    F16(ViewMut<'o, f16>),
+    /// bfloat16, rounded once.
+    Bf16(ViewMut<'o, bf16>),
+}
+
+impl RowTarget<'_> {
+    /// `[batch, heads, seq, dim]`.
+    pub(super) fn sizes(&self) -> [usize; 4] {
+        match self {
+            Self::F32(view) => view.sizes(),
+            Self::F16(view) => view.sizes(),
+            Self::Bf16(view) => view.sizes(),
+        }
+    }
+}
+
+/// Writes one row, `values · factor`, rounded once where the output is narrower.
+pub(super) struct Write<'w, 'o> {
+    pub(super) target: &'w mut RowTarget<'o>,
+    /// Batch, head and query of the output.
+    pub(super) at: [usize; 3],
+    /// `None` for a row of zeros.
+    pub(super) values: Option<(&'w [f32], f32)>,
+}
+
+impl Run<()> for Write<'_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { target, at, values } = self;
+        let Some((values, factor)) = values else {
+            match target {
+                RowTarget::F32(view) => clear(view, at),
+                RowTarget::F16(view) => clear(view, at),
+                RowTarget::Bf16(view) => clear(view, at),
+            }
+            return;
+        };
+        // A row that has seen nothing is 0, whatever it was multiplied by before.
+        let product = |x: f32| if factor == 0.0 { 0.0 } else { x * factor };
+        match target {
+            RowTarget::F32(view) => put(view, at, values, |dst, src| {
+                dst.iter_mut().zip(src).for_each(|(d, &x)| *d = product(x));
+            }),
+            RowTarget::F16(view) => put(view, at, values, |dst, src| {
+                let (mut wide, mut narrow) = ([0.0f32; 16], [f16::ZERO; 16]);
+                for (dst, src) in dst.chunks_mut(I::LANES).zip(src.chunks(I::LANES)) {
+                    wide.iter_mut().zip(src).for_each(|(w, &x)| *w = product(x));
+                    isa.store_f16(isa.load(&wide), &mut narrow);
+                    dst.copy_from_slice(&narrow[..dst.len()]);
+                }
+            }),
+            RowTarget::Bf16(view) => put(view, at, values, |dst, src| {
+                dst.iter_mut().zip(src).for_each(|(d, &x)| *d = crate::output::round_bf16(product(x)));
+            }),
+        }
+    }
+}
+
+/// A row at once where it lies side by side, else element by element.
+#[inline(always)]
+fn put<T: Copy + Default>(
+    view: &mut ViewMut<'_, T>,
+    [batch, head, query]: [usize; 3],
+    values: &[f32],
+    convert: impl Fn(&mut [T], &[f32]),
+) {
+    if let Some(row) = view.row_mut(batch, head, query) {
+        convert(row, values);
+        return;
+    }
+    for (c, x) in values.iter().enumerate() {
+        let mut one = [T::default()];
+        convert(&mut one, core::slice::from_ref(x));
+        view.set(batch, head, query, c, one[0]);
+    }
+}
+
+/// A row of zeros.
+fn clear<T: Copy + Default>(view: &mut ViewMut<'_, T>, [batch, head, query]: [usize; 3]) {
+    let [.., columns] = view.sizes();
+    for c in 0..columns {
+        view.set(batch, head, query, c, T::default());
+    }
+}

@@ -1,0 +1,145 @@
+//! Attention to some of the keys: what one of several processes or machines computes, to be merged with what the others have.
+//!
+//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::partial`]). The plan is that
+//! of the whole call, so that masks, biases and positions mean what they mean there; k and v hold only the part.
+
+use attn_core::kv_cache::CacheView;
+use attn_core::{AttnError, Modifier, Outputs, Result, View, partial};
+
+use super::chunk::{Buffers, Sizes};
+use super::output::Write;
+use super::split::{Call, Calls, Parts};
+use super::{MAX_ROWS, split};
+use crate::input::KernelElement;
+use crate::job::Scoring;
+use crate::kernel::finish;
+use crate::plan::Plan;
+use crate::workspace::{Cutter, Line};
+
+impl<M: Modifier + Sync> Plan<'_, '_, M> {
+    /// Lines of scratch that [`partial`](Self::partial) needs.
+    pub fn partial_lines(&self) -> usize {
+        super::lines(self.level().vectors(), self.shape())
+    }
+
+    /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`, and leaves
+    /// behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are merged by
+    /// [`attn_core::partial::merge`] and end with [`finish`](Self::finish).
+    ///
+    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`](crate::decode) merges them (two halves of
+    /// a power of two of chunks each), give the bits of the whole call by the decode kernel.
+    ///
+    /// ```
+    /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut, partial};
+    /// use attn_simd::{Level, Line, Plan};
+    /// let shape = AttnShape::new([1, 4, 1, 16], [1, 2, 1000, 16], [1, 2, 1000, 16])?;
+    /// let attn = Attention::new();
+    /// let plan = Plan::new(&attn, shape, Level::detect())?;
+    /// let (q, kv) = (vec![0.5f32; 4 * 16], vec![0.25f32; 2 * 500 * 16]);
+    /// let (q, kv) = (View::new(&q, Layout::Bhsd, [1, 4, 1, 16])?, View::new(&kv, Layout::Bhsd, [1, 2, 500, 16])?);
+    /// // Two processes, each with half of the keys.
+    /// let mut lines = vec![Line::ZERO; plan.partial_lines()];
+    /// let (mut left, mut right) = (vec![0.0; partial::len(&shape)?], vec![0.0; partial::len(&shape)?]);
+    /// plan.partial(0, q, kv, kv, &mut left, &mut lines)?;
+    /// plan.partial(500, q, kv, kv, &mut right, &mut lines)?;
+    /// // One of them, which has been sent the other's rows.
+    /// partial::merge(&mut left, &right, 16)?;
+    /// let mut out = vec![0.0f32; 4 * 16];
+    /// plan.finish(&left, ViewMut::new(&mut out, Layout::Bhsd, shape.output())?)?;
+    /// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Sizes that are not the plan's, keys beyond `kv_len`, rows or scratch of the wrong length; nothing has been written then.
+    pub fn partial<Q: KernelElement, T: KernelElement>(
+        &self,
+        first: usize,
+        q: View<'_, Q>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        rows: &mut [f32],
+        workspace: &mut [Line],
+    ) -> Result<()> {
+        let shape = *self.shape();
+        let ([batch, kv_heads, keys, head_dim], [.., value_dim]) = (k.sizes(), v.sizes());
+        for (what, planned, given) in [
+            ("q batch against the plan", shape.batch, q.sizes()[0]),
+            ("q_heads against the plan", shape.q_heads, q.sizes()[1]),
+            ("q_len against the plan", shape.q_len, q.sizes()[2]),
+            ("q head_dim against the plan", shape.head_dim, q.sizes()[3]),
+            ("k batch against the plan", shape.batch, batch),
+            ("kv_heads against the plan", shape.kv_heads, kv_heads),
+            ("k head_dim against the plan", shape.head_dim, head_dim),
+            ("value_dim against the plan", shape.value_dim, value_dim),
+            ("partial rows (rows · (2 + value_dim))", partial::len(&shape)?, rows.len()),
+        ] {
+            AttnError::check_size(what, planned, given)?;
+        }
+        let source = CacheView::of_part(k, v, first)?;
+        if first + keys > shape.kv_len {
+            return Err(AttnError::Index {
+                what: "end of a part",
+                at: 0,
+                value: first + keys,
+                limit: shape.kv_len + 1,
+            });
+        }
+        AttnError::check_len("workspace lines", self.partial_lines(), workspace.len())?;
+        if shape.rows() == 0 {
+            return Ok(());
+        }
+        let scoring = Scoring::new(self.problem(), self.level().vectors());
+        let call = Call {
+            level: self.level().vectors(),
+            heads: [shape.kv_heads, shape.group()],
+            value_dim,
+            sizes: super::sizes(self.level().vectors(), &shape),
+            calls: Calls::Alike(scoring),
+            source: T::source(source),
+            q: Q::input(q),
+        };
+        debug_assert!(call.sizes != Sizes::default());
+        let (state, lines) = workspace.split_at_mut(split::state_lines(value_dim));
+        let state = Cutter::new(state).floats(call.state_len(MAX_ROWS));
+        let mut buffers = Buffers::new(lines, &call.sizes);
+        let row_len = value_dim + 2;
+        for part in Parts::new(&call, split::Cut::WHOLE) {
+            let (unit, state) = (part.unit(), &mut state[..part.state_len()]);
+            call.compute(&part, state, &mut buffers);
+            for (r, row) in state.chunks_exact(row_len).enumerate() {
+                let (head, query) = unit.row(r, call.heads[1]);
+                let at = shape.row(unit.sequence, head, query) * row_len;
+                rows[at..at + row_len].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a call whose [parts](Self::partial) have been merged: takes the sinks in, divides, and writes outputs and lse.
+    ///
+    /// # Errors
+    /// [`AttnError::Size`] where rows or outputs have not the plan's sizes; nothing has been written then.
+    pub fn finish<'o, O: KernelElement>(&self, rows: &[f32], outputs: impl Into<Outputs<'o, O>>) -> Result<()> {
+        let (shape, outputs) = (*self.shape(), outputs.into());
+        outputs.check(&shape)?;
+        if outputs.weights.is_some() {
+            return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
+        }
+        AttnError::check_size("partial rows (rows · (2 + value_dim))", partial::len(&shape)?, rows.len())?;
+        let Outputs { out, mut lse, .. } = outputs;
+        let (mut target, attn) = (O::row_target(out), self.problem().attn());
+        let kept = attn.get_dropout().factor();
+        for (n, row) in rows.chunks_exact(shape.value_dim + 2).enumerate() {
+            let (pair, query) = (n / shape.q_len, n % shape.q_len);
+            let at = [pair / shape.q_heads, pair % shape.q_heads, query];
+            let sink = attn.get_sinks().map(|sinks| f64::from(sinks[at[1]]));
+            let (factor, row_lse) = finish::close(f64::from(row[0]), f64::from(row[1]), sink, kept);
+            self.level().vectors().run(Write { target: &mut target, at, values: Some((&row[2..], factor)) });
+            if let Some(lse) = lse.as_deref_mut() {
+                lse[n] = row_lse;
+            }
+        }
+        Ok(())
+    }
+}

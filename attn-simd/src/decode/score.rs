@@ -1,0 +1,116 @@
+//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, closures; and what
+//! hides a score.
+//!
+//! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::kernel::score).
+
+use attn_core::Bias;
+
+use crate::isa::Isa;
+use crate::isa::rows::TILE;
+use crate::job::Scoring;
+use crate::kernel::visible::Tile;
+use crate::level::Run;
+use crate::math::tanh;
+
+/// Turns the products of one row into finished scores (temperature is left to the exponent). `tile` has one row. `seen` says which of
+/// its keys are visible; keys whose bias is −∞ are taken out of it.
+#[inline(always)]
+pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, seen: &mut u64, s: &mut [f32]) {
+    let s = &mut s[..tile.keys.next_multiple_of(I::LANES)];
+    match job.softcap {
+        None => {
+            let scale = isa.splat(scale);
+            for x in s.chunks_exact_mut(I::LANES) {
+                isa.store(isa.mul(isa.load(x), scale), x);
+            }
+        }
+        Some((cap, in_caps)) => {
+            let (cap, in_caps) = (isa.splat(cap), isa.splat(in_caps));
+            for x in s.chunks_exact_mut(I::LANES) {
+                let capped = tanh(isa, isa.mul(isa.load(x), in_caps));
+                isa.store(isa.mul(cap, capped), x);
+            }
+        }
+    }
+    if let Some(bias) = job.bias {
+        add_bias(isa, bias, tile, seen, s);
+    }
+    if let Some(alibi) = job.alibi {
+        let slope = isa.splat(-alibi.slopes[tile.head]);
+        let at = alibi.align.offset(job.shape.q_len, job.shape.kv_len).saturating_add_unsigned(tile.query);
+        let mut lane = [0.0f32; 16];
+        for (n, x) in s.chunks_exact_mut(I::LANES).enumerate() {
+            let key = tile.key + n * I::LANES;
+            for (l, d) in lane.iter_mut().enumerate().take(I::LANES) {
+                *d = at.saturating_sub_unsigned(key).saturating_sub_unsigned(l) as f32;
+            }
+            isa.store(isa.mul_add(slope, isa.abs(isa.load(&lane)), isa.load(x)), x);
+        }
+    }
+    if job.closures.has_score() {
+        // The closures take a tile by key; of one row that is the row itself. They are asked about visible keys only.
+        let mut bits = [0u64; TILE];
+        bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *seen >> n & 1);
+        job.closures.score(job.level, tile, 1, Some(&bits), s);
+    }
+}
+
+/// Adds the bias of one row. An entry of −∞ hides the score, even one that is NaN.
+#[inline(always)]
+fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: Tile, seen: &mut u64, s: &mut [f32]) {
+    let mut row = [0.0f32; TILE];
+    let [nb, nh, nq, nk] = bias.sizes();
+    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    let plain = match bias {
+        Bias::F32(view) if nk != 1 => {
+            let row = view.row(pick(tile.batch, nb), pick(tile.head, nh), pick(tile.query, nq));
+            row.as_slice().and_then(|row| row.get(tile.key..tile.key + tile.keys))
+        }
+        _ => None,
+    };
+    match plain {
+        Some(values) => row[..tile.keys].copy_from_slice(values),
+        None => {
+            for (n, x) in row.iter_mut().enumerate().take(tile.keys) {
+                *x = narrow(bias.at(tile.position(0, n)));
+            }
+        }
+    }
+    let hidden = isa.splat(f32::NEG_INFINITY);
+    for (s, b) in s.chunks_exact_mut(I::LANES).zip(row.chunks_exact(I::LANES)) {
+        let b = isa.load(b);
+        isa.store(isa.select(isa.eq(b, hidden), hidden, isa.add(isa.load(s), b)), s);
+    }
+    for (n, &b) in row.iter().enumerate() {
+        *seen &= !(u64::from(b == f32::NEG_INFINITY) << n);
+    }
+}
+
+/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays finite.
+fn narrow(bias: f64) -> f32 {
+    if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
+}
+
+/// [`replace_hidden`] by itself.
+pub(super) struct Replace<'a> {
+    pub(super) row: &'a mut [f32],
+    pub(super) seen: u64,
+    pub(super) other: f32,
+}
+
+impl Run<()> for Replace<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        replace_hidden(isa, self.row, self.seen, self.other);
+    }
+}
+
+/// Puts `other` where the bits of a row are clear.
+#[inline(always)]
+pub(super) fn replace_hidden<I: Isa>(isa: I, row: &mut [f32], seen: u64, other: f32) {
+    let other = isa.splat(other);
+    for (n, x) in row.chunks_exact_mut(I::LANES).enumerate() {
+        let mask = isa.mask_from_bits(seen >> (n * I::LANES));
+        isa.store(isa.select(mask, isa.load(x), other), x);
+    }
+}

@@ -1,0 +1,248 @@
+//! One step of an engine: queries of many sequences against one cache, decode steps and prefill chunks together.
+
+use core::ops::Range;
+
+use attn_core::kv_cache::CacheView;
+use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Modifier, Outputs, Problem, Result, View};
+
+use super::chunk::Sizes;
+use super::source::Source;
+use super::split::{Call, Calls, Sequences, Split};
+use super::{CHUNK, MAX_ROWS, tree};
+use crate::input::KernelElement;
+use crate::job::Scoring;
+use crate::level::Level;
+
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries<'q> {
+    /// q is `[batch, q_heads, q_len, head_dim]`, all of it queries.
+    All,
+    /// q is `[batch, q_heads, q_len, head_dim]`; only the first `lens[b]` rows of sequence `b` are queries. The others are padding:
+    /// their outputs are 0, their lse −∞.
+    First(&'q [usize]),
+    /// q is `[1, q_heads, total, head_dim]`: sequences one after the other, sequence `b` at `cu[b]..cu[b + 1]` (FlashAttention's
+    /// `cu_seqlens`). Rows behind the last are padding.
+    Packed(&'q [usize]),
+}
+
+/// One call over a cache, checked: any mixture of sequences with one query and with many.
+///
+/// Each sequence is a call of its own shape to the options, as in [`attn_core::kv_cache`]: causal at the bottom right, `batch` as in
+/// the cache, its own `kv_len`. A row gets the bits that it gets from a [reproducible](Attention::reproducible) call without a
+/// cache, whatever the layout of the cache, the other sequences and the way the stream was cut into calls.
+///
+/// ```
+/// use attn_core::kv_cache::PagedCache;
+/// use attn_core::{Attention, Layout, View, ViewMut};
+/// use attn_simd::decode::{Queries, Step};
+/// use attn_simd::{Level, Workspace};
+/// // Two sequences of 5 and 3 tokens in pages of 4; the first decodes one token, the second prefills three.
+/// let pages: Vec<f32> = (0..3 * 4 * 16).map(|n| (n as f32).sin()).collect();
+/// let pages = View::new(&pages, Layout::Bshd, [3, 1, 4, 16])?;
+/// let (table, lens) = ([2, 0, 1, -1], [5, 3]);
+/// let cache = PagedCache::new(pages, pages, &table, &lens)?;
+/// let (q, mut out) = (vec![0.5f32; 4 * 16], vec![0.0f32; 4 * 16]);
+/// let q = View::new(&q, Layout::Bhsd, [1, 1, 4, 16])?;
+/// let attn = Attention::new();
+/// let step = Step::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache.view(), Level::detect())?;
+/// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 4, 16])?;
+/// step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
+/// assert_eq!(out[16..32], pages.row(1, 0, 0).iter().collect::<Vec<_>>()); // the second sequence's first token sees itself
+/// # Ok::<(), attn_core::AttnError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'p, 'a, 'c, M = ()> {
+    attn: Attention<'a, &'p M>,
+    /// Sizes of q and of the output, with the longest sequence.
+    shape: AttnShape,
+    /// Longest number of queries of a sequence.
+    most: usize,
+    queries: Queries<'c>,
+    source: Source<'c>,
+    level: Level,
+}
+
+impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
+    /// Checks every sequence: its queries against its tokens, the options against its shape.
+    ///
+    /// # Errors
+    /// [`AttnError`]: sizes that disagree, lengths that do not fit, options without meaning; dropout, which has no place here.
+    pub fn new<T: KernelElement>(
+        attn: &'p Attention<'a, M>,
+        q: [usize; 4],
+        queries: Queries<'c>,
+        cache: CacheView<'c, T>,
+        level: Level,
+    ) -> Result<Self> {
+        if !attn.get_dropout().is_none() {
+            return Err(AttnError::Unsupported { what: "dropout over a cache" });
+        }
+        let [rows, q_heads, q_len, head_dim] = q;
+        let batch = cache.batch();
+        match queries {
+            Queries::All => AttnError::check_size("q batch against the cache's", batch, rows)?,
+            Queries::First(lens) => {
+                AttnError::check_size("q batch against the cache's", batch, rows)?;
+                AttnError::check_size("q_lens against batch", batch, lens.len())?;
+            }
+            Queries::Packed(cu) => {
+                AttnError::check_size("q batch of packed queries", 1, rows)?;
+                AttnError::check_size("cu_q (batch + 1)", batch + 1, cu.len())?;
+                AttnError::check_size("cu_q[0]", 0, cu.first().copied().unwrap_or(0))?;
+                if let Some(at) = (1..cu.len()).find(|&at| cu[at] < cu[at - 1]) {
+                    return Err(AttnError::Order { what: "cu_q", at });
+                }
+                if let Some(&value) = cu.last().filter(|&&end| end > q_len || (batch == 0 && q_len > 0)) {
+                    return Err(AttnError::Index { what: "cu_q", at: batch, value, limit: q_len + 1 });
+                }
+            }
+        }
+        for (what, size) in [("head_dim", head_dim), ("value_dim", cache.v().sizes()[3])] {
+            if size > (isize::MAX as usize) >> 12 {
+                return Err(AttnError::Overflow { what });
+            }
+        }
+        let shape = cache.shape([batch, q_heads, q_len, head_dim])?;
+        let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
+        let mut this = Self {
+            attn: attn.by_ref().mask(mask),
+            shape,
+            most: 0,
+            queries,
+            source: T::source(cache),
+            level: level.vectors(),
+        };
+        for sequence in 0..batch {
+            let (q_len, kv_len) = (this.q_len(sequence), this.source.len(sequence));
+            if q_len > shape.q_len {
+                return Err(AttnError::Index { what: "q_lens", at: sequence, value: q_len, limit: shape.q_len + 1 });
+            }
+            if q_len > 1 && this.source.has_dropped(sequence) {
+                return Err(AttnError::Unsupported {
+                    what: "several queries over a ring that has dropped tokens of theirs",
+                });
+            }
+            if q_len > kv_len {
+                let what = "queries of a sequence against its cached tokens";
+                return Err(AttnError::Index { what, at: sequence, value: q_len, limit: kv_len + 1 });
+            }
+            Problem::of_shape(&this.attn, AttnShape { q_len, kv_len, ..shape })?;
+            this.most = this.most.max(q_len);
+        }
+        Ok(this)
+    }
+
+    /// Bytes of keys and values that all sequences hold: what a step reads at most.
+    pub fn bytes(&self) -> usize {
+        let AttnShape { batch, kv_heads, head_dim, value_dim, .. } = self.shape;
+        let tokens: usize = (0..batch).map(|n| self.source.len(n)).fold(0, usize::saturating_add);
+        let row = (head_dim + value_dim).saturating_mul(self.source.dtype().bytes());
+        tokens.saturating_mul(kv_heads).saturating_mul(row)
+    }
+
+    /// How many times keys and values are gone over at most: once for as many rows as share a pass.
+    pub fn passes(&self) -> usize {
+        self.shape.group().saturating_mul(self.most).div_ceil(MAX_ROWS)
+    }
+
+    /// Lines of scratch that one thread needs.
+    pub fn workspace_lines(&self) -> usize {
+        let sizes = self.sizes();
+        if sizes == Sizes::default() { 0 } else { sizes.lines() + super::split::state_lines(self.shape.value_dim) }
+    }
+
+    fn sizes(&self) -> Sizes {
+        let AttnShape { kv_len, head_dim, value_dim, .. } = self.shape;
+        match self.shape.group().saturating_mul(self.most) {
+            0 => Sizes::default(),
+            rows => {
+                let slots = tree::slots_for(kv_len.div_ceil(CHUNK));
+                Sizes::new(self.level.lanes(), rows.min(MAX_ROWS), [head_dim, value_dim], slots)
+            }
+        }
+    }
+
+    /// The call on tensors of these sizes, to be [run](Split::run) or shared by threads.
+    ///
+    /// # Errors
+    /// [`AttnError::Size`] where q or the outputs have other sizes; [`AttnError::Unsupported`] where the full weights are asked for.
+    pub fn split<'w, 'o: 'w, Q: KernelElement, O: KernelElement>(
+        &'w self,
+        q: View<'w, Q>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<Split<'w>> {
+        let shape = self.shape;
+        let batch = if matches!(self.queries, Queries::Packed(_)) { 1 } else { shape.batch };
+        let planned = [batch, shape.q_heads, shape.q_len, shape.head_dim];
+        for ((what, planned), given) in [
+            "q batch against the step",
+            "q heads against the step",
+            "q_len against the step",
+            "head_dim against the step",
+        ]
+        .into_iter()
+        .zip(planned)
+        .zip(q.sizes())
+        {
+            AttnError::check_size(what, planned, given)?;
+        }
+        let outputs = outputs.into();
+        outputs.check(&AttnShape { batch, ..shape })?;
+        if outputs.weights.is_some() {
+            return Err(AttnError::Unsupported { what: "the full weights over a cache" });
+        }
+        let Outputs { out, lse, .. } = outputs;
+        let call = Call {
+            level: self.level,
+            calls: Calls::Each(self),
+            source: self.source,
+            q: Q::input(q),
+            heads: [shape.kv_heads, shape.group()],
+            value_dim: shape.value_dim,
+            sizes: self.sizes(),
+        };
+        Ok(Split::new(call, O::row_target(out), lse))
+    }
+}
+
+impl<M: Modifier + Sync> Sequences for Step<'_, '_, '_, M> {
+    fn count(&self) -> usize {
+        self.shape.batch
+    }
+
+    fn q_len(&self, sequence: usize) -> usize {
+        match self.queries {
+            Queries::All => self.shape.q_len,
+            Queries::First(lens) => lens.get(sequence).copied().unwrap_or(0),
+            Queries::Packed(cu) => match (cu.get(sequence), cu.get(sequence + 1)) {
+                (Some(start), Some(end)) => end.saturating_sub(*start),
+                _ => 0,
+            },
+        }
+    }
+
+    fn place(&self, sequence: usize) -> [usize; 2] {
+        match self.queries {
+            Queries::All | Queries::First(_) => [sequence, 0],
+            Queries::Packed(cu) => [0, cu.get(sequence).copied().unwrap_or(0)],
+        }
+    }
+
+    fn padding(&self, sequence: usize) -> Range<usize> {
+        let q_len = self.q_len(sequence);
+        match self.queries {
+            Queries::All => 0..0,
+            Queries::First(_) => q_len..self.shape.q_len,
+            // The rows behind all sequences follow the last one.
+            Queries::Packed(_) if sequence + 1 == self.shape.batch => q_len..self.shape.q_len - self.place(sequence)[1],
+            Queries::Packed(_) => 0..0,
+        }
+    }
+
+    fn with(&self, sequence: usize, f: &mut dyn FnMut(&Scoring<'_>)) {
+        let (q_len, kv_len) = (Sequences::q_len(self, sequence), self.source.len(sequence));
+        // Checked when the step was made.
+        f(&Scoring::new(&Problem::of_checked(&self.attn, AttnShape { q_len, kv_len, ..self.shape }), self.level));
+    }
+}

@@ -1,0 +1,209 @@
+//! The decode kernel: chosen for few queries and under `reproducible`, right over chunks and row blocks, and the same bits however
+//! a call is cut.
+
+use attn_core::half::{bf16, f16};
+use attn_core::{Align, Attention, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
+use attn_simd::{Kernel, Level, Line, Plan, Work, Workspace};
+use attn_testing::cases::{Inputs, shape};
+use attn_testing::laws::{self, Answer, attend, oracle, same_bits};
+use attn_testing::tolerance::ETA;
+use attn_testing::{Engine, Number, engine_calls};
+
+/// The kernels as a plan chooses them.
+struct Chosen(Level);
+
+/// One order of accumulation for every number of queries.
+pub(super) struct Pinned(pub(super) Level);
+
+impl Engine for Chosen {
+    fn name(&self) -> &'static str {
+        "simd"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+}
+
+impl Engine for Pinned {
+    fn name(&self) -> &'static str {
+        "simd, reproducible"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        let attn = call.attn.by_ref().reproducible();
+        attn_simd::forward_at(this.0, &attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+}
+
+/// The laws that meet all of the kernel's branches, for any number of queries.
+#[test]
+fn laws_hold_for_every_number_of_queries() {
+    for level in Level::available() {
+        let engine = &Pinned(level);
+        laws::accuracy::f32_stays_within_the_gate(engine);
+        laws::accuracy::halves_are_rounded_once(engine);
+        laws::accuracy::large_scores_and_late_maxima(engine);
+        laws::determinism::a_row_does_not_depend_on_its_batch(engine);
+        laws::determinism::future_tokens_never_change_past_rows(engine);
+        laws::layouts::inputs_may_lie_anyhow(engine);
+        laws::layouts::outputs_may_lie_anyhow(engine);
+        laws::masks::every_term_hides_what_it_says(engine);
+        laws::masks::closures_hide_and_change_scores(engine);
+        laws::nan::hidden_nan_changes_no_bit(engine);
+        laws::nan::a_visible_nan_marks_its_rows_only(engine);
+        laws::nan::fully_masked_rows_are_zero(engine);
+        laws::peers::every_head_dim(engine);
+        laws::peers::infinite_and_huge_values(engine);
+        laws::properties::weights_of_dropped_keys_vanish(engine);
+        laws::random::random_calls_match_the_reference(engine);
+    }
+}
+
+/// Chunks of keys are merged: lengths around their edges, numbers of rows around the blocks that are compiled.
+#[test]
+fn long_sequences_match_the_reference() {
+    fn check<T: Number>(level: Level, dims: AttnShape) {
+        let inputs = Inputs::<T>::plain(dims, 41);
+        let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
+        for attn in [Attention::new(), causal, causal.softcap(20.0).sinks(&[1.5, -2.0, 0.0, 3.0, 1.0, 0.5])] {
+            if attn.get_sinks().is_none_or(|sinks| sinks.len() == dims.q_heads) {
+                let answer = attend(&Chosen(level), &attn, &inputs);
+                oracle(&attn, &inputs).check(ETA, &answer, &(level, dims));
+            }
+        }
+    }
+    let lens = if cfg!(miri) { &[513][..] } else { &[511, 512, 513, 1024, 1535, 2100] };
+    for level in Level::available() {
+        for &kv_len in lens {
+            check::<f32>(level, shape((1, 6, 2, 1, kv_len, 24, 20)));
+        }
+        for (q_heads, q_len) in [(1, 1), (2, 1), (3, 1), (5, 1), (7, 1), (8, 1), (9, 1), (12, 2), (16, 2), (2, 16)] {
+            check::<f32>(level, shape((2, q_heads, 1, q_len, 70, 16, 16)));
+        }
+        check::<f16>(level, shape((1, 6, 2, 2, 700, 40, 72)));
+        check::<bf16>(level, shape((1, 6, 6, 3, 700, 64, 48)));
+    }
+}
+
+/// A token that is decoded gets the bits that it gets when it is prefilled.
+#[test]
+fn decoding_and_prefilling_give_the_same_bits() {
+    let len = 600;
+    let inputs = Inputs::<f32>::plain(shape((1, 4, 2, len, len, 24, 17)), 43);
+    let causal = Attention::new().mask(Mask::causal(Align::BottomRight)).reproducible();
+    let window = causal.mask(causal.get_mask().and(Mask::window(530, 0, Align::BottomRight)));
+    for level in Level::available() {
+        for attn in [causal, window, causal.softcap(4.0).sinks(&[0.0, 1.0, 2.0, -3.0])] {
+            let whole = attend(&Chosen(level), &attn, &inputs);
+            for (first, count) in [(0, 1), (1, 1), (62, 3), (511, 1), (512, 2), (513, 1), (560, 40), (599, 1)] {
+                let end = first + count;
+                let mut part = Inputs::<f32>::plain(shape((1, 4, 2, count, end, 24, 17)), 0);
+                part.q.each(|[b, h, s, d], x| *x = inputs.q.at([b, h, first + s, d]));
+                part.k.each(|at, x| *x = inputs.k.at(at));
+                part.v.each(|at, x| *x = inputs.v.at(at));
+                let got = attend(&Chosen(level), &attn, &part);
+                for head in 0..4 {
+                    let (here, there) = (head * count, head * len + first);
+                    let what = (level, first, count, head);
+                    same_bits(&got.out[here * 17..][..count * 17], &whole.out[there * 17..][..count * 17], &what);
+                    same_bits(&got.lse[here..][..count], &whole.lse[there..][..count], &what);
+                }
+            }
+        }
+    }
+}
+
+fn in_parts(plan: &Plan<'_, '_>, inputs: &Inputs<f32>, threads: usize) -> Answer<f32> {
+    let dims = inputs.shape;
+    let mut answer = Answer { out: vec![f32::NAN; dims.rows() * dims.value_dim], lse: vec![f32::NAN; dims.rows()] };
+    let view = ViewMut::new(&mut answer.out, Layout::Bhsd, dims.output()).expect("output");
+    let outputs = Outputs::new(view).lse(&mut answer.lse);
+    let work = plan.work(inputs.q.view(), inputs.k.view(), inputs.v.view(), outputs).expect("accepted");
+    let Work::Split(split) = work else { panic!("few queries are decoded") };
+    let cut = split.cut(threads);
+    let (mut states, mut lines) = (vec![f32::NAN; split.states_len(cut)], vec![Line::ZERO; split.workspace_lines()]);
+    // Backwards: no part may count on another having been computed before.
+    let mut rest = states.as_mut_slice();
+    for part in split.parts(cut).collect::<Vec<_>>().into_iter().rev() {
+        let (later, state) = rest.split_at_mut(rest.len() - part.state_len());
+        split.compute(&part, state, &mut lines).expect("the right sizes");
+        rest = later;
+    }
+    assert!(rest.is_empty());
+    split.finish(cut, &mut states).expect("the right length");
+    answer
+}
+
+/// However many parts a call is cut into, the bits stay.
+#[test]
+fn the_cut_changes_no_bit() {
+    let parents: Vec<Option<usize>> = vec![None, Some(0), Some(0), Some(1)];
+    let tree = Mask::tree(Tree { parents: &parents });
+    let inputs = Inputs::<f32>::plain(shape((2, 6, 2, 4, 2900, 20, 12)), 44);
+    let base = Attention::new();
+    for level in Level::available() {
+        for attn in [
+            base,
+            base.mask(Mask::causal(Align::BottomRight)),
+            base.mask(Mask::window(700, 0, Align::Offset(1900))),
+            base.mask(tree.and(Mask::window(1200, 0, Align::BottomRight))),
+            base.dropout(Dropout::Seeded { p: 0.3, seed: 7 }),
+            base.mask(Mask::kv_lens(&[0, 1500])),
+        ] {
+            let plan = Plan::new(&attn, inputs.shape, level).expect("accepted");
+            let whole = attend(&Chosen(level), &attn, &inputs);
+            for threads in [1, 2, 3, 7, 64, 10_000] {
+                let got = in_parts(&plan, &inputs, threads);
+                same_bits(&got.out, &whole.out, &(level, threads));
+                same_bits(&got.lse, &whole.lse, &(level, threads));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plan_says_which_kernel_runs() {
+    let plan = |q_len: usize, q_heads: usize, attn: &Attention<'_>| {
+        let shape = AttnShape::new([1, q_heads, q_len, 64], [1, 2, 999, 64], [1, 2, 999, 64]).expect("a shape");
+        let plan = Plan::new(attn, shape, Level::detect()).expect("accepted");
+        (plan.kernel(), plan.explain(Dtype::Bf16).to_string())
+    };
+    let (kernel, text) = plan(1, 8, &Attention::new());
+    assert!(kernel == Kernel::Decode && text.contains("bf16-decode") && text.contains("share one pass"), "{text}");
+    assert_eq!(plan(8, 8, &Attention::new()).0, Kernel::Decode);
+    assert_eq!(plan(9, 8, &Attention::new()).0, Kernel::Tiled);
+    assert_eq!(plan(17, 2, &Attention::new()).0, Kernel::Tiled);
+    let (kernel, text) = plan(500, 2, &Attention::new().reproducible());
+    assert!(kernel == Kernel::Decode && text.contains("one order of accumulation"), "{text}");
+}
+
+#[test]
+fn parts_of_the_wrong_size_are_refused() {
+    let inputs = Inputs::<f32>::plain(shape((1, 2, 1, 1, 1200, 16, 8)), 45);
+    let attn = Attention::new();
+    let plan = Plan::new(&attn, inputs.shape, Level::detect()).expect("accepted");
+    let mut out = [7.0f32; 16];
+    let view = ViewMut::new(&mut out, Layout::Bhsd, [1, 2, 1, 8]).expect("output");
+    let (q, k, v): (View<'_, f32>, _, _) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let Work::Split(split) = plan.work(q, k, v, view).expect("accepted") else { panic!("one query is decoded") };
+    let cut = split.cut(4);
+    let part = split.parts(cut).next().expect("some part");
+    let mut lines = vec![Line::ZERO; split.workspace_lines()];
+    assert!(split.compute(&part, &mut [0.0; 19], &mut lines).is_err());
+    let short = split.workspace_lines() - 1;
+    assert!(split.compute(&part, &mut [0.0; 20], &mut lines[..short]).is_err());
+    let len = split.states_len(cut);
+    assert!(split.finish(cut, &mut vec![0.0; len + 1]).is_err());
+    assert_eq!(out, [7.0; 16]);
+}
