@@ -113,6 +113,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri rounds exponentials at random")]
     fn cutting_at_any_level_changes_no_bit() {
         for leaves in [0..1, 0..2, 0..7, 0..8, 0..9, 3..8, 5..6, 1..37, 16..33, 7..64] {
             let want = walk(leaves.clone(), 0).map(f32::to_bits);
