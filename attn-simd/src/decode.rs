@@ -2,7 +2,7 @@
 //!
 //! Generating text asks for one query, or a few, against everything before. The tiled kernel, whose lanes are queries, would leave
 //! most lanes idle and read keys and values once per query head. Here lanes are channels, all query heads of a group and all
-//! queries (up to [`MAX_ROWS`] rows) share one pass over keys and values, and the pass can be cut over the keys:
+//! queries (up to `MAX_ROWS` rows) share one pass over keys and values, and the pass can be cut over the keys:
 //!
 //! ```text
 //! isa::rows   the products: a vector of a key or value meets all rows in registers
