@@ -139,8 +139,8 @@ impl Scratch for Own {
             static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
         }
         SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
-            Ok(mut scratch) => f(scratch.lines(lines)),
-            Err(_) => f(Workspace::new().lines(lines)),
+            Ok(mut scratch) => f(scratch.try_lines(lines)?),
+            Err(_) => f(Workspace::new().try_lines(lines)?),
         })
     }
 }
@@ -151,7 +151,7 @@ struct Given<'s>(Mutex<std::slice::IterMut<'s, Workspace>>);
 impl Scratch for Given<'_> {
     fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()> {
         let next = self.0.lock().unwrap_or_else(PoisonError::into_inner).next();
-        next.map_or(Ok(()), |workspace| f(workspace.lines(lines)))
+        next.map_or(Ok(()), |workspace| f(workspace.try_lines(lines)?))
     }
 }
 

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
-use attn_core::Result;
+use attn_core::{AttnError, Result};
 use attn_simd::decode::{Part, Parts, Split};
 
 use crate::run::Scratch;
@@ -50,17 +50,22 @@ fn next<'s>(queue: &Mutex<Queue<'_, 's, '_>>) -> Option<(Part, &'s mut [f32])> {
 }
 
 /// Calls `f` with this thread's own states, or with fresh ones where a closure of the caller has come back here.
-fn with_states<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+fn with_states(len: usize, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
     thread_local! {
         static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     }
     STATES.with(|states| match states.try_borrow_mut() {
-        Ok(mut states) => {
-            if states.len() < len {
-                states.resize(len, 0.0);
-            }
-            f(&mut states[..len])
-        }
-        Err(_) => f(&mut vec![0.0; len]),
+        Ok(mut states) => f(grown(&mut states, len)?),
+        Err(_) => f(grown(&mut Vec::new(), len)?),
     })
+}
+
+/// So many floats, or an error where there is no memory for them.
+fn grown(states: &mut Vec<f32>, len: usize) -> Result<&mut [f32]> {
+    let more = len.saturating_sub(states.len());
+    if states.try_reserve_exact(more).is_err() {
+        return Err(AttnError::Memory { what: "workspace", bytes: len.saturating_mul(size_of::<f32>()) });
+    }
+    states.resize(len.max(states.len()), 0.0);
+    Ok(&mut states[..len])
 }

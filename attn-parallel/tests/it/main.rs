@@ -1,4 +1,5 @@
 //! Integration tests of `attn-parallel`, one program with a module per subject.
 
 mod laws;
+mod memory;
 mod threads;
