@@ -22,7 +22,7 @@ fn group(c: &mut Criterion, name: &str, cases: &[Case]) {
         let id = format!("h{q_heads}_{kv_heads}_q{q_len}_k{kv_len}_d{head_dim}");
         group.throughput(Throughput::Elements(case.flops() as u64));
         for engine in [Engine::Simd, Engine::Parallel] {
-            let mut tensors = Tensors::new(*case, 1);
+            let mut tensors = Tensors::<f32>::new(*case, 1);
             let mut runner = Runner::new(Level::detect(), &pool);
             group.bench_function(BenchmarkId::new(engine.name(), &id), |b| {
                 b.iter(|| {

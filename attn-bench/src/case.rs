@@ -1,6 +1,8 @@
 //! What is run: the sizes of a call, its FLOPs, and inputs that are the same on every machine.
 
+use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, Result, View, ViewMut};
+use attn_simd::KernelElement;
 use serde::{Deserialize, Serialize};
 
 /// The sizes of one measured call, and whether it is causal.
@@ -74,32 +76,78 @@ impl Case {
     }
 }
 
+/// How the numbers of the tensors are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Number {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Number {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// The name in tables, arguments and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        self.dtype().bytes()
+    }
+
+    /// The type as the engines name it.
+    pub const fn dtype(self) -> attn_core::Dtype {
+        match self {
+            Self::F32 => attn_core::Dtype::F32,
+            Self::F16 => attn_core::Dtype::F16,
+            Self::Bf16 => attn_core::Dtype::Bf16,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// Inputs and output of a case, contiguous `[batch, heads, seq, dim]`.
 #[derive(Clone, Debug)]
-pub struct Tensors {
+pub struct Tensors<T = f32> {
     /// The sizes.
     pub case: Case,
     /// Queries.
-    pub q: Vec<f32>,
+    pub q: Vec<T>,
     /// Keys.
-    pub k: Vec<f32>,
+    pub k: Vec<T>,
     /// Values.
-    pub v: Vec<f32>,
+    pub v: Vec<T>,
     /// The output, zero at first.
-    pub out: Vec<f32>,
+    pub out: Vec<T>,
 }
 
-impl Tensors {
+impl<T: Stored> Tensors<T> {
     /// Standard normal inputs, the same for the same seed.
     pub fn new(case: Case, seed: u64) -> Self {
         let q_len = case.q_sizes().iter().product();
         let kv_len = case.kv_sizes().iter().product();
         Self {
             case,
-            q: normal(seed, q_len),
-            k: normal(seed.wrapping_add(1), kv_len),
-            v: normal(seed.wrapping_add(2), kv_len),
-            out: vec![0.0; q_len],
+            q: T::stored(normal(seed, q_len)),
+            k: T::stored(normal(seed.wrapping_add(1), kv_len)),
+            v: T::stored(normal(seed.wrapping_add(2), kv_len)),
+            out: vec![T::ZERO; q_len],
         }
     }
 
@@ -107,7 +155,7 @@ impl Tensors {
     ///
     /// # Errors
     /// Never for tensors made by [`Tensors::new`].
-    pub fn views(&mut self) -> Result<Views<'_>> {
+    pub fn views(&mut self) -> Result<Views<'_, T>> {
         let (q, kv) = (self.case.q_sizes(), self.case.kv_sizes());
         Ok((
             View::new(&self.q, Layout::Bhsd, q)?,
@@ -119,7 +167,36 @@ impl Tensors {
 }
 
 /// Views of q, k, v and the output.
-pub type Views<'a> = (View<'a, f32>, View<'a, f32>, View<'a, f32>, ViewMut<'a, f32>);
+pub type Views<'a, T = f32> = (View<'a, T>, View<'a, T>, View<'a, T>, ViewMut<'a, T>);
+
+/// An element type that inputs are made of.
+pub trait Stored: KernelElement {
+    /// The zero.
+    const ZERO: Self;
+    /// Rounds each number.
+    fn stored(numbers: Vec<f32>) -> Vec<Self>;
+}
+
+impl Stored for f32 {
+    const ZERO: Self = 0.0;
+    fn stored(numbers: Vec<f32>) -> Vec<Self> {
+        numbers
+    }
+}
+
+impl Stored for f16 {
+    const ZERO: Self = Self::ZERO;
+    fn stored(numbers: Vec<f32>) -> Vec<Self> {
+        numbers.into_iter().map(Self::from_f32).collect()
+    }
+}
+
+impl Stored for bf16 {
+    const ZERO: Self = Self::ZERO;
+    fn stored(numbers: Vec<f32>) -> Vec<Self> {
+        numbers.into_iter().map(Self::from_f32).collect()
+    }
+}
 
 /// `len` standard normal numbers: SplitMix64 (Steele et al. 2014) and the polar-free Box–Muller transform.
 pub fn normal(seed: u64, len: usize) -> Vec<f32> {

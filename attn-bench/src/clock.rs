@@ -2,9 +2,13 @@
 //!
 //! A sample is the mean over enough back-to-back calls that the clock's own cost and grain do not show ([`calls_for`]);
 //! what is reported is the median of several samples, which one interrupted sample does not move. All samples are kept.
+//!
+//! Work on one thread is timed twice ([`both`]): by the wall's clock and by the thread's own, which stands still while another
+//! program has the core. On an idle machine they agree; on a busy one only the second says what the work costs.
 
 use std::time::{Duration, Instant};
 
+use cpu_time::ThreadTime;
 use serde::{Deserialize, Serialize};
 
 /// Shortest sample worth taking: the clock costs tens of nanoseconds, and a call may take less than a microsecond.
@@ -67,6 +71,16 @@ pub fn time<E>(calls: u32, mut call: impl FnMut() -> Result<(), E>) -> Result<f6
     Ok(start.elapsed().as_secs_f64() / f64::from(calls))
 }
 
+/// Seconds per call of `calls` back-to-back calls on this thread: by the wall's clock, and the time that the thread really ran.
+///
+/// # Errors
+/// The first error of a call.
+pub fn both<E>(calls: u32, call: impl FnMut() -> Result<(), E>) -> Result<(f64, f64), E> {
+    let thread = ThreadTime::now();
+    let wall = time(calls, call)?;
+    Ok((wall, thread.elapsed().as_secs_f64() / f64::from(calls.max(1))))
+}
+
 /// When to stop repeating.
 #[derive(Clone, Copy, Debug)]
 pub struct Repeat {
@@ -79,6 +93,16 @@ pub struct Repeat {
 }
 
 impl Repeat {
+    /// The share of one of several passes.
+    pub fn split(&self, passes: usize) -> Self {
+        let passes = passes.max(1);
+        Self {
+            at_least: self.at_least.div_ceil(passes),
+            at_most: self.at_most.div_ceil(passes),
+            seconds: self.seconds / passes as f64,
+        }
+    }
+
     /// Whether to take another sample after `taken`, which took `spent` seconds.
     pub fn goes_on(&self, taken: usize, spent: f64, late: bool) -> bool {
         let at_least = if late { 1 } else { self.at_least };
@@ -134,6 +158,23 @@ mod tests {
         .unwrap();
         assert_eq!(count, 7);
         assert_eq!(time(2, || Err(3)), Err(3));
+    }
+
+    #[test]
+    fn the_clock_of_the_thread_stands_still_while_it_sleeps() {
+        let (wall, thread) = both(1, || {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        assert!(wall >= 0.02 && thread < wall / 2.0, "{wall} {thread}");
+    }
+
+    #[test]
+    fn passes_share_the_samples() {
+        let third = Repeat { at_least: 3, at_most: 60, seconds: 0.6 }.split(3);
+        assert_eq!((third.at_least, third.at_most), (1, 20));
+        assert!((third.seconds - 0.2).abs() < 1e-12);
     }
 
     #[test]

@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_curve_that_is_not_steeper_never_crosses() {
-        let flat = PowerLaw { exponent: 1.0, factor: 1.0, r2: 1.0, from_n: 1, to_n: 2, points: 2 };
+        let flat = PowerLaw { exponent: 1.0, exponent_95: None, factor: 1.0, r2: 1.0, from_n: 1, to_n: 2, points: 2 };
         let linear = Linear { attention: flat, measured_width: 64, rate: 1e9 };
         assert_eq!(linear.crossover(64).projections, None);
     }

@@ -1,271 +1,168 @@
-//! The cost curve: time and memory of every engine against sequence length.
+//! The cost curve: time and memory of every engine against sequence length, for each head dimension and number type.
 //!
-//! For each length, first one call per engine on empty scratch gives its extra memory (and warms caches); then samples are
-//! taken in rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of the machine hits
-//! all engines and the probe alike. The parallel engine has rounds of its own against a probe on all threads. An engine that
-//! would take too long at a length, judged by its time at the length before and n², is not run there, and the curve says so.
+//! [`measure`](mod@measure) takes the samples; here is what it leaves: points, and what they say about growth.
 
-use attn_simd::Level;
-use rayon::ThreadPool;
+pub mod measure;
+
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Case, Tensors};
-use crate::clock::{Deadline, Repeat, Samples, calls_for, median, time};
+use crate::case::{Case, Number};
+use crate::clock::{Samples, median};
 use crate::crossover::Linear;
-use crate::engine::{self, Engine, Runner};
+use crate::engine::Engine;
 use crate::fit::PowerLaw;
-use crate::memory::{Heap, human};
-use crate::probe;
 
-/// What to measure, and how long to take.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The lengths, ascending.
-    pub sizes: Vec<usize>,
-    /// Everything but the length.
-    pub case: Case,
-    /// Engines to run.
-    pub engines: Vec<Engine>,
-    /// Level of the SIMD and parallel engines and of the probe.
-    pub level: Level,
-    /// How often to repeat at each length and engine.
-    pub repeat: Repeat,
-    /// Longest call that is started, in predicted seconds.
-    pub longest_call: f64,
-    /// Most scratch that the naive engine may allocate.
-    pub most_memory: usize,
-    /// After this, the points that remain get one sample each.
-    pub deadline: Deadline,
-    /// Seconds of each peak probe.
-    pub probe_seconds: f64,
+/// An engine on a number of threads: a line of a plot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Who {
+    /// The engine.
+    pub engine: Engine,
+    /// Its threads.
+    pub threads: usize,
+}
+
+impl Who {
+    /// An engine on one thread.
+    pub const fn alone(engine: Engine) -> Self {
+        Self { engine, threads: 1 }
+    }
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.engine.one_thread() {
+            f.pad(self.engine.name())
+        } else {
+            f.pad(&format!("{} ×{}", self.engine, self.threads))
+        }
+    }
 }
 
 /// One engine at one length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// The engine.
-    pub engine: Engine,
+    /// Who computed.
+    #[serde(flatten)]
+    pub who: Who,
     /// Queries and keys.
     pub n: usize,
-    /// Median seconds per call.
+    /// Median seconds per call: of the thread's own clock for engines on one thread, of the wall's for others.
     pub seconds: f64,
     /// Most heap held during a first call beyond what was held before, in bytes.
     pub extra_bytes: usize,
+    /// Growth of the process's resident set over that call, in bytes, where the system tells.
+    pub resident_bytes: Option<usize>,
     /// `flops / seconds / 1e9`.
     pub gflops: f64,
-    /// Median over the rounds of rate / probe's rate.
+    /// Median over the samples of rate / probe's rate.
     pub share_of_peak: f64,
     /// Calls that each sample is the mean of.
     pub calls_per_sample: u32,
-    /// Seconds per call of each sample.
+    /// Seconds per call of each sample, by the wall's clock.
     pub samples: Samples,
+    /// The same by the clock of the thread; empty for engines on several.
+    pub thread: Vec<f64>,
     /// FLOP/s of the probe that ran beside each sample: of one core, or of all threads for the parallel engine.
     pub peaks: Vec<f64>,
+    /// The pass that took each sample.
+    pub passes: Vec<usize>,
+}
+
+impl Point {
+    /// Seconds of each sample, by the clock that counts.
+    pub fn times(&self) -> &[f64] {
+        if self.thread.is_empty() { &self.samples.0 } else { &self.thread }
+    }
+
+    /// Draws the conclusions from the samples.
+    fn summarise(&mut self, case: &Case) {
+        let flops = self.who.engine.flops(case);
+        self.seconds = median(self.times());
+        let shares: Vec<f64> =
+            self.times().iter().zip(&self.peaks).map(|(seconds, peak)| flops / seconds / peak).collect();
+        self.gflops = flops / self.seconds / 1e9;
+        self.share_of_peak = median(&shares);
+    }
+
+    /// Takes the samples of another pass.
+    fn join(&mut self, other: Self) {
+        self.samples.0.extend(other.samples.0);
+        self.thread.extend(other.thread);
+        self.peaks.extend(other.peaks);
+        self.passes.extend(other.passes);
+    }
 }
 
 /// A point that was not measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// The engine.
-    pub engine: Engine,
+    /// Who would have computed.
+    #[serde(flatten)]
+    pub who: Who,
     /// Queries and keys.
     pub n: usize,
     /// Why not.
     pub why: String,
 }
 
-/// All points, with the case they belong to (its lengths are those of the largest point).
+/// All points of one head dimension and number type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Sizes of the largest call.
     pub case: Case,
+    /// How numbers are stored.
+    pub number: Number,
     /// What was measured.
     pub points: Vec<Point>,
     /// What was not.
     pub skipped: Vec<Skipped>,
 }
 
-/// Told how far a measurement is.
-pub trait Progress {
-    /// A part of the work begins, which will take this many steps.
-    fn begin(&mut self, steps: usize);
-    /// The next step begins.
-    fn step(&mut self, what: &str);
-    /// All is done.
-    fn end(&mut self);
-}
+impl Curve {
+    /// A curve without points.
+    pub const fn new(case: Case, number: Number) -> Self {
+        Self { case, number, points: Vec::new(), skipped: Vec::new() }
+    }
 
-/// Says nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+    /// What names of its cases begin with: `curve/d64/f32`, with heads and `causal` where there is something to say.
+    pub fn name(&self) -> String {
+        let Case { q_heads, head_dim, causal, .. } = self.case;
+        let heads = if q_heads == 1 { String::new() } else { format!("/h{q_heads}") };
+        format!("curve/d{head_dim}/{}{heads}{}", self.number, if causal { "/causal" } else { "" })
+    }
 
-impl Progress for Silent {
-    fn begin(&mut self, _: usize) {}
-    fn step(&mut self, _: &str) {}
-    fn end(&mut self) {}
-}
+    /// The name of one case, for filters and comparisons.
+    pub fn case_name(&self, who: Who, n: usize) -> String {
+        format!("{}/{}/t{}/n{n}", self.name(), who.engine, who.threads)
+    }
 
-/// Measures the curve.
-///
-/// # Errors
-/// A message where an engine refuses the case (which a valid [`Settings`] never makes it do).
-pub fn measure(
-    settings: &Settings,
-    pool: &ThreadPool,
-    heap: Heap,
-    progress: &mut dyn Progress,
-) -> Result<Curve, attn_core::AttnError> {
-    let mut curve = Curve { case: settings.case, points: Vec::new(), skipped: Vec::new() };
-    progress.begin(settings.sizes.len() * settings.engines.len());
-    for &n in &settings.sizes {
-        let mut tensors = Tensors::new(Case { q_len: n, kv_len: n, ..settings.case }, n as u64);
-        let mut started = Vec::new();
-        for &engine in &settings.engines {
-            progress.step(&format!("{engine}, n = {n}"));
-            match reason_to_skip(settings, &curve, engine, &tensors.case) {
-                Some(why) => curve.skipped.push(Skipped { engine, n, why }),
-                None => started.push(Started::new(engine, settings, pool, heap, &mut tensors)?),
+    /// What was measured, in words: `f32, one head of dimension 64, causal`.
+    pub fn title(&self) -> String {
+        let Case { q_heads, head_dim, causal, .. } = self.case;
+        let heads = if q_heads == 1 { "one head".into() } else { format!("{q_heads} heads") };
+        format!("{}, {heads} of dimension {head_dim}{}", self.number, if causal { ", causal" } else { "" })
+    }
+
+    /// The points of one line, by ascending length.
+    pub fn of(&self, who: Who) -> impl Iterator<Item = &Point> {
+        self.points.iter().filter(move |p| p.who == who)
+    }
+
+    /// The point of one line at one length.
+    pub fn at(&self, who: Who, n: usize) -> Option<&Point> {
+        self.of(who).find(|p| p.n == n)
+    }
+
+    /// The lines that have points, in the order in which they were measured first.
+    pub fn lines(&self) -> Vec<Who> {
+        let mut lines = Vec::new();
+        for point in &self.points {
+            if !lines.contains(&point.who) {
+                lines.push(point.who);
             }
         }
-        let (mut alone, mut together): (Vec<_>, Vec<_>) = started.into_iter().partition(|s| s.engine.one_thread());
-        sample_rounds(settings, &mut alone, &mut tensors, pool, |seconds| probe::fma_peak(settings.level, seconds))?;
-        sample_rounds(settings, &mut together, &mut tensors, pool, |seconds| {
-            probe::fma_peak_of_pool(settings.level, pool, seconds)
-        })?;
-        for started in alone.into_iter().chain(together) {
-            curve.points.push(started.finish(&tensors.case));
-        }
-        curve.case = tensors.case;
-    }
-    progress.end();
-    Ok(curve)
-}
-
-fn reason_to_skip(settings: &Settings, curve: &Curve, engine: Engine, case: &Case) -> Option<String> {
-    let n = case.q_len;
-    if engine == Engine::Naive {
-        let bytes = n.checked_mul(n).and_then(|scores| scores.checked_mul(size_of::<f32>()));
-        match bytes {
-            Some(bytes) if bytes <= settings.most_memory => {}
-            Some(bytes) => return Some(format!("would allocate {}", human(bytes))),
-            None => return Some("its matrix overflows".into()),
-        }
-    }
-    let last = curve.of(engine).last()?;
-    let predicted = last.seconds * (n as f64 / last.n as f64).powi(2);
-    let limit = settings.longest_call.min(settings.deadline.remains().max(0.2));
-    (predicted > limit).then(|| format!("predicted {} a call", seconds(predicted)))
-}
-
-/// An engine that has run once at a length.
-struct Started<'p> {
-    engine: Engine,
-    runner: Runner<'p>,
-    extra_bytes: usize,
-    calls: u32,
-    spent: f64,
-    samples: Vec<f64>,
-    peaks: Vec<f64>,
-}
-
-impl<'p> Started<'p> {
-    fn new(
-        engine: Engine,
-        settings: &Settings,
-        pool: &'p ThreadPool,
-        heap: Heap,
-        tensors: &mut Tensors,
-    ) -> Result<Self, attn_core::AttnError> {
-        let mut runner = Runner::new(settings.level, pool);
-        let (first, extra_bytes) = match engine {
-            // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
-            Engine::Parallel => match engine::pool(pool.current_num_threads()) {
-                Ok(fresh) => {
-                    fresh.broadcast(|_| ()); // until all have started: a thread allocates as it starts
-                    let mut runner = Runner::new(settings.level, &fresh);
-                    heap.extra(|| time(1, || run(&mut runner, engine, tensors)))
-                }
-                Err(_) => heap.extra(|| time(1, || run(&mut runner, engine, tensors))),
-            },
-            _ => heap.extra(|| time(1, || run(&mut runner, engine, tensors))),
-        };
-        let mut this = Self {
-            engine,
-            runner,
-            extra_bytes,
-            calls: calls_for(first?),
-            spent: 0.0,
-            samples: Vec::new(),
-            peaks: Vec::new(),
-        };
-        if this.calls > 1 || engine == Engine::Parallel {
-            // The first call paid for page faults and cold caches: look again before choosing how many to take together.
-            let warm = time(this.calls.min(16), || run(&mut this.runner, engine, tensors))?;
-            this.calls = calls_for(warm);
-        }
-        Ok(this)
-    }
-
-    fn finish(self, case: &Case) -> Point {
-        let seconds = median(&self.samples);
-        let shares: Vec<f64> =
-            self.samples.iter().zip(&self.peaks).map(|(seconds, peak)| case.flops() / seconds / peak).collect();
-        Point {
-            engine: self.engine,
-            n: case.q_len,
-            seconds,
-            extra_bytes: self.extra_bytes,
-            gflops: case.flops() / seconds / 1e9,
-            share_of_peak: median(&shares),
-            calls_per_sample: self.calls,
-            samples: Samples(self.samples),
-            peaks: self.peaks,
-        }
-    }
-}
-
-/// Takes samples round by round until each engine has enough.
-fn sample_rounds(
-    settings: &Settings,
-    started: &mut [Started<'_>],
-    tensors: &mut Tensors,
-    pool: &ThreadPool,
-    peak: impl Fn(f64) -> f64,
-) -> Result<(), attn_core::AttnError> {
-    loop {
-        let late = settings.deadline.passed();
-        let wants = |s: &Started<'_>| settings.repeat.goes_on(s.samples.len(), s.spent, late);
-        if !started.iter().any(wants) {
-            return Ok(());
-        }
-        let mut before = peak(settings.probe_seconds);
-        for s in started.iter_mut().filter(|s| wants(s)) {
-            let (runner, engine, calls) = (&mut s.runner, s.engine, s.calls);
-            let seconds = engine::inside(engine, pool, || time(calls, || run(runner, engine, tensors)))?;
-            let after = peak(settings.probe_seconds);
-            s.spent += seconds * f64::from(s.calls);
-            s.samples.push(seconds);
-            s.peaks.push(0.5 * (before + after));
-            before = after;
-        }
-    }
-}
-
-fn run(runner: &mut Runner<'_>, engine: Engine, tensors: &mut Tensors) -> Result<(), attn_core::AttnError> {
-    let attn = tensors.case.attention();
-    let (q, k, v, out) = tensors.views()?;
-    runner.run(engine, &attn, q, k, v, out)
-}
-
-impl Curve {
-    /// The points of one engine, by ascending length.
-    pub fn of(&self, engine: Engine) -> impl Iterator<Item = &Point> {
-        self.points.iter().filter(move |p| p.engine == engine)
-    }
-
-    /// The engines that have points, simplest first.
-    pub fn engines(&self) -> Vec<Engine> {
-        Engine::ALL.into_iter().filter(|&engine| self.of(engine).next().is_some()).collect()
+        lines.sort_by_key(|who| Engine::ALL.iter().chain(&Engine::CHEAPER).position(|&engine| engine == who.engine));
+        lines
     }
 
     /// The lengths, ascending.
@@ -276,28 +173,54 @@ impl Curve {
         sizes
     }
 
-    /// How the time of an engine grows over the larger lengths.
-    pub fn time_law(&self, engine: Engine) -> Option<PowerLaw> {
-        PowerLaw::fit_large(&self.of(engine).map(|p| (p.n, p.seconds)).collect::<Vec<_>>())
+    /// How the time of a line grows over the larger lengths.
+    pub fn time_law(&self, who: Who) -> Option<PowerLaw> {
+        PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.seconds)).collect::<Vec<_>>())
     }
 
-    /// How the extra memory of an engine grows over the larger lengths; `None` where it needs none at all.
-    pub fn memory_law(&self, engine: Engine) -> Option<PowerLaw> {
-        PowerLaw::fit_large(&self.of(engine).map(|p| (p.n, p.extra_bytes as f64)).collect::<Vec<_>>())
+    /// How its extra memory grows over the larger lengths; `None` where it needs none at all.
+    pub fn memory_law(&self, who: Who) -> Option<PowerLaw> {
+        PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.extra_bytes as f64)).collect::<Vec<_>>())
     }
 
     /// Attention against the linear parts of a layer, from the SIMD engine's curve and its rate at the largest length.
     pub fn linear(&self) -> Option<Linear> {
-        let attention = self.time_law(Engine::Simd)?;
-        let rate = self.of(Engine::Simd).last()?.gflops * 1e9;
+        let simd = Who::alone(Engine::Simd);
+        let attention = self.time_law(simd)?;
+        let rate = self.of(simd).last()?.gflops * 1e9;
         Some(Linear { attention, measured_width: self.case.q_heads * self.case.head_dim, rate })
     }
 
     /// At the largest length that both have: how many times faster `fast` is than `slow`.
     pub fn speedup(&self, fast: Engine, slow: Engine) -> Option<(usize, f64)> {
-        let slow = self.of(slow).last()?;
-        let fast = self.of(fast).find(|p| p.n == slow.n)?;
+        let slow = self.of(Who::alone(slow)).last()?;
+        let fast = self.at(Who::alone(fast), slow.n)?;
         Some((slow.n, slow.seconds / fast.seconds))
+    }
+
+    /// Takes what one pass found at one length.
+    pub(crate) fn take(&mut self, found: measure::Found) {
+        let case = self.case;
+        for point in found.points {
+            let case = Case { q_len: point.n, kv_len: point.n, ..case };
+            match self.points.iter_mut().find(|p| p.who == point.who && p.n == point.n) {
+                Some(known) => {
+                    known.join(point);
+                    known.summarise(&case);
+                }
+                None => {
+                    self.points.push(point);
+                    if let Some(new) = self.points.last_mut() {
+                        new.summarise(&case);
+                    }
+                }
+            }
+            if case.q_len > self.case.q_len {
+                self.case = case;
+            }
+        }
+        self.skipped.extend(found.skipped);
+        self.points.sort_by_key(|p| p.n);
     }
 }
 
@@ -317,50 +240,17 @@ pub fn seconds(t: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::pool;
-
-    fn settings() -> Settings {
-        Settings {
-            sizes: vec![16, 32, 64, 128],
-            case: Case::square(0, 8),
-            engines: Engine::ALL.to_vec(),
-            level: Level::detect(),
-            repeat: Repeat { at_least: 2, at_most: 3, seconds: 0.0 },
-            longest_call: 1e9,
-            most_memory: usize::MAX,
-            deadline: Deadline::after(-1.0),
-            probe_seconds: 1e-4,
-        }
-    }
 
     #[test]
-    fn every_engine_gets_a_point_at_every_length() {
-        let pool = pool(2).unwrap();
-        let curve = measure(&settings(), &pool, Heap::NOT_COUNTED, &mut Silent).unwrap();
-        assert_eq!((curve.points.len(), curve.skipped.len()), (16, 0));
-        assert_eq!((curve.engines(), curve.sizes()), (Engine::ALL.to_vec(), vec![16, 32, 64, 128]));
-        for p in &curve.points {
-            assert_eq!((p.samples.0.len(), p.peaks.len()), (2, 2));
-            let flops = Case::square(p.n, 8).flops();
-            assert!(p.seconds > 0.0 && (p.gflops * 1e9 * p.seconds / flops - 1.0).abs() < 1e-9);
-            assert!(p.share_of_peak > 0.0);
-        }
-        assert_eq!(curve.case.q_len, 128);
-        assert!(curve.time_law(Engine::Simd).is_some() && curve.linear().is_some());
-        assert!(curve.speedup(Engine::Simd, Engine::Naive).is_some());
-    }
-
-    #[test]
-    fn what_would_take_too_long_or_too_much_is_named() {
-        let pool = pool(1).unwrap();
-        let limits = Settings { longest_call: 1e-12, most_memory: 10_000, ..settings() };
-        let curve = measure(&limits, &pool, Heap::NOT_COUNTED, &mut Silent).unwrap();
-        // The first length always runs (nothing is known yet); from the second on the prediction is above the limit.
-        assert_eq!(curve.points.iter().map(|p| p.n).max(), Some(16));
-        assert_eq!(curve.skipped.len(), 12);
-        let why = |n, engine| &curve.skipped.iter().find(|s| s.n == n && s.engine == engine).unwrap().why;
-        assert!(why(32, Engine::Streaming).starts_with("predicted"));
-        assert!(why(64, Engine::Naive).starts_with("would allocate"), "{}", why(64, Engine::Naive));
+    fn names_are_short_and_tell_cases_apart() {
+        let mut curve = Curve::new(Case::square(0, 64), Number::F32);
+        assert_eq!(curve.case_name(Who::alone(Engine::Simd), 128), "curve/d64/f32/simd/t1/n128");
+        curve.case = Case { q_heads: 8, kv_heads: 8, causal: true, ..curve.case };
+        curve.number = Number::Bf16;
+        let who = Who { engine: Engine::Parallel, threads: 2 };
+        assert_eq!(curve.case_name(who, 64), "curve/d64/bf16/h8/causal/parallel/t2/n64");
+        assert_eq!(curve.title(), "bf16, 8 heads of dimension 64, causal");
+        assert_eq!((who.to_string(), Who::alone(Engine::Naive).to_string()), ("parallel ×2".into(), "naive".into()));
     }
 
     #[test]

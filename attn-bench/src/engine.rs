@@ -1,11 +1,17 @@
-//! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel.
+//! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two ways to
+//! pay less than n² that do not compute the same: a sliding window and linear attention.
 
-use attn_core::{Attention, AttnError, Outputs, Result, View, streaming};
+use attn_core::variants::{LinearAttention, LinearState};
+use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, cost, streaming};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
 
+use crate::case::Case;
 use crate::naive;
+
+/// Keys that a query sees with [`Engine::Windowed`]: so many before and after itself together.
+pub const WINDOW: usize = 256;
 
 /// Who computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,11 +25,18 @@ pub enum Engine {
     Simd,
     /// [`attn_parallel`] on all threads of the runner.
     Parallel,
+    /// [`attn_simd`] on one thread with a window of [`WINDOW`] keys: another result, in O(n).
+    Windowed,
+    /// [`attn_core::variants::LinearAttention`], one state instead of n² weights: another formula, in O(n).
+    Linear,
 }
 
 impl Engine {
-    /// All, simplest first.
+    /// Those that compute exact attention, simplest first.
     pub const ALL: [Self; 4] = [Self::Naive, Self::Streaming, Self::Simd, Self::Parallel];
+
+    /// Those that compute less.
+    pub const CHEAPER: [Self; 2] = [Self::Windowed, Self::Linear];
 
     /// The name in tables and JSON.
     pub const fn name(self) -> &'static str {
@@ -32,6 +45,23 @@ impl Engine {
             Self::Streaming => "streaming",
             Self::Simd => "simd",
             Self::Parallel => "parallel",
+            Self::Windowed => "windowed",
+            Self::Linear => "linear",
+        }
+    }
+
+    /// FLOPs that it needs for a case: `4·B·H·Sq·Skv·D` (halved for causal squares) where it is exact, those of the visible
+    /// pairs for a window, `4·B·H·n·D²` for linear attention (into the state and out of it).
+    pub fn flops(self, case: &Case) -> f64 {
+        match (self, case.shape()) {
+            (Self::Windowed, Ok(shape)) => {
+                cost::forward_flops(&shape, cost::visible_pairs(&windowed(case.mask()), &shape)) as f64
+            }
+            (Self::Linear, _) => {
+                let pairs = case.kv_heads as f64 * case.kv_len as f64 + case.q_heads as f64 * case.q_len as f64;
+                2.0 * case.batch as f64 * pairs * (case.head_dim as f64).powi(2)
+            }
+            _ => case.flops(),
         }
     }
 
@@ -45,6 +75,11 @@ impl std::fmt::Display for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// The keys within half a [`WINDOW`], of those that a mask shows.
+fn windowed(mask: Mask<'_>) -> Mask<'_> {
+    mask.and(Mask::window(WINDOW / 2, WINDOW / 2, Align::BottomRight))
 }
 
 /// A pool of `threads` threads (0 = one per core).
@@ -106,6 +141,21 @@ impl<'p> Runner<'p> {
                 let outputs = outputs.into();
                 self.pool.install(|| attn_parallel::forward_at(level, attn, q, k, v, outputs))
             }
+            Engine::Windowed => {
+                let attn = attn.mask(windowed(*attn.get_mask()));
+                attn_simd::forward_at(self.level, &attn, q, k, v, outputs, &mut self.workspace)
+            }
+            Engine::Linear => {
+                let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
+                let (s_len, z_len) = LinearAttention::state_len(&shape)?;
+                self.grow(s_len + z_len + LinearAttention::scratch_len(&shape));
+                let (state, scratch) = self.scratch.split_at_mut(s_len + z_len);
+                state.fill(0.0);
+                let (s, z) = state.split_at_mut(s_len);
+                let linear = LinearAttention::new();
+                let linear = if attn.get_mask().is_none() { linear } else { linear.causal(Align::BottomRight) };
+                linear.forward(q, k, v, &mut outputs.into().out, LinearState { s, z }, scratch)
+            }
         }
     }
 
@@ -123,6 +173,27 @@ mod tests {
     use crate::case::{Case, Tensors};
 
     #[test]
+    fn a_window_over_everything_is_exact_and_what_is_cheaper_counts_less() {
+        let pool = pool(1).unwrap();
+        let run = |engine, n: usize| {
+            let mut t = Tensors::<f32>::new(Case::square(n, 8), 1);
+            let (q, k, v, out) = t.views().unwrap();
+            let mut runner = Runner::new(Level::detect(), &pool);
+            runner.run(engine, &Attention::new(), q, k, v, out).unwrap();
+            t.out
+        };
+        assert_eq!(run(Engine::Windowed, WINDOW / 2), run(Engine::Simd, WINDOW / 2));
+        assert_ne!(run(Engine::Windowed, WINDOW * 2), run(Engine::Simd, WINDOW * 2));
+        // Weights of linear attention are positive and sum to one: its result stays within the values.
+        assert!(run(Engine::Linear, 100).iter().all(|x| x.abs() < 5.0) && run(Engine::Linear, 100)[0] != 0.0);
+        let flops = |engine: Engine, n| engine.flops(&Case::square(n, 64));
+        assert_eq!(flops(Engine::Simd, 4096), 4.0 * 4096.0 * 4096.0 * 64.0);
+        assert_eq!(flops(Engine::Linear, 4096), 4.0 * 4096.0 * 64.0 * 64.0);
+        let per_token = flops(Engine::Windowed, 4096) / 4096.0;
+        assert!(per_token < 4.0 * 257.0 * 64.0 && per_token > 4.0 * 245.0 * 64.0, "{per_token}");
+    }
+
+    #[test]
     fn all_engines_agree() {
         let pool = pool(2).unwrap();
         for causal in [false, true] {
@@ -130,7 +201,7 @@ mod tests {
             let attn = case.attention();
             let mut runner = Runner::new(Level::detect(), &pool);
             let outs = Engine::ALL.map(|engine| {
-                let mut t = Tensors::new(Case { kv_heads: 2, ..case }, 1);
+                let mut t = Tensors::<f32>::new(Case { kv_heads: 2, ..case }, 1);
                 let (q, k, v, out) = t.views().unwrap();
                 runner.run(engine, &attn, q, k, v, out).unwrap();
                 t.out

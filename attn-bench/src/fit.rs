@@ -9,6 +9,9 @@ pub struct PowerLaw {
     pub exponent: f64,
     /// The cost at `n = 1` (meaningful only as a coefficient).
     pub factor: f64,
+    /// Half the width of the 95 % confidence interval of the exponent, by Student's t over the scatter of the points about the line;
+    /// `None` for two points, which always lie on one.
+    pub exponent_95: Option<f64>,
     /// Coefficient of determination on the logarithms; 1 where all points lie on the line.
     pub r2: f64,
     /// The smallest n that took part.
@@ -43,8 +46,11 @@ impl PowerLaw {
         }
         let exponent = sxy / sxx;
         let residual: f64 = logs.iter().map(|p| (p.1 - mean_y - exponent * (p.0 - mean_x)).powi(2)).sum();
+        let freedom = logs.len() - 2;
+        let deviation = (freedom > 0).then(|| (residual / freedom as f64 / sxx).sqrt());
         Some(Self {
             exponent,
+            exponent_95: deviation.map(|deviation| student_95(freedom) * deviation),
             factor: (mean_y - exponent * mean_x).exp(),
             r2: if syy <= f64::EPSILON { 1.0 } else { 1.0 - residual / syy },
             from_n: points.iter().map(|p| p.0).min()?,
@@ -69,9 +75,35 @@ impl PowerLaw {
     }
 }
 
+/// The 97.5 % quantile of Student's t: exact to three digits up to 30 degrees of freedom, then by the first two corrections
+/// of the normal quantile (Abramowitz and Stegun 26.7.5), which agree with tables to as many.
+fn student_95(freedom: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    ];
+    const NORMAL: f64 = 1.959_964;
+    let exact = freedom.checked_sub(1).and_then(|row| TABLE.get(row)).copied();
+    let first = (NORMAL.powi(3) + NORMAL) / 4.0;
+    let second = (5.0 * NORMAL.powi(5) + 16.0 * NORMAL.powi(3) + 3.0 * NORMAL) / 96.0;
+    exact.unwrap_or(NORMAL + first / freedom as f64 + second / (freedom as f64).powi(2))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_interval_is_that_of_the_textbook() {
+        // y = e^1, e^2, e^2, e^3 at x = e^0..e^3: slope 0.6, residuals −0.1, 0.3, −0.3, 0.1, so its deviation is √(0.2/2/5).
+        let x = [1usize, 10, 100, 1000];
+        let y = [1.0f64, 2.0, 2.0, 3.0].map(|y| (y * 10f64.ln()).exp());
+        let law = PowerLaw::fit(&x.into_iter().zip(y).collect::<Vec<_>>()).unwrap();
+        assert!((law.exponent - 0.6).abs() < 1e-12);
+        assert!((law.exponent_95.unwrap() - 4.303 * (0.2f64 / 2.0 / 5.0).sqrt()).abs() < 1e-9, "{law:?}");
+        assert_eq!(PowerLaw::fit(&[(2, 7.0), (4, 8.0)]).unwrap().exponent_95, None);
+        assert!((student_95(31) - 2.0395).abs() < 5e-4 && (student_95(1000) - 1.962).abs() < 1e-3);
+    }
 
     #[test]
     fn noise_lowers_r2_and_a_flat_cost_has_exponent_zero() {

@@ -2,7 +2,8 @@
 //!
 //! The shapes are a table in the repository, `shapes.txt`. For each, samples are taken in rounds: probe, ours, probe, each
 //! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is reported
-//! is the median over the rounds, which does not care whether the machine was slower for a while.
+//! is the median over the rounds, which does not care whether the machine was slower for a while. At one thread all times are
+//! those of the processor, not of the wall: other programs on the same core take nothing from either side.
 
 use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View, cost};
 use attn_simd::Level;
@@ -10,10 +11,12 @@ use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Tensors, normal};
-use crate::clock::{Repeat, Samples, median, time};
+use crate::clock::{Repeat, Samples, both, median};
 use crate::engine::{self, Engine, Runner};
+use crate::machine::Machine;
 use crate::peer::Peer;
 use crate::probe;
+use crate::report::FORMAT;
 
 /// The table of shapes.
 pub const SHAPES: &str = include_str!("../shapes.txt");
@@ -255,15 +258,98 @@ pub struct KernelResult {
     pub gflops: f64,
     /// Median over the rounds of rate / probe's rate.
     pub share_of_peak: f64,
-    /// Seconds per call of each sample.
+    /// Seconds per call of each sample, by the wall's clock.
     pub samples: Samples,
+    /// The same by the clock of the thread; empty on several threads.
+    pub thread: Vec<f64>,
     /// FLOP/s of the probes beside each sample.
     pub peaks: Vec<f64>,
+    /// The pass that took each sample.
+    pub passes: Vec<usize>,
     /// Other libraries.
     pub peers: Vec<PeerResult>,
 }
 
+/// What `cargo xtask bench --kernels --json` writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelReport {
+    /// [`FORMAT`].
+    pub format: String,
+    /// `kernels`.
+    pub kind: String,
+    /// Where it was measured.
+    pub machine: Machine,
+    /// Versions of the peers, by level.
+    pub peers: Vec<String>,
+    /// The shapes.
+    pub results: Vec<KernelResult>,
+    /// What went wrong with peers.
+    pub notes: Vec<String>,
+}
+
+impl KernelReport {
+    /// Without results yet.
+    pub fn new(machine: Machine) -> Self {
+        let (format, kind) = (FORMAT.into(), "kernels".into());
+        Self { format, kind, machine, peers: Vec::new(), results: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a result, or its samples where an earlier pass measured the same.
+    pub fn take(&mut self, result: KernelResult) {
+        match self.results.iter_mut().find(|known| known.name() == result.name()) {
+            Some(known) => known.join(result),
+            None => self.results.push(result),
+        }
+    }
+}
+
+/// The name of a row at a level, for filters and comparisons.
+pub fn case_name(kernel: &Kernel, level: &str, threads: usize) -> String {
+    format!("kernels/{}/{level}/t{threads}", kernel.name)
+}
+
 impl KernelResult {
+    /// [`case_name`].
+    pub fn name(&self) -> String {
+        case_name(&self.kernel, &self.level, self.threads)
+    }
+
+    /// Seconds of each sample, by the clock that counts.
+    pub fn times(&self) -> &[f64] {
+        if self.thread.is_empty() { &self.samples.0 } else { &self.thread }
+    }
+
+    /// Takes the samples of another pass.
+    fn join(&mut self, other: Self) {
+        self.samples.0.extend(other.samples.0);
+        self.thread.extend(other.thread);
+        self.peaks.extend(other.peaks);
+        self.passes.extend(other.passes);
+        // A peer that one of the passes lacks has no partner for some of our samples.
+        self.peers.retain(|peer| other.peers.iter().any(|p| p.name == peer.name));
+        for peer in &mut self.peers {
+            if let Some(more) = other.peers.iter().find(|p| p.name == peer.name) {
+                peer.samples.0.extend(&more.samples.0);
+                peer.difference = peer.difference.zip(more.difference).map(|(a, b)| a.max(b));
+            }
+        }
+        self.summarise();
+    }
+
+    /// Draws the conclusions from the samples.
+    fn summarise(&mut self) {
+        let (flops, times) = (self.kernel.flops(), self.times().to_vec());
+        self.seconds = median(&times);
+        self.gflops = flops / self.seconds / 1e9;
+        let shares: Vec<f64> = times.iter().zip(&self.peaks).map(|(seconds, peak)| flops / seconds / peak).collect();
+        self.share_of_peak = median(&shares);
+        for peer in &mut self.peers {
+            peer.seconds = median(&peer.samples.0);
+            let ratios: Vec<f64> = peer.samples.0.iter().zip(&times).map(|(theirs, ours)| theirs / ours).collect();
+            peer.ratio = median(&ratios);
+        }
+    }
+
     /// The fastest peer.
     pub fn best_peer(&self) -> Option<&PeerResult> {
         self.peers.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
@@ -288,13 +374,14 @@ pub struct Setup<'s> {
 /// Longer than the thread pools of the peers spin (OpenMP's 200 ms is the longest).
 const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Measures one kernel, beside a peer where there is one. A peer that fails is left out and said so in `notes`.
+/// Measures one kernel in one pass, beside a peer where there is one. A peer that fails is left out and said so in `notes`.
 ///
 /// # Errors
 /// What our engine refuses.
 pub fn measure(
     kernel: &Kernel,
     setup: &Setup<'_>,
+    pass: usize,
     mut peer: Option<&mut Peer>,
     notes: &mut Vec<String>,
 ) -> Result<KernelResult, AttnError> {
@@ -304,13 +391,13 @@ pub fn measure(
     let mut inputs = kernel.inputs();
     let mut ours = |calls: u32| {
         inputs.with(kernel, |attn, (q, k, v, mut out)| {
-            engine::inside(engine, setup.pool, || time(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
+            engine::inside(engine, setup.pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
         })
     };
     let calls_for = |seconds: f64| (setup.sample_seconds / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32;
     ours(1)?;
-    let calls = calls_for(ours(1)?);
-    let calls = calls_for(ours(calls)?);
+    let calls = calls_for(ours(1)?.0);
+    let calls = calls_for(ours(calls)?.0);
 
     let mut note = |text: String| notes.push(format!("{}: {text}", kernel.name));
     let mut others: Vec<Other> = Vec::new();
@@ -320,7 +407,7 @@ pub fn measure(
             Ok(names) => {
                 for name in names {
                     match peer.time(&name, 1) {
-                        Ok(seconds) => others.push(Other { name, calls: calls_for(seconds), samples: Vec::new() }),
+                        Ok(took) => others.push(Other { name, calls: calls_for(took.wall), samples: Vec::new() }),
                         Err(error) => note(format!("{name}: {error}")),
                     }
                 }
@@ -333,22 +420,25 @@ pub fn measure(
         1 => probe::fma_peak(setup.level, setup.probe_seconds),
         _ => probe::fma_peak_of_pool(setup.level, setup.pool, setup.probe_seconds),
     };
-    let (mut samples, mut peaks, mut spent) = (Vec::new(), Vec::new(), 0.0);
+    let (mut samples, mut thread, mut peaks, mut spent) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     while setup.repeat.goes_on(samples.len(), spent, false) {
         if threads > 1 && peer.is_some() {
             // A peer's pool spins for a while after its last call, on the very cores that ours is about to use.
             std::thread::sleep(SPIN);
         }
         let before = peak();
-        let seconds = ours(calls)?;
+        let (wall, ran) = ours(calls)?;
         peaks.push(0.5 * (before + peak()));
-        samples.push(seconds);
-        spent += seconds * f64::from(calls);
+        samples.push(wall);
+        if threads == 1 {
+            thread.push(ran);
+        }
+        spent += wall * f64::from(calls);
         if let Some(peer) = peer.as_deref_mut() {
             others.retain_mut(|other| match peer.time(&other.name, other.calls) {
-                Ok(seconds) => {
-                    spent += seconds * f64::from(other.calls);
-                    other.samples.push(seconds);
+                Ok(took) => {
+                    spent += took.wall * f64::from(other.calls);
+                    other.samples.push(if threads == 1 { took.processor } else { took.wall });
                     true
                 }
                 Err(error) => {
@@ -363,29 +453,31 @@ pub fn measure(
         .into_iter()
         .map(|other| {
             let out = if comparable { peer.as_deref_mut().and_then(|peer| peer.out(&other.name).ok()) } else { None };
-            let ratios: Vec<f64> = other.samples.iter().zip(&samples).map(|(theirs, ours)| theirs / ours).collect();
             PeerResult {
-                ratio: median(&ratios),
-                seconds: median(&other.samples),
+                ratio: f64::NAN,
+                seconds: f64::NAN,
                 difference: out.map(|out| difference(&inputs.tensors.out, &out)),
                 samples: Samples(other.samples),
                 name: other.name,
             }
         })
         .collect();
-    let (flops, seconds) = (kernel.flops(), median(&samples));
-    let shares: Vec<f64> = samples.iter().zip(&peaks).map(|(seconds, peak)| flops / seconds / peak).collect();
-    Ok(KernelResult {
+    let passes = vec![pass; samples.len()];
+    let mut result = KernelResult {
         kernel: kernel.clone(),
         level: setup.level.name().to_string(),
         threads,
-        seconds,
-        gflops: flops / seconds / 1e9,
-        share_of_peak: median(&shares),
+        seconds: 0.0,
+        gflops: 0.0,
+        share_of_peak: 0.0,
         samples: Samples(samples),
+        thread,
         peaks,
+        passes,
         peers,
-    })
+    };
+    result.summarise();
+    Ok(result)
 }
 
 /// A peer while it is measured.
@@ -459,6 +551,41 @@ mod tests {
     }
 
     #[test]
+    fn passes_are_joined_and_a_peer_must_be_in_all() {
+        let peer = |name: &str, seconds: &[f64]| PeerResult {
+            name: name.into(),
+            seconds: 0.0,
+            ratio: 0.0,
+            samples: Samples(seconds.to_vec()),
+            difference: Some(1e-7),
+        };
+        let pass = |pass: usize, ours: f64, peers: Vec<PeerResult>| KernelResult {
+            kernel: parse("k 1 1 1 10 10 5 0 plain -").unwrap().remove(0),
+            level: "avx2".into(),
+            threads: 1,
+            seconds: 0.0,
+            gflops: 0.0,
+            share_of_peak: 0.0,
+            samples: Samples(vec![9.0; 2]),
+            thread: vec![ours; 2],
+            peaks: vec![2000.0; 2],
+            passes: vec![pass; 2],
+            peers,
+        };
+        let mut report = KernelReport::new(Machine::default());
+        report.take(pass(0, 1.0, vec![peer("a", &[3.0, 3.0]), peer("b", &[5.0, 5.0])]));
+        report.take(pass(1, 2.0, vec![peer("a", &[6.0, 6.0])]));
+        let [result] = &report.results[..] else { panic!("two results of one name") };
+        assert_eq!((result.name(), &result.passes), ("kernels/k/avx2/t1".into(), &vec![0, 0, 1, 1]));
+        assert_eq!((result.seconds, result.gflops), (1.5, 2000.0 / 1.5 / 1e9));
+        assert_eq!(result.share_of_peak, 0.75, "of 1 and 1/2");
+        let [a] = &result.peers[..] else { panic!("b has no second pass") };
+        assert_eq!((a.ratio, a.seconds, a.samples.0.len()), (3.0, 4.5, 4));
+        let json = serde_json::to_string(&report).unwrap();
+        assert!(crate::compare::Run::read(&json).unwrap().cases.len() == 1);
+    }
+
+    #[test]
     fn every_feature_runs_and_is_right() {
         let pool = engine::pool(1).unwrap();
         let repeat = Repeat { at_least: 2, at_most: 2, seconds: 0.0 };
@@ -466,7 +593,7 @@ mod tests {
         for what in ["plain", "window:3", "alibi", "bias", "keep", "softcap:2", "dropout:0.3"] {
             for causal in [0, 1] {
                 let kernel = parse(&format!("k 1 4 2 20 20 8 {causal} {what} -")).unwrap().remove(0);
-                let result = measure(&kernel, &setup, None, &mut Vec::new()).unwrap();
+                let result = measure(&kernel, &setup, 0, None, &mut Vec::new()).unwrap();
                 assert!(result.seconds > 0.0 && result.gflops > 0.0 && result.samples.0.len() == 2);
                 // The same options through the reference engine.
                 let mut inputs = kernel.inputs();

@@ -5,21 +5,26 @@
 //! written; this crate holds everything that has a right answer, so that it can be tested: the cases and their FLOP counts
 //! ([`case`]), the engines under one roof ([`engine`], with the textbook form in [`naive`]), the clock ([`clock`]), the
 //! memory meter ([`memory`]), the peak probe ([`probe`]), the curve ([`curve`]) with its power-law fit ([`fit`]) and its
-//! crossovers ([`crossover`]), and the reports ([`report`]).
+//! crossovers ([`crossover`]), the reports ([`report`]) and their comparison ([`compare`]). A run can be narrowed ([`filter`]),
+//! be followed ([`progress`]) and go on after an interruption ([`journal`]).
 //!
 //! Real tensors come from [`tensors`] and run in [`layers`]; single kernels are measured by [`kernels`], beside the libraries
 //! of a Python process ([`peer`]).
 //!
-//! Conventions: times are medians of several samples, all samples are kept for `--json`; FLOPs count `4·B·H·Sq·Skv·D`,
+//! Conventions: times are medians of several samples, taken in passes over the whole grid, all samples are kept for `--json`;
+//! work on one thread is timed by the thread's own clock; FLOPs count `4·B·H·Sq·Skv·D`,
 //! halved for causal square shapes; a share of peak relates a measurement to a probe that ran right beside it in time.
 #![forbid(unsafe_code)]
 
 pub mod case;
 pub mod clock;
+pub mod compare;
 pub mod crossover;
 pub mod curve;
 pub mod engine;
+pub mod filter;
 pub mod fit;
+pub mod journal;
 pub mod kernels;
 pub mod layers;
 pub mod machine;
@@ -27,5 +32,6 @@ pub mod memory;
 pub mod naive;
 pub mod peer;
 pub mod probe;
+pub mod progress;
 pub mod report;
 pub mod tensors;

@@ -23,8 +23,10 @@ pub struct Machine {
     pub level: String,
     /// Threads of the parallel engine.
     pub threads: usize,
-    /// The compiler, if it can be asked.
-    pub rustc: Option<String>,
+    /// The compiler that built this program.
+    pub rustc: String,
+    /// Profile, target and flags that it was built with.
+    pub flags: String,
     /// The revision of the sources, `-dirty` where they were changed, if git can be asked.
     pub revision: Option<String>,
     /// What was typed.
@@ -44,7 +46,8 @@ impl Machine {
             levels: Level::available().map(|level| level.name().to_string()).collect(),
             level: level.name().to_string(),
             threads,
-            rustc: output("rustc", &["--version"]),
+            rustc: env!("ATTN_BENCH_RUSTC").into(),
+            flags: env!("ATTN_BENCH_FLAGS").into(),
             revision: output("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
             command,
             load_before: std::fs::read_to_string("/proc/loadavg")
@@ -73,7 +76,8 @@ impl Machine {
             ("Level measured", self.level.clone()),
             ("Threads (parallel)", self.threads.to_string()),
             ("Load before", self.load_before.clone().unwrap_or_else(unknown)),
-            ("Compiler", self.rustc.clone().unwrap_or_else(unknown)),
+            ("Compiler", self.rustc.clone()),
+            ("Build", self.flags.clone()),
             ("Revision", self.revision.clone().unwrap_or_else(unknown)),
             ("Command", self.command.clone()),
         ]
@@ -138,6 +142,7 @@ mod tests {
         let facts = machine.facts();
         assert!(facts.contains(&("Command", "cargo xtask bench".into())));
         assert!(facts.contains(&("Threads (parallel)", "3".into())));
+        assert!(machine.rustc.starts_with("rustc 1.") && machine.flags.contains("opt-level"), "{machine:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The counting is done by the program's global allocator, which a library must not choose: the program hands over three
 //! functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the allocator
-//! keeps for itself do not.
+//! keeps for itself do not. What the system had to provide in the end, pages, is the resident set ([`resident`]).
 
 /// A counting allocator, as three functions.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,24 @@ impl Heap {
         let result = call();
         (result, (self.peak)().saturating_sub(before))
     }
+}
+
+/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` where the system
+/// does not tell. Pages that an earlier call left with the allocator do not count again.
+pub fn resident<R>(call: impl FnOnce() -> R) -> (R, Option<usize>) {
+    let status = || std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let before = kib(&status(), "VmRSS:");
+    // 5: the high-water mark is set to what is resident now (proc(5)).
+    let reset = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+    let result = call();
+    let peak = kib(&status(), "VmHWM:").filter(|_| reset);
+    (result, peak.zip(before).map(|(peak, before)| peak.saturating_sub(before) << 10))
+}
+
+/// A field of `/proc/self/status`.
+fn kib(status: &str, field: &str) -> Option<usize> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Bytes in the unit that reads best: `"1.50 MiB"`.
@@ -63,6 +81,16 @@ mod tests {
         assert_eq!(extra, 64);
         let ((), extra) = heap.extra(|| ());
         assert_eq!(extra, 0, "an earlier peak does not count");
+    }
+
+    #[test]
+    fn pages_that_are_touched_become_resident() {
+        assert_eq!(kib("VmPeak: 9 kB\nVmHWM:\t 1234 kB\n", "VmHWM:"), Some(1234));
+        assert_eq!(kib("VmHWM: much", "VmHWM:"), None);
+        let (buffer, grown) = resident(|| vec![1u8; 64 << 20]);
+        if let Some(grown) = grown {
+            assert!(grown >= buffer.len() / 2, "{grown}");
+        }
     }
 
     #[test]

@@ -195,7 +195,7 @@ mod tests {
     use attn_core::{Align, Layout, Mask, ViewMut, reference};
 
     fn compare(case: Case, attn: &Attention<'_>) {
-        let mut t = Tensors::new(case, 3);
+        let mut t = Tensors::<f32>::new(case, 3);
         let rows = case.shape().unwrap().rows();
         let (mut lse, mut want_lse) = (vec![0.0f32; rows], vec![0.0f32; rows]);
         let mut want = vec![0.0f32; t.out.len()];
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn refuses_what_it_would_ignore() {
-        let mut t = Tensors::new(Case::square(4, 8), 0);
+        let mut t = Tensors::<f32>::new(Case::square(4, 8), 0);
         let (q, k, v, out) = t.views().unwrap();
         let error = forward(&Attention::new().softcap(3.0), q, k, v, out, &mut [0.0; 1000]);
         assert!(matches!(error, Err(AttnError::Unsupported { .. })));

@@ -56,6 +56,16 @@ pub struct About {
     pub onnxruntime: Option<String>,
 }
 
+/// How long a call took.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Took {
+    /// Seconds by the wall's clock.
+    #[serde(rename = "seconds")]
+    pub wall: f64,
+    /// Seconds that the process ran, all of its threads together.
+    pub processor: f64,
+}
+
 /// A running Python process.
 #[derive(Debug)]
 pub struct Peer {
@@ -120,10 +130,10 @@ impl Peer {
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn time(&mut self, peer: &str, calls: u32) -> Result<f64, PeerError> {
+    pub fn time(&mut self, peer: &str, calls: u32) -> Result<Took, PeerError> {
         self.send(&json!({"op": "time", "peer": peer, "calls": calls}), &[])?;
         let answer = self.answer()?;
-        answer["seconds"].as_f64().ok_or_else(|| PeerError::Protocol(answer.to_string()))
+        serde_json::from_value(answer).map_err(|error| PeerError::Protocol(error.to_string()))
     }
 
     /// The output of one call, `[batch, heads, q_len, dim]`.
@@ -199,11 +209,11 @@ mod tests {
         assert!(matches!(shell("exit 3"), Err(PeerError::Gone(_))));
         assert!(matches!(shell("echo hello"), Err(PeerError::Protocol(_))));
         assert!(matches!(shell("echo '{\"error\": \"no\"}'"), Err(PeerError::Python(_))));
-        let script = "echo '{\"torch\": \"2\", \"onnxruntime\": null}'; read a; echo '{\"seconds\": 0.5}'; \
+        let script = "echo '{\"torch\": \"2\", \"onnxruntime\": null}'; read a; echo '{\"seconds\": 0.5, \"processor\": 0.25}'; \
                       read b; echo '{\"floats\": 1}'; printf '\\0\\0\\200\\077'; read c; echo '{}'";
         let mut peer = shell(script).unwrap();
         assert_eq!(peer.about(), &About { torch: Some("2".into()), onnxruntime: None });
-        assert_eq!(peer.time("torch", 3).unwrap(), 0.5);
+        assert_eq!(peer.time("torch", 3).unwrap(), Took { wall: 0.5, processor: 0.25 });
         assert_eq!(peer.out("torch").unwrap(), [1.0]);
         assert!(matches!(peer.time("torch", 3), Err(PeerError::Protocol(_))));
         assert!(matches!(peer.time("torch", 3), Err(PeerError::Gone(_))));

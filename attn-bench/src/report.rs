@@ -7,34 +7,38 @@ pub mod table;
 use serde::{Deserialize, Serialize};
 
 use crate::crossover::{Crossover, WIDTHS};
-use crate::curve::Curve;
-use crate::engine::Engine;
+use crate::curve::{Curve, Who};
 use crate::fit::PowerLaw;
 use crate::machine::Machine;
 
-/// Version of the JSON that [`Report`] serialises to. It changes when a field changes its meaning or goes.
-pub const FORMAT: &str = "attn-bench/1";
+/// Version of the JSON that reports serialise to. It changes when a field changes its meaning or goes.
+pub const FORMAT: &str = "attn-bench/2";
 
-/// A cost curve with everything that is said about it.
+/// Cost curves with everything that is said about them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`FORMAT`].
     pub format: String,
+    /// `curve`.
+    pub kind: String,
     /// Where it was measured.
     pub machine: Machine,
-    /// How each engine's cost grows.
+    /// How the cost of each line grows.
     pub growth: Vec<Growth>,
     /// Where attention meets the linear parts of a layer.
     pub crossovers: Vec<Crossover>,
     /// The points, with all samples.
-    pub curve: Curve,
+    pub curves: Vec<Curve>,
 }
 
-/// The fitted growth of one engine.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// The fitted growth of one line of a curve.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
-    /// The engine.
-    pub engine: Engine,
+    /// The curve's name.
+    pub curve: String,
+    /// The line.
+    #[serde(flatten)]
+    pub who: Who,
     /// Of its time, over the larger lengths.
     pub time: Option<PowerLaw>,
     /// Of its extra memory, over the larger lengths; `None` where it needs none.
@@ -42,15 +46,20 @@ pub struct Growth {
 }
 
 impl Report {
-    /// Draws the conclusions from a curve.
-    pub fn new(machine: Machine, curve: Curve) -> Self {
-        let growth = curve
-            .engines()
-            .into_iter()
-            .map(|engine| Growth { engine, time: curve.time_law(engine), memory: curve.memory_law(engine) })
+    /// Draws the conclusions from curves.
+    pub fn new(machine: Machine, curves: Vec<Curve>) -> Self {
+        let lines = curves.iter().flat_map(|curve| curve.lines().into_iter().map(move |who| (curve, who)));
+        let growth = lines
+            .map(|(curve, who)| Growth {
+                curve: curve.name(),
+                who,
+                time: curve.time_law(who),
+                memory: curve.memory_law(who),
+            })
             .collect();
-        let crossovers = curve.linear().map_or_else(Vec::new, |linear| WIDTHS.map(|d| linear.crossover(d)).to_vec());
-        Self { format: FORMAT.into(), machine, growth, crossovers, curve }
+        let linear = curves.first().and_then(Curve::linear);
+        let crossovers = linear.map_or_else(Vec::new, |linear| WIDTHS.map(|d| linear.crossover(d)).to_vec());
+        Self { format: FORMAT.into(), kind: "curve".into(), machine, growth, crossovers, curves }
     }
 
     /// As JSON, indented. A number that is not finite, which no measured curve contains, becomes `null`.
@@ -78,35 +87,43 @@ pub fn grouped(n: usize) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::case::Case;
+    use crate::case::{Case, Number};
     use crate::clock::Samples;
     use crate::curve::{Point, Skipped};
+    use crate::engine::Engine;
 
     /// A made-up curve: quadratic times, quadratic memory for the naive engine and constant memory for the others.
     pub(crate) fn report() -> Report {
-        let mut curve = Curve { case: Case::square(2048, 64), points: Vec::new(), skipped: Vec::new() };
-        for n in [128usize, 256, 512, 1024, 2048] {
-            for (engine, gflops) in Engine::ALL.into_iter().zip([6.0, 1.5, 170.0, 330.0]) {
-                if engine == Engine::Streaming && n > 1024 {
-                    curve.skipped.push(Skipped { engine, n, why: "predicted 9.00 s a call".into() });
-                    continue;
+        let curve = |number| {
+            let mut curve = Curve::new(Case::square(2048, 64), number);
+            for n in [128usize, 256, 512, 1024, 2048] {
+                for (engine, gflops) in Engine::ALL.into_iter().zip([6.0, 1.5, 170.0, 330.0]) {
+                    let who = Who { engine, threads: if engine == Engine::Parallel { 2 } else { 1 } };
+                    if engine == Engine::Streaming && n > 1024 {
+                        curve.skipped.push(Skipped { who, n, why: "predicted 9.00 s a call".into() });
+                        continue;
+                    }
+                    let seconds = Case::square(n, 64).flops() / gflops / 1e9;
+                    curve.points.push(Point {
+                        who,
+                        n,
+                        seconds,
+                        extra_bytes: if engine == Engine::Naive { 4 * n * n } else { 100_000 },
+                        resident_bytes: Some(131_072),
+                        gflops,
+                        share_of_peak: gflops / if engine == Engine::Parallel { 400.0 } else { 200.0 },
+                        calls_per_sample: 1,
+                        samples: Samples(vec![seconds; 4]),
+                        thread: Vec::new(),
+                        peaks: vec![200e9; 4],
+                        passes: vec![0, 0, 1, 1],
+                    });
                 }
-                let seconds = Case::square(n, 64).flops() / gflops / 1e9;
-                curve.points.push(Point {
-                    engine,
-                    n,
-                    seconds,
-                    extra_bytes: if engine == Engine::Naive { 4 * n * n } else { 100_000 },
-                    gflops,
-                    share_of_peak: gflops / if engine == Engine::Parallel { 400.0 } else { 200.0 },
-                    calls_per_sample: 1,
-                    samples: Samples(vec![seconds; 3]),
-                    peaks: vec![200e9; 3],
-                });
             }
-        }
+            curve
+        };
         let machine = Machine { cpu: "A <fast> & quiet CPU".into(), threads: 2, ..Machine::default() };
-        Report::new(machine, curve)
+        Report::new(machine, vec![curve(Number::F32), curve(Number::Bf16)])
     }
 
     #[test]
@@ -116,18 +133,20 @@ pub(crate) mod tests {
         let back: Report = serde_json::from_str(&json).unwrap();
         assert!(back == report, "not the same after a round trip");
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(value["format"], FORMAT);
-        assert_eq!(value["curve"]["points"][2]["engine"], "simd");
-        assert_eq!(value["curve"]["points"][2]["samples"].as_array().unwrap().len(), 3);
+        assert_eq!((&value["format"], &value["kind"]), (&FORMAT.into(), &"curve".into()));
+        let point = &value["curves"][1]["points"][2];
+        assert_eq!((&point["engine"], point["samples"].as_array().unwrap().len()), (&"simd".into(), 4));
+        assert_eq!(value["growth"][2]["curve"], "curve/d64/f32");
     }
 
     #[test]
     fn growth_is_fitted_for_time_and_memory() {
         let report = report();
+        assert_eq!(report.growth.len(), 8);
         for g in &report.growth {
             assert!((g.time.unwrap().exponent - 2.0).abs() < 1e-9, "{g:?}");
             let memory = g.memory.unwrap().exponent;
-            assert!((memory - if g.engine == Engine::Naive { 2.0 } else { 0.0 }).abs() < 1e-9, "{g:?}");
+            assert!((memory - if g.who.engine == Engine::Naive { 2.0 } else { 0.0 }).abs() < 1e-9, "{g:?}");
         }
         assert_eq!(report.crossovers.len(), WIDTHS.len());
     }

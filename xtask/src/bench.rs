@@ -2,8 +2,10 @@
 //!
 //! Without an option it measures the cost curve (time and memory against sequence length) and writes the report page;
 //! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and other
-//! libraries. What is measured, and how, is `attn-bench`'s; here are the arguments, the progress and where results go.
+//! libraries. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s; here are the arguments, the
+//! progress and where results go.
 
+mod compare;
 mod curve;
 mod input;
 mod kernels;
@@ -12,6 +14,10 @@ mod progress;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use attn_bench::case::Number;
+use attn_bench::filter::Filter;
+use attn_bench::journal::Journal;
+use attn_bench::machine::Machine;
 use attn_bench::memory::Heap;
 use attn_simd::Level;
 use peak_alloc::PeakAlloc;
@@ -57,6 +63,25 @@ pub(crate) struct Args {
     /// With --kernels: only these shapes.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     shapes: Vec<String>,
+    /// Only the cases whose names match, such as `simd/t1/n(1024|2048)$`; --list shows the names.
+    #[arg(long, value_name = "REGEX", conflicts_with = "input")]
+    filter: Option<String>,
+    /// Say which cases would be measured, and stop.
+    #[arg(long, conflicts_with = "input")]
+    list: bool,
+    /// Set this run beside an earlier one (its --json): ratio and noise band per case; ends with code 2 if a case became
+    /// slower by more than the threshold and the noise of both runs, and stayed so when it was measured twice more.
+    #[arg(long, value_name = "OLD.json", conflicts_with = "input")]
+    compare: Option<PathBuf>,
+    /// With --compare: set this run beside it instead of measuring one.
+    #[arg(long, value_name = "NEW.json", requires = "compare")]
+    with: Option<PathBuf>,
+    /// With --compare: what a case may be slower by if noise is nil, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * attn_bench::compare::THRESHOLD, requires = "compare")]
+    threshold: f64,
+    /// Start anew where an interrupted run of the same kind could be gone on with.
+    #[arg(long)]
+    fresh: bool,
     /// Write all samples and machine facts to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -66,15 +91,19 @@ pub(crate) struct Args {
     /// Instruction-set level (see `cargo xtask levels`); default: the best of this machine.
     #[arg(long, value_name = "LEVEL")]
     level: Option<String>,
-    /// Threads of the parallel engine; default: one per core (with --kernels: 1, which is the single-thread engine).
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    threads: usize,
+    /// Threads of the parallel engine; default: one per core (with --kernels: 1, which is the single-thread engine). The cost
+    /// curve takes several numbers.
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    threads: Vec<usize>,
     /// Mask out the keys after each query.
     #[arg(long)]
     causal: bool,
-    /// Head dimension of the cost curve.
-    #[arg(long, value_name = "D", default_value_t = 64)]
-    head_dim: usize,
+    /// Head dimensions of the cost curve; default: 64, with --full 64 and 128.
+    #[arg(long, value_name = "D,…", value_delimiter = ',')]
+    head_dim: Vec<usize>,
+    /// Number types of the cost curve: f32, f16, bf16; default: f32, with --full all.
+    #[arg(long, value_name = "TYPE,…", value_delimiter = ',', value_parser = number)]
+    dtype: Vec<Number>,
     /// Heads of the cost curve.
     #[arg(long, value_name = "H", default_value_t = 1)]
     heads: usize,
@@ -92,12 +121,19 @@ pub(crate) enum Failure {
     File(PathBuf, std::io::Error),
     /// Something else that the text names.
     Other(String),
+    /// Cases became slower than in the run that this one was compared with.
+    Slower(String),
+}
+
+/// A number type by its name.
+fn number(text: &str) -> Result<Number, String> {
+    Number::ALL.into_iter().find(|number| number.name() == text).ok_or_else(|| "must be f32, f16 or bf16".into())
 }
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Argument(text) | Self::Other(text) => f.write_str(text),
+            Self::Argument(text) | Self::Other(text) | Self::Slower(text) => f.write_str(text),
             Self::File(path, error) => write!(f, "{}: {error}", path.display()),
         }
     }
@@ -108,6 +144,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         args.python = Some("python3".into());
     }
     let result = match &args.input {
+        _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
         None if args.kernels || args.peers => kernels::run(&args),
         None if args.python.is_some() || !args.shapes.is_empty() => {
@@ -119,7 +156,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("bench: {failure}");
-            ExitCode::FAILURE
+            if let Failure::Slower(_) = failure { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -137,13 +174,59 @@ impl Args {
         })
     }
 
-    /// The number of threads asked for, or one per core.
-    fn threads(&self) -> usize {
-        match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            n => n,
+    /// The numbers of threads asked for, or one per core.
+    fn threads(&self) -> Result<Vec<usize>, Failure> {
+        if self.threads.contains(&0) {
+            return Err(Failure::Argument("--threads: 0 threads compute nothing".into()));
+        }
+        Ok(match self.threads.as_slice() {
+            [] => vec![std::thread::available_parallelism().map_or(1, std::num::NonZero::get)],
+            some => some.to_vec(),
+        })
+    }
+
+    /// The one number of threads that everything but the cost curve runs with.
+    fn one_thread_count(&self, default: usize) -> Result<usize, Failure> {
+        match self.threads.as_slice() {
+            [] => Ok(default),
+            [0] => Err(Failure::Argument("--threads: 0 threads compute nothing".into())),
+            [one] => Ok(*one),
+            _ => Err(Failure::Argument("only the cost curve takes several numbers of --threads".into())),
         }
     }
+
+    /// The filter asked for, or none.
+    fn filter(&self) -> Result<Filter, Failure> {
+        self.filter.as_deref().map_or(Ok(Filter::ALL), Filter::new).map_err(Failure::Argument)
+    }
+
+    /// The journal of this run: a run with the same options, program and machine goes on where an interrupted one stopped.
+    fn journal(&self, kind: &str, machine: &Machine, settings: &str) -> Result<Journal, Failure> {
+        let path = self.report.join(format!("interrupted-{kind}.jsonl"));
+        // A program that was built again measures something else, even of one revision.
+        let program = std::env::current_exe().and_then(std::fs::metadata).ok();
+        let program = program.and_then(|facts| Some((facts.len(), facts.modified().ok()?)));
+        let key = format!("{} {} {program:?} {settings}", attn_bench::report::FORMAT, machine.cpu);
+        let journal = Journal::open(&path, &key, self.fresh).map_err(|error| Failure::File(path, error))?;
+        if !journal.is_empty() {
+            println!("Going on after an interruption: {} steps are done (--fresh starts anew).", journal.len());
+        }
+        Ok(journal)
+    }
+}
+
+/// Complains where a filter leaves nothing, and shows some of what there is.
+fn some_case(args: &Args, names: &[String], all: &[String]) -> Result<(), Failure> {
+    if !names.is_empty() {
+        return Ok(());
+    }
+    let filter = args.filter.as_deref().unwrap_or_default();
+    let examples: Vec<&str> = all.iter().step_by(all.len().div_ceil(4).max(1)).map(String::as_str).collect();
+    Err(Failure::Argument(format!(
+        "no case matches `{filter}`; there are {}, such as {} (--list shows them)",
+        all.len(),
+        examples.join(", ")
+    )))
 }
 
 /// What was typed, for reports.
@@ -159,4 +242,16 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
     std::fs::write(path, text).map_err(failed)
+}
+
+/// Arguments as they would be typed, for tests.
+#[cfg(test)]
+fn command(words: &[&str]) -> Args {
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+    let words = std::iter::once("bench").chain(words.iter().copied());
+    <Command as clap::Parser>::try_parse_from(words).expect("arguments").args
 }

@@ -30,7 +30,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Measure the cost of attention against sequence length and write a report.
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Run the conformance suites on every engine and level.
     Conformance(conformance::Args),
     /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
@@ -55,7 +55,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Conformance(args) => conformance::run(args),
         Command::Embedded(args) => embedded::run(args),
         Command::Levels(args) => levels::run(args),

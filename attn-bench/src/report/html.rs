@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::plot::{self, Axis, Ink, Marker, Plot, Series};
 use super::{Report, grouped, table};
-use crate::curve::{Point, seconds};
+use crate::clock::Samples;
+use crate::curve::{Curve, Point, Who, seconds};
 use crate::engine::Engine;
 use crate::memory::human;
 
@@ -16,15 +17,13 @@ pub fn escape(text: &str) -> String {
 /// The page.
 pub fn page(report: &Report) -> String {
     let mut html = String::new();
-    let case = report.curve.case;
-    let sizes = report.curve.sizes();
-    let range = match (sizes.first(), sizes.last()) {
+    let sizes: Vec<usize> = report.curves.iter().flat_map(Curve::sizes).collect();
+    let range = match (sizes.iter().min(), sizes.iter().max()) {
         (Some(first), Some(last)) => format!("n = {} to {}", grouped(*first), grouped(*last)),
         _ => "nothing measured".into(),
     };
-    let heads = if case.q_heads == 1 { "one head".into() } else { format!("{} heads", case.q_heads) };
-    let causal = if case.causal { ", causal" } else { "" };
-    let what = format!("{range}, f32, {heads} of dimension {}{causal}", case.head_dim);
+    let titles: Vec<String> = report.curves.iter().map(Curve::title).collect();
+    let what = format!("{range}; {}", titles.join("; "));
     put(&mut html, format_args!("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"));
     put(&mut html, format_args!("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"));
     put(
@@ -43,12 +42,13 @@ pub fn page(report: &Report) -> String {
         put(&mut html, format_args!("<p class=\"warning\">{}</p>\n", escape(&warning)));
     }
     headline(&mut html, report);
-    for (title, note, plot) in plots(report) {
-        let svg = plot.svg();
-        if !svg.is_empty() {
-            put(&mut html, format_args!("<figure>\n<figcaption><b>{title}</b> {note}</figcaption>\n{svg}</figure>\n"));
+    for curve in &report.curves {
+        if report.curves.len() > 1 {
+            put(&mut html, format_args!("<h2>{}</h2>\n", escape(&curve.title())));
         }
+        figures(&mut html, plots(curve));
     }
+    figures(&mut html, report.curves.first().and_then(layer_plot));
     section(&mut html, "How the cost grows", GROWTH_NOTE, &table::growth(report));
     section(&mut html, "Against the linear parts of a layer", CROSSOVER_NOTE, &table::crossovers(report));
     points(&mut html, report);
@@ -66,6 +66,16 @@ pub fn page(report: &Report) -> String {
     html
 }
 
+/// Pictures with their captions; those without a point are left out.
+fn figures(html: &mut String, plots: impl IntoIterator<Item = (&'static str, String, Plot)>) {
+    for (title, note, plot) in plots {
+        let svg = plot.svg();
+        if !svg.is_empty() {
+            put(html, format_args!("<figure>\n<figcaption><b>{title}</b> {note}</figcaption>\n{svg}</figure>\n"));
+        }
+    }
+}
+
 /// Writing into a string cannot fail.
 fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = html.write_fmt(text);
@@ -74,24 +84,25 @@ fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
 /// The three or four facts that most readers came for.
 fn headline(html: &mut String, report: &Report) {
     let mut facts: Vec<(String, String)> = Vec::new();
-    let simd = report.growth.iter().find(|g| g.engine == Engine::Simd);
-    if let Some(law) = simd.and_then(|g| g.time) {
+    let Some(curve) = report.curves.first() else { return };
+    let simd = Who::alone(Engine::Simd);
+    if let Some(law) = curve.time_law(simd) {
         facts.push((
             format!("n<sup>{:.2}</sup>", law.exponent),
             format!("growth of the SIMD engine's time, R² {:.4}", law.r2),
         ));
     }
-    if let Some(best) = report.curve.of(Engine::Simd).max_by(|a, b| a.share_of_peak.total_cmp(&b.share_of_peak)) {
+    if let Some(best) = curve.of(simd).max_by(|a, b| a.share_of_peak.total_cmp(&b.share_of_peak)) {
         facts.push((
             table::percent(best.share_of_peak),
             format!("of the measured FMA peak at best ({:.0} GFLOP/s, one thread)", best.gflops),
         ));
     }
-    if let Some((n, times)) = report.curve.speedup(Engine::Simd, Engine::Naive) {
+    if let Some((n, times)) = curve.speedup(Engine::Simd, Engine::Naive) {
         facts
             .push((format!("{times:.1}×"), format!("faster than the textbook form at n = {}, one thread", grouped(n))));
     }
-    if let Some(last) = report.curve.of(Engine::Simd).last() {
+    if let Some(last) = curve.of(simd).last() {
         facts.push((human(last.extra_bytes), format!("extra memory of the SIMD engine at n = {}", grouped(last.n))));
     }
     put(html, format_args!("<ul class=\"headline\">\n"));
@@ -107,40 +118,42 @@ fn look(engine: Engine) -> (Ink, Marker) {
         Engine::Streaming => (plot::STREAMING, Marker::Triangle),
         Engine::Simd => (plot::SIMD, Marker::Disc),
         Engine::Parallel => (plot::PARALLEL, Marker::Square),
+        Engine::Windowed => (plot::WINDOWED, Marker::Disc),
+        Engine::Linear => (plot::LINEAR, Marker::Triangle),
     }
 }
 
-fn lines(report: &Report, value: impl Fn(&Point) -> f64) -> Vec<Series> {
-    let engines = report.curve.engines().into_iter();
-    engines
-        .map(|engine| {
-            let (ink, marker) = look(engine);
-            let points = report.curve.of(engine).map(|p| (p.n as f64, value(p))).collect();
-            Series { label: engine.to_string(), ink, marker, points }
+fn lines(curve: &Curve, which: impl Fn(Who) -> bool, value: impl Fn(&Point) -> f64) -> Vec<Series> {
+    let lines = curve.lines().into_iter().filter(|&who| which(who));
+    lines
+        .map(|who| {
+            let (ink, marker) = look(who.engine);
+            let points = curve.of(who).map(|p| (p.n as f64, value(p))).collect();
+            Series { label: who.to_string(), ink, marker, points }
         })
         .collect()
 }
 
-/// Title, note and picture of each plot.
-fn plots(report: &Report) -> Vec<(&'static str, String, Plot)> {
-    let threads = report.machine.threads;
-    let mut time = lines(report, |p| p.seconds);
-    if let (Some(law), Some(simd)) = (report.curve.time_law(Engine::Simd), report.curve.of(Engine::Simd).last()) {
-        // A guide of slope 2 below the fastest curve, through a third of the SIMD engine's last point.
+/// Title, note and picture of each plot of a curve.
+fn plots(curve: &Curve) -> Vec<(&'static str, String, Plot)> {
+    let all = |_: Who| true;
+    let mut time = lines(curve, all, |p| p.seconds);
+    let simd = Who::alone(Engine::Simd);
+    if let (Some(law), Some(simd)) = (curve.time_law(simd), curve.of(simd).last()) {
+        // A guide of slope 2 below the SIMD engine's last point.
         let at = |n: f64| (n, simd.seconds / 8.0 * (n / simd.n as f64).powi(2));
         let points = vec![at(law.from_n as f64), at(law.to_n as f64)];
         time.push(Series { label: "slope of n²".into(), ink: plot::GUIDE, marker: Marker::Dashed, points });
     }
     // What needs nothing at all still gets a point, at one byte, or a logarithmic axis could not show it.
-    let memory = lines(report, |p| p.extra_bytes.max(1) as f64);
-    let share = lines(report, |p| p.share_of_peak);
-    let mut plots = vec![
+    let memory = lines(curve, all, |p| p.extra_bytes.max(1) as f64);
+    let share = lines(curve, |who| who.engine != Engine::Linear, |p| p.share_of_peak);
+    vec![
         (
             "Time per call",
-            format!(
-                "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²). \
-                 Parallel: {threads} threads."
-            ),
+            "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²), one of slope 1 is \
+             O(n). <i>windowed</i> and <i>linear</i> compute something else, cheaper."
+                .into(),
             Plot {
                 title: "Time per call against sequence length".into(),
                 axis: Axis::Log { base: 10.0, label: seconds_tick },
@@ -165,34 +178,30 @@ fn plots(report: &Report) -> Vec<(&'static str, String, Plot)> {
                 series: share,
             },
         ),
+    ]
+}
+
+/// One layer of a common width, from the curve's fit.
+fn layer_plot(curve: &Curve) -> Option<(&'static str, String, Plot)> {
+    const WIDTH: usize = 768;
+    let linear = curve.linear()?;
+    let ns: Vec<f64> = curve.sizes().into_iter().map(|n| n as f64).collect();
+    let line = |label: &str, ink, marker, f: &dyn Fn(f64) -> f64| Series {
+        label: label.into(),
+        ink,
+        marker,
+        points: ns.iter().map(|&n| (n, f(n))).collect(),
+    };
+    let series = vec![
+        line("attention", plot::SIMD, Marker::Disc, &|n| linear.attention_seconds(n, WIDTH)),
+        line("projections", plot::NAIVE, Marker::Cross, &|n| linear.projection_seconds(n, WIDTH)),
+        line("recurrent", plot::STREAMING, Marker::Triangle, &|n| linear.recurrent_seconds(n, WIDTH)),
     ];
-    if let Some(linear) = report.curve.linear() {
-        const WIDTH: usize = 768;
-        let ns: Vec<f64> = report.curve.sizes().into_iter().map(|n| n as f64).collect();
-        let line = |label: &str, ink, marker, f: &dyn Fn(f64) -> f64| Series {
-            label: label.into(),
-            ink,
-            marker,
-            points: ns.iter().map(|&n| (n, f(n))).collect(),
-        };
-        let series = vec![
-            line("attention", plot::SIMD, Marker::Disc, &|n| linear.attention_seconds(n, WIDTH)),
-            line("projections", plot::NAIVE, Marker::Cross, &|n| linear.projection_seconds(n, WIDTH)),
-            line("recurrent", plot::STREAMING, Marker::Triangle, &|n| linear.recurrent_seconds(n, WIDTH)),
-        ];
-        plots.push((
-            "One layer of width 768",
-            "attention (fitted) against the projections q, k, v, output and against a recurrent layer (computed at the \
-             SIMD engine's rate)."
-                .into(),
-            Plot {
-                title: "Time of attention, projections and a recurrent layer".into(),
-                axis: Axis::Log { base: 10.0, label: seconds_tick },
-                series,
-            },
-        ));
-    }
-    plots
+    let note = "attention (fitted) against the projections q, k, v, output and against a recurrent layer (computed at the \
+                SIMD engine's rate).";
+    let title = "Time of attention, projections and a recurrent layer".into();
+    let plot = Plot { title, axis: Axis::Log { base: 10.0, label: seconds_tick }, series };
+    Some(("One layer of width 768", note.into(), plot))
 }
 
 fn seconds_tick(t: f64) -> String {
@@ -221,34 +230,41 @@ fn section(html: &mut String, title: &str, note: &str, table: &comfy_table::Tabl
     put(html, format_args!("</tbody></table></div>\n"));
 }
 
-/// Every point, per engine.
+/// Every point, per curve and line.
 fn points(html: &mut String, report: &Report) {
-    put(html, format_args!("<h2>All points</h2>\n<div class=\"wide\"><table>\n<thead><tr>"));
-    for name in ["engine", "n", "median", "fastest", "spread", "samples", "GFLOP/s", "of peak", "extra memory"] {
-        put(html, format_args!("<th scope=\"col\">{name}</th>"));
-    }
-    put(html, format_args!("</tr></thead>\n"));
-    for engine in report.curve.engines() {
-        put(html, format_args!("<tbody>\n"));
-        for p in report.curve.of(engine) {
-            let cells = [
-                engine.to_string(),
-                grouped(p.n),
-                seconds(p.seconds),
-                seconds(p.samples.min()),
-                table::percent(p.samples.spread()),
-                p.samples.0.len().to_string(),
-                format!("{:.1}", p.gflops),
-                table::percent(p.share_of_peak),
-                human(p.extra_bytes),
-            ];
-            put(html, format_args!("<tr>"));
-            cells.iter().for_each(|cell| put(html, format_args!("<td>{cell}</td>")));
-            put(html, format_args!("</tr>\n"));
+    const HEADER: [&str; 10] =
+        ["engine", "n", "median", "fastest", "spread", "samples", "GFLOP/s", "of peak", "extra memory", "resident"];
+    for curve in &report.curves {
+        put(
+            html,
+            format_args!("<h2>All points: {}</h2>\n<div class=\"wide\"><table>\n<thead><tr>", escape(&curve.title())),
+        );
+        HEADER.iter().for_each(|name| put(html, format_args!("<th scope=\"col\">{name}</th>")));
+        put(html, format_args!("</tr></thead>\n"));
+        for who in curve.lines() {
+            put(html, format_args!("<tbody>\n"));
+            for p in curve.of(who) {
+                let times = Samples(p.times().to_vec());
+                let cells = [
+                    who.to_string(),
+                    grouped(p.n),
+                    seconds(p.seconds),
+                    seconds(times.min()),
+                    table::percent(times.spread()),
+                    times.0.len().to_string(),
+                    format!("{:.1}", p.gflops),
+                    table::percent(p.share_of_peak),
+                    human(p.extra_bytes),
+                    p.resident_bytes.map_or_else(|| "–".into(), human),
+                ];
+                put(html, format_args!("<tr>"));
+                cells.iter().for_each(|cell| put(html, format_args!("<td>{cell}</td>")));
+                put(html, format_args!("</tr>\n"));
+            }
+            put(html, format_args!("</tbody>\n"));
         }
-        put(html, format_args!("</tbody>\n"));
+        put(html, format_args!("</table></div>\n"));
     }
-    put(html, format_args!("</table></div>\n"));
 }
 
 const GROWTH_NOTE: &str = "Power laws fitted by least squares on the logarithms, over the larger lengths (from a sixteenth of \
@@ -260,17 +276,21 @@ const CROSSOVER_NOTE: &str = "The sequence length from which attention takes lon
     slower than that, because its steps wait for each other.";
 
 const METHOD: &str = "<p>Times are medians over samples; a sample is one call, or the mean of several where a call is short. \
-    The single-thread engines and the peak probe take turns within a round; the parallel engine has rounds of its own \
+    Engines on one thread are timed by the thread's own clock, which on an idle machine is the wall's and on a busy one leaves \
+    out what other programs take; parallel engines by the wall's. All cases are gone through in several passes. The single-thread engines and the peak probe take turns within a round; the parallel engine has rounds of its own \
     against a probe on all of its threads. Spread is the distance between the quartiles relative to the median. FLOPs \
     count 4·heads·n²·dimension, halved where causal. Extra memory is the peak of the program's counted heap during a first call on \
-    empty scratch, worker threads included, stacks not. The naive engine builds the whole score matrix of a head in plain \
+    empty scratch, worker threads included, stacks not; \
+    resident is the growth of the process's resident set over the same call. The naive engine builds the whole score matrix of a head in plain \
     f32, compiled for the build's own instruction set; streaming keeps one output row and takes one key at a time.</p>";
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1c1f23; --soft: #667079; --grid: #dfe3e7; --page: #ffffff; --card: #f5f7f9;
-  --naive: #c04a00; --streaming: #a8428a; --simd: #0063a8; --parallel: #007a58; }
+  --naive: #c04a00; --streaming: #a8428a; --simd: #0063a8; --parallel: #007a58;
+  --windowed: #6b5bd0; --linear: #8a6d00; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #9aa4ad; --grid: #343a41; --page: #15181b;
-  --card: #1f2428; --naive: #ff9a56; --streaming: #e89bd0; --simd: #63b8ff; --parallel: #3fd0a0; } }
+  --card: #1f2428; --naive: #ff9a56; --streaming: #e89bd0; --simd: #63b8ff; --parallel: #3fd0a0;
+  --windowed: #b3a6ff; --linear: #e0c040; } }
 body { margin: 2.5rem auto; padding: 0 1.2rem; max-width: 52rem; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
 h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem; }
@@ -299,16 +319,16 @@ mod tests {
     fn the_page_is_whole_and_stands_alone() {
         let report = report();
         let html = page(&report);
-        assert_eq!(html.matches("<svg").count(), 4);
+        assert_eq!(html.matches("<svg").count(), 2 * 3 + 1);
         assert!(html.contains("A &lt;fast&gt; &amp; quiet CPU") && !html.contains("<fast>"));
         assert!(
             !html.contains("http://") || html.matches("http://").count() == html.matches("http://www.w3.org").count()
         );
         assert!(!html.contains("<script") && !html.contains("https://"));
         assert!(html.contains("prefers-color-scheme: dark"));
-        assert!(html.contains("streaming: not run at n = 2048"));
-        for engine in Engine::ALL {
-            assert!(html.contains(&format!("<tr><td>{engine}</td><td>128</td>")), "{engine}");
+        assert!(html.contains("dimension 64: not run at n = 2048"));
+        for who in report.curves[0].lines() {
+            assert_eq!(html.matches(&format!("<tr><td>{who}</td><td>128</td>")).count(), 2, "{who}");
         }
         let opened = |tag: &str| html.matches(&format!("<{tag}>")).count() + html.matches(&format!("<{tag} ")).count();
         for tag in ["table", "tr", "tbody", "figure", "ul", "li", "svg", "p"] {
@@ -319,8 +339,9 @@ mod tests {
     #[test]
     fn an_empty_curve_still_makes_a_page() {
         let mut report = report();
-        report.curve.points.clear();
-        let html = page(&Report::new(report.machine, report.curve));
+        report.curves[0].points.clear();
+        report.curves.truncate(1);
+        let html = page(&Report::new(report.machine, report.curves));
         assert!(html.contains("Machine") && !html.contains("<svg"));
     }
 

@@ -29,8 +29,12 @@ pub const STREAMING: Ink = Ink { placeholder: RGBColor(5, 5, 5), variable: "var(
 pub const SIMD: Ink = Ink { placeholder: RGBColor(6, 6, 6), variable: "var(--simd)" };
 /// The parallel engine.
 pub const PARALLEL: Ink = Ink { placeholder: RGBColor(7, 7, 7), variable: "var(--parallel)" };
+/// The window.
+pub const WINDOWED: Ink = Ink { placeholder: RGBColor(8, 8, 8), variable: "var(--windowed)" };
+/// Linear attention.
+pub const LINEAR: Ink = Ink { placeholder: RGBColor(9, 9, 9), variable: "var(--linear)" };
 
-const INKS: [Ink; 7] = [TEXT, GRID, GUIDE, NAIVE, STREAMING, SIMD, PARALLEL];
+const INKS: [Ink; 9] = [TEXT, GRID, GUIDE, NAIVE, STREAMING, SIMD, PARALLEL, WINDOWED, LINEAR];
 
 /// How points are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

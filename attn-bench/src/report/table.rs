@@ -3,8 +3,10 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Report, grouped};
-use crate::curve::{Point, seconds};
+use crate::compare::{Comparison, Row, Verdict};
+use crate::curve::{Curve, Point, Who, seconds};
 use crate::engine::Engine;
+use crate::fit::PowerLaw;
 use crate::memory::human;
 
 /// A table with a header, whose first `left` columns are text and whose others are numbers.
@@ -25,22 +27,27 @@ pub fn percent(share: f64) -> String {
     if share.is_nan() { "–".into() } else { format!("{:.1} %", 100.0 * share) }
 }
 
-/// Time, rate and share of peak of every engine against n.
-pub fn times(report: &Report) -> Table {
-    let engines = report.curve.engines();
+/// Whether a line is shown with its rate and share of the peak.
+const fn with_rate(who: Who) -> bool {
+    matches!(who.engine, Engine::Simd | Engine::Parallel)
+}
+
+/// Time, rate and share of peak of every line against n.
+pub fn times(curve: &Curve) -> Table {
+    let lines = curve.lines();
     let mut header = vec!["n".to_string()];
-    for engine in &engines {
-        header.push(engine.to_string());
-        if matches!(engine, Engine::Simd | Engine::Parallel) {
+    for &who in &lines {
+        header.push(who.to_string());
+        if with_rate(who) {
             header.extend(["GFLOP/s".to_string(), "of peak".to_string()]);
         }
     }
-    let rows = report.curve.sizes().into_iter().map(|n| {
+    let rows = curve.sizes().into_iter().map(|n| {
         let mut row = vec![grouped(n)];
-        for &engine in &engines {
-            let point = report.curve.of(engine).find(|p| p.n == n);
+        for &who in &lines {
+            let point = curve.at(who, n);
             row.push(point.map_or_else(|| "–".into(), |p| seconds(p.seconds)));
-            if matches!(engine, Engine::Simd | Engine::Parallel) {
+            if with_rate(who) {
                 row.push(point.map_or_else(|| "–".into(), |p| format!("{:.1}", p.gflops)));
                 row.push(point.map_or_else(|| "–".into(), |p| percent(p.share_of_peak)));
             }
@@ -50,40 +57,77 @@ pub fn times(report: &Report) -> Table {
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), 0, rows)
 }
 
-/// Extra memory of every engine against n.
-pub fn memory(report: &Report) -> Table {
-    let engines = report.curve.engines();
-    let mut header = vec!["n"];
-    header.extend(engines.iter().map(|e| e.name()));
+/// Extra memory of every line against n.
+pub fn memory(curve: &Curve) -> Table {
+    let lines = curve.lines();
+    let header: Vec<String> = std::iter::once("n".into()).chain(lines.iter().map(Who::to_string)).collect();
     let cell = |p: Option<&Point>| p.map_or_else(|| "–".into(), |p| human(p.extra_bytes));
-    let rows = report.curve.sizes().into_iter().map(|n| {
+    let rows = curve.sizes().into_iter().map(|n| {
         let mut row = vec![grouped(n)];
-        row.extend(engines.iter().map(|&engine| cell(report.curve.of(engine).find(|p| p.n == n))));
+        row.extend(lines.iter().map(|&who| cell(curve.at(who, n))));
         row
     });
-    table(&header, 0, rows)
+    table(&header.iter().map(String::as_str).collect::<Vec<_>>(), 0, rows)
 }
 
-/// The fitted growth of time and memory, and the best rate of each engine.
+/// An exponent with its 95 % interval: `n^1.973 ± 0.012`.
+fn exponent(law: &PowerLaw) -> String {
+    // No minus before a zero.
+    let value = format!("n^{:.3}", if law.exponent.abs() < 5e-4 { 0.0 } else { law.exponent });
+    law.exponent_95.map_or(value.clone(), |half| format!("{value} ± {half:.3}"))
+}
+
+/// The fitted growth of time and memory, and the best rate of each line.
 pub fn growth(report: &Report) -> Table {
-    let rows = report.growth.iter().map(|g| {
-        let best = report.curve.of(g.engine).map(|p| p.gflops).fold(f64::NAN, f64::max);
-        let share = report.curve.of(g.engine).map(|p| p.share_of_peak).fold(f64::NAN, f64::max);
-        let rate = |p: &Option<crate::fit::PowerLaw>, f: &dyn Fn(&crate::fit::PowerLaw) -> String| {
-            p.as_ref().map_or_else(|| "–".into(), f)
-        };
-        vec![
-            g.engine.to_string(),
-            rate(&g.time, &|law| format!("n^{:.3}", law.exponent)),
-            rate(&g.time, &|law| format!("{:.5}", law.r2)),
-            rate(&g.time, &|law| format!("{}–{}", grouped(law.from_n), grouped(law.to_n))),
+    let many = report.curves.len() > 1;
+    let mut header =
+        vec!["engine", "time grows as", "R²", "over n", "extra memory as", "R²", "best GFLOP/s", "of peak"];
+    if many {
+        header.insert(0, "case");
+    }
+    let rows = report.growth.iter().filter_map(|g| {
+        let curve = report.curves.iter().find(|curve| curve.name() == g.curve)?;
+        let best = curve.of(g.who).map(|p| p.gflops).fold(f64::NAN, f64::max);
+        let share = curve.of(g.who).map(|p| p.share_of_peak).fold(f64::NAN, f64::max);
+        let cell = |law: &Option<PowerLaw>, f: &dyn Fn(&PowerLaw) -> String| law.as_ref().map_or("–".into(), f);
+        let mut row = vec![
+            g.who.to_string(),
+            cell(&g.time, &exponent),
+            cell(&g.time, &|law| format!("{:.5}", law.r2)),
+            cell(&g.time, &|law| format!("{}–{}", grouped(law.from_n), grouped(law.to_n))),
             // An engine without any extra memory has no law; it is flat.
-            g.memory.as_ref().map_or_else(|| "n^0.000".into(), |law| format!("n^{:.3}", law.exponent.abs())),
+            g.memory.as_ref().map_or_else(|| "n^0.000".into(), exponent),
+            cell(&g.memory, &|law| format!("{:.5}", law.r2)),
             format!("{best:.1}"),
             percent(share),
+        ];
+        if many {
+            row.insert(0, curve.title());
+        }
+        Some(row)
+    });
+    table(&header, 1 + usize::from(many), rows)
+}
+
+/// A row per case that became slower or faster; all cases with `all`.
+pub fn comparison(comparison: &Comparison, all: bool) -> Table {
+    let shown = comparison.rows.iter().filter(|row| all || row.verdict != Verdict::Same);
+    let rows = shown.map(|row: &Row| {
+        let verdict = match row.verdict {
+            Verdict::Slower => "SLOWER",
+            Verdict::Faster => "faster",
+            Verdict::Same => "same",
+        };
+        vec![
+            row.name.clone(),
+            verdict.into(),
+            seconds(row.old),
+            seconds(row.new),
+            format!("{:.3}×", row.ratio),
+            format!("± {:.1} %", 100.0 * (row.band - 1.0)),
         ]
     });
-    table(&["engine", "time grows as", "R²", "over n", "extra memory as", "best GFLOP/s", "of peak"], 1, rows)
+    table(&["case", "", "then", "now", "ratio", "band"], 2, rows)
 }
 
 /// Where attention meets the linear parts of a layer.
@@ -96,8 +140,17 @@ pub fn crossovers(report: &Report) -> Table {
 /// One line per engine that was not run at some lengths.
 pub fn skipped(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
-    for engine in Engine::ALL {
-        let mut of: Vec<_> = report.curve.skipped.iter().filter(|s| s.engine == engine).collect();
+    let all = report.curves.iter().flat_map(|curve| {
+        let mut lines: Vec<Who> = Vec::new();
+        curve.skipped.iter().for_each(|s| {
+            if !lines.contains(&s.who) {
+                lines.push(s.who)
+            }
+        });
+        lines.into_iter().map(move |who| (curve, who))
+    });
+    for (curve, who) in all {
+        let mut of: Vec<_> = curve.skipped.iter().filter(|s| s.who == who).collect();
         of.sort_by_key(|s| s.n);
         if let (Some(first), Some(last)) = (of.first(), of.last()) {
             let lengths = if first.n == last.n {
@@ -105,7 +158,8 @@ pub fn skipped(report: &Report) -> Vec<String> {
             } else {
                 format!("n = {} to {}", grouped(first.n), grouped(last.n))
             };
-            lines.push(format!("{engine}: not run at {lengths} ({} at the first)", first.why));
+            let case = if report.curves.len() > 1 { format!(", {}", curve.title()) } else { String::new() };
+            lines.push(format!("{who}{case}: not run at {lengths} ({} at the first)", first.why));
         }
     }
     lines
@@ -119,7 +173,7 @@ mod tests {
     #[test]
     fn a_row_per_length_and_a_dash_where_nothing_was_measured() {
         let report = report();
-        let text = times(&report).trim_fmt();
+        let text = times(&report.curves[0]).trim_fmt();
         let lines: Vec<&str> = text.lines().collect();
         let row = lines.iter().find(|line| line.trim_start().starts_with("2048")).unwrap();
         let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
@@ -131,12 +185,38 @@ mod tests {
     #[test]
     fn memory_growth_and_skips_are_told() {
         let report = report();
-        assert!(memory(&report).trim_fmt().contains("16.0 MiB"));
+        assert!(memory(&report.curves[0]).trim_fmt().contains("16.0 MiB"));
         let text = growth(&report).trim_fmt();
-        assert!(text.contains("n^2.000") && text.contains("n^0.000") && text.contains("85.0 %"), "{text}");
-        assert_eq!(skipped(&report), ["streaming: not run at n = 2048 (predicted 9.00 s a call at the first)"]);
+        assert!(text.contains("n^2.000 ± 0.000") && text.contains("n^0.000") && text.contains("85.0 %"), "{text}");
+        assert!(text.contains("bf16, one head of dimension 64"), "{text}");
+        let lines = skipped(&report);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(
+            lines[0],
+            "streaming, f32, one head of dimension 64: not run at n = 2048 (predicted 9.00 s a call at the first)"
+        );
         let text = crossovers(&report).trim_fmt();
         assert!(text.contains("768") && text.contains("1536"), "{text}");
+    }
+
+    #[test]
+    fn comparisons_show_what_changed() {
+        let row = |name: &str, ratio: f64, verdict| Row {
+            name: name.into(),
+            old: 1e-3,
+            new: 1e-3 * ratio,
+            ratio,
+            band: 1.062,
+            verdict,
+        };
+        let rows = vec![row("a/n1", 1.25, Verdict::Slower), row("b/n2", 1.01, Verdict::Same)];
+        let both = Comparison { rows, gone: vec![], added: vec![], warnings: vec![] };
+        let text = comparison(&both, false).trim_fmt();
+        let line = text.lines().find(|line| line.contains("a/n1")).unwrap();
+        for part in ["SLOWER", "1.00 ms", "1.25 ms", "1.250×", "± 6.2 %"] {
+            assert!(line.contains(part), "{line}");
+        }
+        assert!(!text.contains("b/n2") && comparison(&both, true).trim_fmt().contains("b/n2"));
     }
 
     #[test]

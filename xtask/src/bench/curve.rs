@@ -1,19 +1,26 @@
 //! The cost curve: which lengths, how long to take, and what is shown.
 
-use attn_bench::case::Case;
+use attn_bench::case::{Case, Number};
 use attn_bench::clock::{Deadline, Repeat};
-use attn_bench::curve::{self, Settings};
+use attn_bench::compare::{Comparison, Run};
+use attn_bench::curve::measure::{self, Settings, Tools};
+use attn_bench::curve::{Curve, Who};
 use attn_bench::engine::{self, Engine};
+use attn_bench::filter::Filter;
 use attn_bench::machine::Machine;
 use attn_bench::report::{Report, html, table};
 
 use super::progress::Terminal;
-use super::{Args, COUNTED, Failure, command_line, write};
+use super::{Args, COUNTED, Failure, command_line, compare, some_case, write};
+
+/// How often the slower cases of a comparison are measured again.
+const AGAIN: usize = 2;
 
 /// How long to take.
 struct Effort {
     longest: usize,
     repeat: Repeat,
+    passes: usize,
     longest_call: f64,
     most_memory: usize,
     seconds: f64,
@@ -24,23 +31,33 @@ impl Effort {
     fn of(args: &Args) -> Self {
         if args.quick {
             // The whole run must stay below half a minute on two half-busy cores: measured, it is near 15 s when idle.
-            let repeat = Repeat { at_least: 3, at_most: 25, seconds: 0.12 };
+            let repeat = Repeat { at_least: 4, at_most: 26, seconds: 0.12 };
             Self {
                 longest: 4096,
                 repeat,
+                passes: 2,
                 longest_call: 0.35,
                 most_memory: 128 << 20,
                 seconds: 18.0,
                 probe_seconds: 0.003,
             }
         } else if args.full {
-            let repeat = Repeat { at_least: 5, at_most: 200, seconds: 2.0 };
-            Self { longest: 32768, repeat, longest_call: 30.0, most_memory: 5 << 30, seconds: 1e6, probe_seconds: 0.02 }
+            let repeat = Repeat { at_least: 6, at_most: 200, seconds: 2.0 };
+            Self {
+                longest: 32768,
+                repeat,
+                passes: 3,
+                longest_call: 30.0,
+                most_memory: 5 << 30,
+                seconds: 1e6,
+                probe_seconds: 0.02,
+            }
         } else {
             let repeat = Repeat { at_least: 3, at_most: 60, seconds: 0.5 };
             Self {
                 longest: 16384,
                 repeat,
+                passes: 3,
                 longest_call: 1.5,
                 most_memory: 1280 << 20,
                 seconds: 90.0,
@@ -63,9 +80,20 @@ fn sizes(longest: usize) -> Vec<usize> {
     sizes
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+/// Settings of a command, and the pools that they need.
+fn settings(args: &Args) -> Result<Settings, Failure> {
     let effort = Effort::of(args);
-    for (name, value, most) in [("--head-dim", args.head_dim, 4096), ("--heads", args.heads, 1024)] {
+    let dims = match args.head_dim.as_slice() {
+        [] if args.full => &[64, 128],
+        [] => &[64][..],
+        some => some,
+    };
+    let numbers = match args.dtype.as_slice() {
+        [] if args.full => &Number::ALL,
+        [] => &[Number::F32][..],
+        some => some,
+    };
+    for (name, value, most) in dims.iter().map(|&d| ("--head-dim", d, 4096)).chain([("--heads", args.heads, 1024)]) {
         if !(1..=most).contains(&value) {
             return Err(Failure::Argument(format!("{name} must be between 1 and {most}, not {value}")));
         }
@@ -74,30 +102,58 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if !(2..=1 << 20).contains(&longest) {
         return Err(Failure::Argument(format!("--max-n must be between 2 and {}, not {longest}", 1 << 20)));
     }
-    let level = args.level()?;
-    let pool = engine::pool(args.threads()).map_err(Failure::Other)?;
-    let case =
-        Case { q_heads: args.heads, kv_heads: args.heads, causal: args.causal, ..Case::square(0, args.head_dim) };
-    let settings = Settings {
+    let case = |d| Case { q_heads: args.heads, kv_heads: args.heads, causal: args.causal, ..Case::square(0, d) };
+    let variants = numbers.iter().flat_map(|&number| dims.iter().map(move |&d| (d, number)));
+    let mut lines = [Engine::Naive, Engine::Streaming, Engine::Simd].map(Who::alone).to_vec();
+    lines.extend(args.threads()?.into_iter().map(|threads| Who { engine: Engine::Parallel, threads }));
+    lines.extend(Engine::CHEAPER.map(Who::alone));
+    Ok(Settings {
         sizes: sizes(longest),
-        case,
-        engines: Engine::ALL.to_vec(),
-        level,
+        variants: variants.map(|(d, number)| (case(d), number)).collect(),
+        lines,
+        filter: args.filter()?,
+        level: args.level()?,
         repeat: effort.repeat,
+        passes: effort.passes,
         longest_call: effort.longest_call,
         most_memory: effort.most_memory,
         deadline: Deadline::after(effort.seconds),
         probe_seconds: effort.probe_seconds,
-    };
-    let machine = Machine::look(level, pool.current_num_threads(), command_line());
-    println!("{}; level {level_name}, {} threads", machine.cpu, machine.threads, level_name = level.name());
+    })
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let settings = settings(args)?;
+    let names = settings.names();
+    some_case(args, &names, &Settings { filter: Filter::ALL, ..settings.clone() }.names())?;
+    if args.list {
+        names.iter().for_each(|name| println!("{name}"));
+        return Ok(());
+    }
+    let old = compare::old(args)?;
+    let counts = args.threads()?;
+    let pools =
+        counts.iter().map(|&threads| engine::pool(threads)).collect::<Result<Vec<_>, _>>().map_err(Failure::Other)?;
+    let machine = Machine::look(settings.level, counts.iter().copied().max().unwrap_or(1), command_line());
+    println!("{}; level {level_name}, {} threads", machine.cpu, machine.threads, level_name = settings.level.name());
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");
     }
-    let curve = curve::measure(&settings, &pool, COUNTED, &mut Terminal::new())
-        .map_err(|error| Failure::Other(format!("an engine refused the case: {error}")))?;
+    // The deadline is a moment in time, which no two runs share.
+    let key = format!("{:?}", Settings { deadline: Deadline::after(-1.0), ..settings.clone() });
+    let mut journal = args.journal("curve", &machine, &key)?;
+    let mut progress = Terminal::new();
+    let mut tools = Tools { pools: &pools, heap: COUNTED, journal: &mut journal, progress: &mut progress };
+    let failed = |error: measure::MeasureError| Failure::Other(error.to_string());
+    let mut curves = measure::measure(&settings, &mut tools).map_err(failed)?;
+    let comparison = match &old {
+        Some(old) => Some(confirmed(args, &settings, &mut tools, &machine, &mut curves, old)?),
+        None => None,
+    };
+    // All is measured: what follows is computed from it. A file that stays behind does no harm.
+    let _ = journal.finish();
 
-    let report = Report::new(machine, curve);
+    let report = Report::new(machine, curves);
     show(&report);
     let page = args.report.join("report.html");
     write(&page, &html::page(&report))?;
@@ -107,13 +163,43 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         write(path, &json)?;
         println!("Samples: {}", path.display());
     }
-    Ok(())
+    old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
+}
+
+/// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a regression stays.
+fn confirmed(
+    args: &Args,
+    settings: &Settings,
+    tools: &mut Tools<'_>,
+    machine: &Machine,
+    curves: &mut [Curve],
+    old: &Run,
+) -> Result<Comparison, Failure> {
+    let look = |curves: &[Curve]| {
+        let new = Run::of_curve(&Report::new(machine.clone(), curves.to_vec()));
+        Comparison::new(old, &new, compare::threshold(args))
+    };
+    let mut comparison = look(curves);
+    for round in 0..AGAIN {
+        let filter = Filter::names(comparison.slower());
+        let count = comparison.slower().count();
+        if count == 0 {
+            break;
+        }
+        println!("{count} cases seem slower: measuring them again");
+        measure::again(settings, tools, curves, &filter, settings.passes + round)
+            .map_err(|error| Failure::Other(error.to_string()))?;
+        comparison = look(curves);
+    }
+    Ok(comparison)
 }
 
 fn show(report: &Report) {
-    println!("\nTime per call (median)\n{}", table::times(report));
-    println!("\nExtra memory at the worst moment of a call\n{}", table::memory(report));
-    println!("\nGrowth over the larger n\n{}", table::growth(report));
+    for curve in &report.curves {
+        println!("\nTime per call (median): {}\n{}", curve.title(), table::times(curve));
+        println!("\nExtra memory at the worst moment of a call\n{}", table::memory(curve));
+    }
+    println!("\nGrowth over the larger n, with 95 % confidence\n{}", table::growth(report));
     println!(
         "\nAttention overtakes the linear parts of a layer from this n on (their FLOPs at the SIMD engine's rate)\n{}",
         table::crossovers(report)
@@ -132,5 +218,45 @@ mod tests {
         assert_eq!(sizes(4096), [64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096]);
         assert_eq!(sizes(100), [64, 100]);
         assert_eq!(sizes(2), [2]);
+    }
+
+    #[test]
+    fn names_depend_on_what_is_asked_for() {
+        use crate::bench::command;
+        let names = |words: &[&str]| settings(&command(words)).unwrap().names();
+        assert_eq!(names(&["--quick", "--filter", "simd/t1/n64$"]), ["curve/d64/f32/simd/t1/n64"]);
+        let words =
+            ["--head-dim", "8,16", "--dtype", "bf16", "--threads", "1,3", "--max-n", "64", "--filter", "parallel"];
+        assert_eq!(
+            names(&words),
+            [
+                "curve/d8/bf16/parallel/t1/n64",
+                "curve/d8/bf16/parallel/t3/n64",
+                "curve/d16/bf16/parallel/t1/n64",
+                "curve/d16/bf16/parallel/t3/n64"
+            ]
+        );
+        let full = names(&["--full", "--filter", "simd.*n32768"]);
+        assert_eq!(full.len(), 6, "{full:?}");
+    }
+
+    #[test]
+    fn arguments_without_sense_are_refused() {
+        use crate::bench::command;
+        for (words, why) in [
+            (["--head-dim", "64,0"], "--head-dim"),
+            (["--heads", "5000"], "--heads"),
+            (["--max-n", "1"], "--max-n"),
+            (["--threads", "2,0"], "0 threads"),
+            (["--filter", "n["], "--filter"),
+            (["--level", "sse9"], "sse9"),
+        ] {
+            let error = settings(&command(&words)).unwrap_err().to_string();
+            assert!(error.contains(why), "{words:?}: {error}");
+        }
+        let error = run(&command(&["--filter", "no such case"])).unwrap_err().to_string();
+        assert!(error.contains("no such case") && error.contains("curve/d64/f32/"), "{error}");
+        let error = run(&command(&["--quick", "--compare", "no/such.json"])).unwrap_err().to_string();
+        assert!(error.contains("no/such.json"), "{error}");
     }
 }

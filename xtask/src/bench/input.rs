@@ -16,13 +16,15 @@ use super::{Args, Failure, command_line, write};
 #[derive(Serialize)]
 struct InputReport {
     format: &'static str,
+    kind: &'static str,
     machine: Machine,
     layers: Vec<LayerResults>,
 }
 
 pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let level = args.level()?;
-    let pool = engine::pool(args.threads()).map_err(Failure::Other)?;
+    let threads = args.one_thread_count(args.threads()?.first().copied().unwrap_or(1))?;
+    let pool = engine::pool(threads).map_err(Failure::Other)?;
     let bytes = std::fs::read(path).map_err(|error| Failure::File(path.to_path_buf(), error))?;
     let layers = tensors::layers(&bytes, &names(args)?)
         .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
@@ -38,7 +40,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     }
     show(&results);
     if let Some(path) = &args.json {
-        let report = InputReport { format: FORMAT, machine, layers: results.clone() };
+        let report = InputReport { format: FORMAT, kind: "input", machine, layers: results.clone() };
         let json = serde_json::to_string_pretty(&report)
             .map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
         write(path, &json)?;

@@ -1,65 +1,117 @@
 //! `--kernels`: single shapes beside the machine's peak and, with `--python`, beside torch and onnxruntime.
 
 use attn_bench::clock::Repeat;
-use attn_bench::curve::{Progress, seconds};
+use attn_bench::compare::{Comparison, Run};
+use attn_bench::curve::seconds;
 use attn_bench::engine;
-use attn_bench::kernels::{self, Kernel, KernelResult, SHAPES, Setup};
+use attn_bench::filter::Filter;
+use attn_bench::journal::Journal;
+use attn_bench::kernels::{self, Kernel, KernelReport, KernelResult, SHAPES, Setup};
 use attn_bench::machine::Machine;
 use attn_bench::peer::Peer;
-use attn_bench::report::{FORMAT, table};
+use attn_bench::progress::Progress;
+use attn_bench::report::table;
 use attn_simd::Level;
-use serde::Serialize;
 
 use super::progress::Terminal;
-use super::{Args, Failure, command_line, write};
+use super::{Args, Failure, command_line, compare, some_case, write};
 
-/// What `--json` writes.
-#[derive(Serialize)]
-struct KernelReport {
-    format: &'static str,
-    machine: Machine,
-    /// Versions of the peers, by level.
-    peers: Vec<String>,
-    results: Vec<KernelResult>,
-    notes: Vec<String>,
-}
+/// A level and the rows to run at it.
+type Batch = (Level, Vec<Kernel>);
+
+/// How often the slower cases of a comparison are measured again.
+const AGAIN: usize = 2;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let level = args.level()?;
-    let threads = args.threads.max(1);
-    let pool = engine::pool(threads).map_err(Failure::Other)?;
+    let threads = args.one_thread_count(1)?;
     let rows = selected(args)?;
-    let effort = if args.quick { (3, 15, 0.4) } else { (5, 60, if args.full { 5.0 } else { 1.5 }) };
+    // Without a level of its own, the run ends with the rows that are also of interest one level below the best.
+    let mut batches = vec![(level, rows.clone())];
+    if let (None, Ok(avx2)) = (&args.level, Level::by_name("avx2"))
+        && avx2 != level
+    {
+        batches.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
+    }
+    let all = names(&batches, threads);
+    narrow(&mut batches, threads, &args.filter()?);
+    let chosen = names(&batches, threads);
+    some_case(args, &chosen, &all)?;
+    if args.list {
+        chosen.iter().for_each(|name| println!("{name}"));
+        return Ok(());
+    }
+    let old = compare::old(args)?;
+    let pool = engine::pool(threads).map_err(Failure::Other)?;
+    let effort = if args.quick { (4, 15, 0.4) } else { (6, 60, if args.full { 5.0 } else { 1.5 }) };
     let repeat = Repeat { at_least: effort.0, at_most: effort.1, seconds: effort.2 };
+    let passes = if args.quick { 2 } else { 3 };
     let machine = Machine::look(level, threads, command_line());
     println!("{}; {threads} thread{}", machine.cpu, if threads == 1 { "" } else { "s" });
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");
     }
+    let key = format!("kernels {chosen:?} {repeat:?} {passes} {:?}", args.python);
+    let mut journal = args.journal("kernels", &machine, &key)?;
+    let mut report = KernelReport::new(machine);
+    let mut peers: Vec<(Level, Peer)> = Vec::new();
+    for &(level, _) in &batches {
+        peers.extend(peer(args, level, threads, &mut report)?.map(|peer| (level, peer)));
+    }
 
-    // Without a level of its own, the run ends with the rows that are also of interest one level below the best.
-    let mut passes = vec![(level, rows.clone())];
-    if let (None, Ok(avx2)) = (&args.level, Level::by_name("avx2"))
-        && avx2 != level
-    {
-        passes.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
+    let mut progress = Terminal::new();
+    let steps = batches.iter().map(|batch| batch.1.len()).sum::<usize>();
+    progress.begin(&vec![1.0; steps * passes]);
+    let setup =
+        |level| Setup { level, pool: &pool, repeat: repeat.split(passes), sample_seconds: 0.01, probe_seconds: 0.005 };
+    for pass in 0..passes {
+        one_pass(&batches, setup, pass, &mut peers, &mut report, (&mut journal, &mut progress))?;
     }
-    let mut report =
-        KernelReport { format: FORMAT, machine, peers: Vec::new(), results: Vec::new(), notes: Vec::new() };
-    for (level, rows) in passes.into_iter().filter(|(_, rows)| !rows.is_empty()) {
-        let setup = Setup { level, pool: &pool, repeat, sample_seconds: 0.01, probe_seconds: 0.005 };
-        pass(args, &setup, &rows, &mut report)?;
+    progress.end();
+    let look = |report: &KernelReport| {
+        old.as_ref().map(|old| Comparison::new(old, &Run::of_kernels(report), compare::threshold(args)))
+    };
+    let mut comparison = look(&report);
+    for round in 0..AGAIN {
+        let slower: Vec<&str> = comparison.iter().flat_map(Comparison::slower).collect();
+        if slower.is_empty() {
+            break;
+        }
+        println!("{} cases seem slower: measuring them again", slower.len());
+        let mut again = batches.clone();
+        narrow(&mut again, threads, &Filter::names(slower));
+        one_pass(&again, setup, passes + round, &mut peers, &mut report, (&mut journal, &mut progress))?;
+        comparison = look(&report);
     }
-    for note in &report.notes {
-        println!("{note}");
+    // All is measured: what follows is computed from it. A file that stays behind does no harm.
+    let _ = journal.finish();
+
+    for (level, _) in &batches {
+        let results: Vec<&KernelResult> = report.results.iter().filter(|r| r.level == level.name()).collect();
+        println!("\nlevel {}\n{}", level.name(), show(&results));
     }
+    report.peers.iter().chain(&report.notes).for_each(|note| println!("{note}"));
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)
             .map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
         write(path, &json)?;
         println!("Samples: {}", path.display());
     }
-    Ok(())
+    old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
+}
+
+/// The names of all rows.
+fn names(batches: &[Batch], threads: usize) -> Vec<String> {
+    let all = batches.iter().flat_map(|(level, rows)| rows.iter().map(|row| (level.name(), row)));
+    all.map(|(level, row)| kernels::case_name(row, level, threads)).collect()
+}
+
+/// Leaves the rows that a filter accepts.
+fn narrow(batches: &mut Vec<Batch>, threads: usize, filter: &Filter) {
+    for (level, rows) in batches.iter_mut() {
+        rows.retain(|row| filter.accepts(&kernels::case_name(row, level.name(), threads)));
+    }
+    batches.retain(|(_, rows)| !rows.is_empty());
 }
 
 /// The rows asked for.
@@ -76,43 +128,58 @@ fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
     args.shapes.iter().map(find).collect()
 }
 
-/// One level over its rows.
-fn pass(args: &Args, setup: &Setup<'_>, rows: &[Kernel], report: &mut KernelReport) -> Result<(), Failure> {
-    let threads = setup.pool.current_num_threads();
-    let held = setup.level.name() == "avx2";
-    let mut peer = match &args.python {
-        Some(python) => Some(Peer::start(python, threads, held).map_err(|error| Failure::Other(error.to_string()))?),
-        None => None,
+/// The other libraries for a level, if they were asked for.
+fn peer(args: &Args, level: Level, threads: usize, report: &mut KernelReport) -> Result<Option<Peer>, Failure> {
+    let Some(python) = &args.python else { return Ok(None) };
+    let held = level.name() == "avx2";
+    let peer = Peer::start(python, threads, held).map_err(|error| Failure::Other(error.to_string()))?;
+    let about = peer.about();
+    let name = |name: &str, version: &Option<String>| match version {
+        Some(version) => format!("{name} {version}"),
+        None => format!("no {name}"),
     };
-    let mut heading = format!("level {}", setup.level.name());
-    if let Some(peer) = &peer {
-        let about = peer.about();
-        let name = |name: &str, version: &Option<String>| match version {
-            Some(version) => format!("{name} {version}"),
-            None => format!("no {name}"),
-        };
-        let versions = [name("torch", &about.torch), name("onnxruntime", &about.onnxruntime)].join(", ");
-        heading = format!("{heading}, beside {versions}{}", if held { " held to AVX2" } else { "" });
-        report.peers.push(heading.clone());
-    }
+    let versions = [name("torch", &about.torch), name("onnxruntime", &about.onnxruntime)].join(", ");
+    let level = level.name();
+    report.peers.push(format!("level {level} beside {versions}{}", if held { " held to AVX2" } else { "" }));
+    Ok(Some(peer))
+}
 
-    let mut progress = Terminal::new();
-    progress.begin(rows.len());
-    let mut results = Vec::new();
-    for row in rows {
-        progress.step(&row.name);
-        let result = kernels::measure(row, setup, peer.as_mut(), &mut report.notes)
-            .map_err(|error| Failure::Other(format!("{}: {error}", row.name)))?;
-        results.push(result);
+/// All rows of all levels once.
+fn one_pass<'s>(
+    batches: &[Batch],
+    setup: impl Fn(Level) -> Setup<'s>,
+    pass: usize,
+    peers: &mut [(Level, Peer)],
+    report: &mut KernelReport,
+    (journal, progress): (&mut Journal, &mut Terminal),
+) -> Result<(), Failure> {
+    for (level, rows) in batches {
+        let setup = setup(*level);
+        for row in rows {
+            let step =
+                format!("{}/pass{pass}", kernels::case_name(row, level.name(), setup.pool.current_num_threads()));
+            let result = match journal.get::<KernelResult>(&step) {
+                Some(result) => {
+                    progress.known();
+                    result
+                }
+                None => {
+                    progress.step(&step);
+                    let peer = peers.iter_mut().find(|(of, _)| of == level).map(|(_, peer)| peer);
+                    let result = kernels::measure(row, &setup, pass, peer, &mut report.notes)
+                        .map_err(|error| Failure::Other(format!("{}: {error}", row.name)))?;
+                    journal.put(&step, &result).map_err(|error| Failure::Other(format!("the journal: {error}")))?;
+                    result
+                }
+            };
+            report.take(result);
+        }
     }
-    progress.end();
-    println!("\n{heading}\n{}", show(&results));
-    report.results.extend(results);
     Ok(())
 }
 
 /// A row per shape; a column pair per peer that ran any of them.
-fn show(results: &[KernelResult]) -> impl std::fmt::Display + use<> {
+fn show(results: &[&KernelResult]) -> impl std::fmt::Display + use<> {
     let mut peers: Vec<&str> = Vec::new();
     for peer in results.iter().flat_map(|r| &r.peers) {
         if !peers.contains(&peer.name.as_str()) {

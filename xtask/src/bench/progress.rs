@@ -3,14 +3,14 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use attn_bench::curve::Progress;
+use attn_bench::progress::{Pace, Progress, duration};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Shows how far a measurement is, on standard error.
 pub(crate) struct Terminal {
     bar: Option<ProgressBar>,
-    steps: usize,
-    done: usize,
+    pace: Pace,
+    started: Instant,
     last_line: Option<Instant>,
 }
 
@@ -21,15 +21,16 @@ impl Terminal {
     /// A bar if standard error is a terminal.
     pub(crate) fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(0));
-        Self { bar, steps: 0, done: 0, last_line: None }
+        Self { bar, pace: Pace::default(), started: Instant::now(), last_line: None }
     }
 }
 
 impl Progress for Terminal {
-    fn begin(&mut self, steps: usize) {
-        (self.steps, self.done) = (steps, 0);
+    fn begin(&mut self, expected: &[f64]) {
+        self.pace = Pace::new(expected);
+        self.started = Instant::now();
         if let Some(bar) = &self.bar {
-            bar.set_length(steps as u64);
+            bar.set_length(expected.len() as u64);
             bar.set_position(0);
             if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} {bar:40} {pos}/{len} {msg}") {
                 bar.set_style(style);
@@ -38,19 +39,25 @@ impl Progress for Terminal {
     }
 
     fn step(&mut self, what: &str) {
+        self.pace.step();
+        let left = self.pace.left(self.started.elapsed().as_secs_f64());
+        let left = left.map_or_else(String::new, |left| format!(", {} left", duration(left)));
         match &self.bar {
             Some(bar) => {
                 // No redrawing from another thread while something is measured: only here, between measurements.
-                bar.set_position(self.done as u64);
-                bar.set_message(what.to_string());
+                bar.set_position(self.pace.started() as u64 - 1);
+                bar.set_message(format!("{what}{left}"));
             }
             None if self.last_line.is_none_or(|at| at.elapsed() >= BETWEEN_LINES) => {
-                eprintln!("[{}/{}] {what}", self.done + 1, self.steps);
+                eprintln!("[{}/{}{left}] {what}", self.pace.started(), self.pace.steps());
                 self.last_line = Some(Instant::now());
             }
             None => {}
         }
-        self.done += 1;
+    }
+
+    fn known(&mut self) {
+        self.pace.known();
     }
 
     fn end(&mut self) {
