@@ -115,6 +115,7 @@ fn run_with<M: Modifier + Sync>(
     match work {
         Work::Blocks(blocks) => {
             let useful = threads.min(blocks.count()).min(worth_computing(plan.shape()));
+            let blocks = blocks.shared_by(useful);
             on_threads(useful, &|| scratch.with(lines, &mut |lines| blocks.run(lines)))
         }
         Work::Split(call) => {

@@ -109,6 +109,12 @@ impl<'o> Queue<'o> {
         Self { target, lse, shape, q_tile, next: AtomicUsize::new(0) }
     }
 
+    /// Cuts it anew, into blocks of at most `q_tile` rows, before any has been claimed.
+    pub(crate) fn cut(&mut self, q_tile: usize) {
+        debug_assert_eq!(*self.next.get_mut(), 0, "nothing was claimed");
+        self.q_tile = q_tile;
+    }
+
     /// How many blocks there are in all.
     pub(crate) fn len(&self) -> usize {
         self.shape.batch * self.shape.q_heads * self.shape.q_len.div_ceil(self.q_tile)

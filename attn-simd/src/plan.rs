@@ -109,8 +109,8 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
     /// Lines of scratch of the tiled kernel on vectors.
     fn vector_lines(&self) -> usize {
-        let Scratch { q, scores, out, row, k, v, bias } = self.scratch(true);
-        [q, scores, out, row, row, row, k, v, bias].into_iter().map(lines_for).sum()
+        let Scratch { strip, q, scores, out, row, k, v, bias } = self.scratch(true);
+        [strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias].into_iter().map(lines_for).sum()
     }
 
     /// How the call runs on matrix tiles, or why it does not.
@@ -142,7 +142,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     ) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         match self.work(q, k, v, outputs)? {
-            Work::Blocks(blocks) => blocks.run(workspace),
+            Work::Blocks(blocks) => blocks.shared_by(1).run(workspace),
             Work::Split(split) => split.run(workspace),
         }
     }
@@ -189,7 +189,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         let layout = self.tile_layout(T::DTYPE, O::DTYPE).ok();
         let rows = layout.map_or(self.tiles.q_tile(), |layout| layout.rows());
         let queue = Queue::new(O::target(out), lse, shape, rows);
-        let scratch = self.scratch(!pack::is_direct(&job.k));
+        let scratch = Scratch { strip: 1, ..self.scratch(!pack::is_direct(&job.k)) };
         let lines = self.workspace_lines();
         let vector_lines = self.vector_lines();
         Ok(Work::Blocks(Blocks { level: self.level, job, queue, layout, scratch, vector_lines, lines }))
@@ -214,6 +214,9 @@ pub enum Work<'w> {
     Split(Split<'w>),
 }
 
+/// Strips that there are for each thread at least, so that none waits long for the last one.
+const STRIPS_PER_THREAD: usize = 4;
+
 /// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of them, and
 /// the result is the same bits whoever does.
 pub struct Blocks<'w> {
@@ -237,6 +240,19 @@ impl Blocks<'_> {
     /// Blocks in all.
     pub fn count(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be widened or made contiguous, each
+    /// thread then takes strips of as many blocks at once as leave enough for all, which share that work. Changes no bit.
+    #[must_use]
+    pub fn shared_by(mut self, threads: usize) -> Self {
+        let packs = !pack::is_direct(&self.job.k) || !pack::is_direct(&self.job.v);
+        if packs && self.layout.is_none() {
+            let fair = if threads <= 1 { usize::MAX } else { self.count() / threads.saturating_mul(STRIPS_PER_THREAD) };
+            self.scratch.strip = self.job.tiles.strip(&self.job.shape).min(fair).max(1);
+            self.queue.cut(self.job.tiles.q_tile() * self.scratch.strip);
+        }
+        self
     }
 
     /// Works on blocks until none is left. Each thread brings scratch of its own.

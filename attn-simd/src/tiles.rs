@@ -4,6 +4,10 @@
 //! are what the inner loops touch over and over; at head_dim 64 they are 12 KiB each with AVX-512 and stay in L1. Keys and
 //! values stream through once per block, from L2 or beyond: `q_tile` multiplications for every float read, which
 //! is why the largest block that registers allow is taken.
+//!
+//! Keys and values that are not plain `f32` rows are widened or gathered tile by tile. A strip of several blocks does that once
+//! for all of them; what the blocks keep then lies in L2. The tile of keys decides the order of sums and with it the bits, so that
+//! nothing here asks for the sizes of this machine's caches: one level gives the same bits on every machine.
 
 use attn_core::AttnShape;
 
@@ -14,6 +18,13 @@ pub(crate) const KV_TILE: usize = 64;
 
 /// Most queries of a block at any level.
 pub(crate) const MAX_Q_TILE: usize = 64;
+
+/// Most blocks of a strip.
+pub(crate) const STRIP: usize = 8;
+
+/// Bytes that the queries and outputs of a strip may take: half of the smallest second cache that the levels meet (256 KiB). On
+/// Zen 4 (1 MiB) four times as many were no faster.
+const STRIP_BYTES: usize = 128 << 10;
 
 /// Block sizes of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +71,24 @@ impl Tiles {
         rows.div_ceil(self.lanes)
     }
 
+    /// Most blocks of a strip: as many as [`STRIP_BYTES`] hold the queries and outputs of.
+    pub(crate) const fn strip(&self, shape: &AttnShape) -> usize {
+        let block = (shape.head_dim + shape.value_dim + 1) * self.q_tile() * size_of::<f32>();
+        let most = STRIP_BYTES / block;
+        if most == 0 {
+            1
+        } else if most < STRIP {
+            most
+        } else {
+            STRIP
+        }
+    }
+
     /// Floats of each array in a block's scratch.
     pub(crate) const fn scratch(&self, shape: &AttnShape, with_bias: bool, pack_k: bool) -> Scratch {
         let width = self.q_tile();
         Scratch {
+            strip: self.strip(shape),
             q: channels_of(shape.head_dim, self.lanes, 1) * width,
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
@@ -85,6 +110,8 @@ const fn channels_of(n: usize, lanes: usize, rows: usize) -> usize {
 /// Floats of each array of a block's scratch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scratch {
+    /// Blocks that share what is packed of keys and values.
+    pub(crate) strip: usize,
     /// `q[channel][query]`.
     pub(crate) q: usize,
     /// `s[key][query]`, which becomes `p`.

@@ -33,6 +33,12 @@ impl<'a> Panel<'a> {
         Self { data, start: 0, row_stride: columns as isize }
     }
 
+    /// Without the first `rows` rows.
+    #[inline(always)]
+    pub(crate) fn skip(self, rows: usize) -> Self {
+        Self { start: self.start.wrapping_add_signed((rows as isize).wrapping_mul(self.row_stride)), ..self }
+    }
+
     /// The first element of row 0, once all of `rows × columns` elements are known to lie inside the slice.
     #[inline(always)]
     fn checked(self, rows: usize, columns: usize) -> *const f32 {
@@ -124,8 +130,26 @@ pub(crate) use with_vectors;
 
 /// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows` rounded up to
 /// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called before each group of `M`.
-#[inline(always)]
+///
+/// A function of its own, as [`values`] is: what the kernel around it keeps in registers is not in the way of its loops.
+#[inline(never)]
 pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    keys: Panel<'_>,
+    sizes: (usize, usize),
+    reach: &Reach<NQ>,
+    q: &[f32],
+    s: &mut [f32],
+    between: impl FnMut(),
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || scores_inlined::<I, NQ, M>(isa, keys, sizes, reach, q, s, between),
+    );
+}
+
+#[inline(always)]
+fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     keys: Panel<'_>,
     (rows, depth): (usize, usize),
@@ -205,8 +229,24 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys. `p`:
 /// `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`,
 /// times `NQ·LANES`. `between` is called before each group of `M`.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    values: Panel<'_>,
+    sizes: (usize, usize),
+    reach: &Reach<NQ>,
+    weights: (&[f32], &[f32]),
+    o: &mut [f32],
+    between: impl FnMut(),
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || values_inlined::<I, NQ, M>(isa, values, sizes, reach, weights, o, between),
+    );
+}
+
+#[inline(always)]
+fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     values: Panel<'_>,
     (depth, columns): (usize, usize),
@@ -228,32 +268,54 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     let mut first = 0;
     while first < columns {
         between();
-        // SAFETY: every column is clamped to `columns − 1`, so each pointer lies in row 0 of the panel and reaches, in steps of
-        // the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and `o` has room
-        // for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`.
+        // SAFETY: every column is below `columns` or clamped to `columns − 1`, so each pointer lies in row 0 of the panel and
+        // reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and
+        // `o` has room for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`.
         unsafe {
-            let mut acc = [[isa.splat(0.0); NQ]; M];
+            let (start, o) = (a.add(first), c.add(first * width));
             // Several ways to the same bits: where no vector stops short, one loop whose accumulators stay in registers.
             if all && first + M <= columns {
-                let start = a.add(first);
-                let starts: [*const f32; M] = core::array::from_fn(|m| start.add(m));
-                steps::<I, NQ, M, 0, 0>(isa, &starts, values.row_stride, b, 0..depth, &mut acc);
-                add_to(isa, &acc, &factors, c.add(first * width));
-                first += M;
-                continue;
+                whole_group::<I, NQ, M>(isa, start, values.row_stride, (b, depth), &factors, o);
+            } else if all && M > 4 && first + 4 == columns {
+                whole_group::<I, NQ, 4>(isa, start, values.row_stride, (b, depth), &factors, o);
+            } else {
+                let mut acc = [[isa.splat(0.0); NQ]; M];
+                let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
+                reach.runs(
+                    #[inline(always)]
+                    |keys, front, back| {
+                        with_vectors!(front, back, NQ, FRONT, BACK => {
+                            steps::<I, NQ, M, FRONT, BACK>(isa, &starts, values.row_stride, b, keys, &mut acc);
+                        });
+                    },
+                );
+                add_to(isa, &acc, &factors, o);
             }
-            let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
-            reach.runs(
-                #[inline(always)]
-                |keys, front, back| {
-                    with_vectors!(front, back, NQ, FRONT, BACK => {
-                        steps::<I, NQ, M, FRONT, BACK>(isa, &starts, values.row_stride, b, keys, &mut acc);
-                    });
-                },
-            );
-            add_to(isa, &acc, &factors, c.add(first * width));
         }
         first += M;
+    }
+}
+
+/// `M` columns of the output from all keys.
+///
+/// # Safety
+/// `a` is readable for `M` elements, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ` vectors;
+/// `o` is readable and writable for `M` of them.
+#[inline(always)]
+unsafe fn whole_group<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    a: *const f32,
+    stride: isize,
+    (p, depth): (*const f32, usize),
+    factors: &[I::F; NQ],
+    o: *mut f32,
+) {
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        let mut acc = [[isa.splat(0.0); NQ]; M];
+        let starts: [*const f32; M] = core::array::from_fn(|m| a.add(m));
+        steps::<I, NQ, M, 0, 0>(isa, &starts, stride, p, 0..depth, &mut acc);
+        add_to(isa, &acc, factors, o);
     }
 }
 

@@ -1,6 +1,5 @@
 //! The end of a block: divide by the sums, take the sink in, transpose back, round once, write.
 
-use super::softmax::State;
 use crate::isa::Isa;
 use crate::job::Job;
 use crate::output::Claim;
@@ -11,7 +10,7 @@ use crate::tiles::MAX_Q_TILE;
 pub(crate) fn write<I: Isa>(
     isa: I,
     job: &Job<'_>,
-    state: &State<'_>,
+    (max, sum): (&[f32], &[f32]),
     out: &mut [f32],
     width: usize,
     claim: &mut Claim<'_, '_>,
@@ -21,7 +20,7 @@ pub(crate) fn write<I: Isa>(
     let mut factors = [0.0f32; MAX_Q_TILE];
     let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
     for (lane, factor) in factors.iter_mut().enumerate().take(rows.count) {
-        let (max, sum) = (state.max[lane], state.sum[lane]);
+        let (max, sum) = (max[lane], sum[lane]);
         let (row_factor, lse) = match sink {
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
             _ => close(f64::from(max) * job.to_ln, f64::from(sum), sink, kept),

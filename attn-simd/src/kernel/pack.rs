@@ -125,7 +125,7 @@ fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize)
 
 /// Index of the first element of a row.
 #[inline(always)]
-fn element(view: &View<'_, f32>, batch: usize, head: usize, seq: usize) -> usize {
+fn element<T: Copy>(view: &View<'_, T>, batch: usize, head: usize, seq: usize) -> usize {
     let [sb, sh, ss, _] = view.strides();
     // Rows without elements may have any strides: where they would lie is not looked at.
     let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
@@ -141,7 +141,7 @@ pub(crate) fn is_direct(input: &Input<'_>) -> bool {
     }
 }
 
-/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`.
+/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`, unless they are `there` already.
 #[inline(always)]
 pub(crate) fn panel<'a, I: Isa>(
     isa: I,
@@ -150,11 +150,15 @@ pub(crate) fn panel<'a, I: Isa>(
     count: usize,
     columns: usize,
     scratch: &'a mut [f32],
+    there: &mut bool,
 ) -> Panel<'a> {
     if let Input::F32(view) = input
         && is_direct(input)
     {
         return Panel { data: view.data(), start: element(view, batch, head, first), row_stride: view.strides()[2] };
+    }
+    if core::mem::replace(there, true) {
+        return Panel::packed(scratch, columns);
     }
     copied(isa, input, [batch, head, first], count, columns, scratch)
 }
@@ -170,9 +174,39 @@ pub(crate) fn copied<'a, I: Isa>(
     scratch: &'a mut [f32],
 ) -> Panel<'a> {
     if columns > 0 {
-        for (n, row) in scratch.chunks_exact_mut(columns).take(count).enumerate() {
-            read_row(isa, input, [batch, head, first + n], 0, row);
+        let to = &mut scratch[..count * columns];
+        let there = match input {
+            Input::F32(_) => false,
+            Input::F16(view) => widen_rows(isa, view, [batch, head, first], columns, to, I::load_f16),
+            Input::Bf16(view) => widen_rows(isa, view, [batch, head, first], columns, to, I::load_bf16),
+        };
+        if !there {
+            for (n, row) in to.chunks_exact_mut(columns).enumerate() {
+                read_row(isa, input, [batch, head, first + n], 0, row);
+            }
         }
     }
     Panel::packed(scratch, columns)
+}
+
+/// Widens rows from `first` on whose channels lie side by side. Says whether they do.
+#[inline(always)]
+fn widen_rows<I: Isa, T: Copy + Default>(
+    isa: I,
+    view: &View<'_, T>,
+    [batch, head, first]: [usize; 3],
+    columns: usize,
+    dst: &mut [f32],
+    load: impl Fn(I, &[T]) -> I::F + Copy,
+) -> bool {
+    let [.., stride, unit] = view.strides();
+    if unit != 1 {
+        return false;
+    }
+    let (data, mut start) = (view.data(), element(view, batch, head, first));
+    for row in dst.chunks_exact_mut(columns) {
+        widen(isa, &data[start..start + columns], row, load);
+        start = start.wrapping_add_signed(stride);
+    }
+    true
 }

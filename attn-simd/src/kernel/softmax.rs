@@ -27,7 +27,7 @@ impl State<'_> {
     }
 
     /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn push<I: Isa, const NQ: usize>(
         &mut self,
         isa: I,
@@ -35,6 +35,14 @@ impl State<'_> {
         reach: &Reach<NQ>,
         scores: &mut [f32],
     ) {
+        isa.vectorize(
+            #[inline(always)]
+            || self.push_inlined(isa, to_log2, reach, scores),
+        );
+    }
+
+    #[inline(always)]
+    fn push_inlined<I: Isa, const NQ: usize>(&mut self, isa: I, to_log2: f32, reach: &Reach<NQ>, scores: &mut [f32]) {
         let (c, none, zero) = (isa.splat(to_log2), isa.splat(f32::NEG_INFINITY), isa.splat(0.0));
         let width = NQ * I::LANES;
         let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&self.max[n * I::LANES..]));

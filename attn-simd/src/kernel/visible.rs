@@ -61,6 +61,9 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
+    /// No row sees a key.
+    pub(crate) const NOTHING: Self = Self { rows: [(0, 0); MAX_Q_TILE], any: 0..0, all: 0..0 };
+
     /// Asks the mask once per row of a block.
     pub(crate) fn of(job: &Job<'_>, rows: Rows) -> Self {
         let nothing = Range { start: usize::MAX, end: 0 };

@@ -111,7 +111,7 @@ fn items(
         // What tiles could not hold, row by row, so that a row's bits do not depend on its neighbours'.
         for (block, rows) in odd.into_iter().enumerate() {
             for lane in (0..SIDE).filter(|lane| rows >> lane & 1 == 1) {
-                sweep::block(job, claim.part(block * SIDE + lane, 1), vector);
+                sweep::blocks(job, claim.part(block * SIDE + lane, 1), vector);
             }
         }
         unit.refresh(); // closures have run
@@ -162,13 +162,9 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         }
         for block in 0..blocks {
             let (rows, at) = (rows_of(block), block * SIDE);
-            let state = State {
-                max: &mut self.buffers.max[at..at + SIDE],
-                sum: &mut self.buffers.sum[at..at + SIDE],
-                factor: &mut self.buffers.factor[..],
-            };
+            let state = (&self.buffers.max[at..at + SIDE], &self.buffers.sum[at..at + SIDE]);
             let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
-            finish::write(isa, job, &state, out, SIDE, &mut self.claim.part(at, rows.count));
+            finish::write(isa, job, state, out, SIDE, &mut self.claim.part(at, rows.count));
         }
         odd
     }

@@ -6,4 +6,5 @@ mod edges;
 mod laws;
 mod level;
 mod small;
+mod strips;
 mod tiles;

@@ -1,0 +1,84 @@
+//! Blocks that share widened or gathered tiles compute what each computes alone: the bits of the same numbers as plain `f32` rows,
+//! which every block reads for itself.
+
+use attn_core::half::f16;
+use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
+use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
+
+const HEADS: [usize; 2] = [2, 1];
+
+/// Output and lse as bits, with strips for so many threads.
+fn bits<T: KernelElement>(level: Level, attn: &Attention<'_>, [q, k, v]: [View<'_, T>; 3], threads: usize) -> Vec<u32> {
+    let shape = attn_core::AttnShape::new(q.sizes(), k.sizes(), v.sizes()).unwrap();
+    let (mut out, mut lse) = (vec![f32::NAN; shape.rows() * shape.value_dim], vec![f32::NAN; shape.rows()]);
+    let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
+    let plan = Plan::new(attn, shape, level).unwrap();
+    let mut workspace = Workspace::new();
+    let Work::Blocks(blocks) = plan.work(q, k, v, outputs).unwrap() else { panic!("many queries are tiled") };
+    blocks.shared_by(threads).run(workspace.lines(plan.workspace_lines())).unwrap();
+    out.iter().chain(&lse).map(|x| x.to_bits()).collect()
+}
+
+/// The same numbers as halves, as `f32` with gaps between the channels, and as plain rows, with some values that are not finite.
+fn check(attn: &Attention<'_>, [q_len, kv_len, head_dim, value_dim]: [usize; 4], broken: &[(usize, f32)]) {
+    let numbers = |n: usize, seed: f32| -> Vec<f16> {
+        (0..n).map(|i| f16::from_f32((seed + i as f32 * 0.7).sin() * 2.0)).collect()
+    };
+    let [q_heads, kv_heads] = HEADS;
+    let sizes = [[1, q_heads, q_len, head_dim], [1, kv_heads, kv_len, head_dim], [1, kv_heads, kv_len, value_dim]];
+    let mut halves = [0, 1, 2].map(|n| numbers(sizes[n].iter().product(), n as f32));
+    for &(key, x) in broken {
+        halves[2][key * value_dim + value_dim / 2] = f16::from_f32(x);
+    }
+    let plain = halves.each_ref().map(|x| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
+    let gaps = plain.each_ref().map(|x| x.iter().flat_map(|&x| [x, f32::NAN]).collect::<Vec<_>>());
+    let views = |n: usize| View::new(&plain[n], Layout::Bhsd, sizes[n]).unwrap();
+    let half_views = |n: usize| View::new(&halves[n], Layout::Bhsd, sizes[n]).unwrap();
+    let gap_views = |n: usize| {
+        let [_, heads, len, dim] = sizes[n].map(|n| n as isize);
+        View::strided(&gaps[n], sizes[n], [2 * heads * len * dim, 2 * len * dim, 2 * dim, 2], 0).unwrap()
+    };
+    for level in Level::available() {
+        let want = bits(level, attn, [0, 1, 2].map(views), 1);
+        for threads in [1, 2, 100] {
+            let name = level.name();
+            assert!(bits(level, attn, [0, 1, 2].map(half_views), threads) == want, "{name}, halves, {threads} threads");
+            assert!(bits(level, attn, [0, 1, 2].map(gap_views), threads) == want, "{name}, gaps, {threads} threads");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "large")]
+fn everything_visible() {
+    for q_len in [97, 144, 300] {
+        check(&Attention::new(), [q_len, 190, 40, 24], &[]);
+    }
+    check(&Attention::new(), [200, 70, 256, 300], &[]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "large")]
+fn blocks_that_see_different_keys() {
+    let masks = [
+        Mask::causal(Align::BottomRight),
+        Mask::causal(Align::TopLeft),
+        Mask::window(30, 50, Align::TopLeft),
+        Mask::causal(Align::TopLeft).and(Mask::window(20, 0, Align::TopLeft)),
+    ];
+    for mask in masks {
+        check(&Attention::new().mask(mask), [300, 333, 24, 40], &[]);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "large")]
+fn a_dense_mask_and_values_that_are_not_finite() {
+    // What one block cleans, the next one meets again.
+    let seen: Vec<bool> = (0..300 * 200).map(|n| n % 7 != 3 && n % 200 > n / 900).collect();
+    let dense = View::broadcast(&seen, &[300, 200]).unwrap();
+    let attn = Attention::new().mask(Mask::keep(dense));
+    check(&attn, [300, 200, 24, 40], &[(3, f32::NAN), (64, f32::INFINITY), (150, f32::NEG_INFINITY)]);
+    let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
+    check(&causal, [300, 200, 24, 40], &[(70, f32::NAN), (199, f32::INFINITY)]);
+}
