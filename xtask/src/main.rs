@@ -8,6 +8,7 @@ mod bench;
 mod capi;
 mod ci;
 mod conformance;
+mod demo;
 mod dist;
 mod embedded;
 mod levels;
@@ -39,6 +40,8 @@ enum Command {
     Levels(levels::Args),
     /// Everything that CI runs.
     Ci(ci::Args),
+    /// Run real models: sentence similarity, text generation.
+    Demo(demo::Args),
     /// Compare the libraries' public interface with the committed text.
     Api(api::Args),
     /// Build the C library as it is handed on, in target/dist.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::run(*args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Demo(args) => demo::run(args),
         Command::Embedded(args) => embedded::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
