@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-pub(crate) use needs::{DISTRIBUTION_RUSTC, Need, sysroot};
+pub(crate) use needs::{DISTRIBUTION_RUSTC, Need, is_on_path, sysroot};
 use process::End;
 use steps::{Program, Run, STEPS, Step};
 

@@ -11,6 +11,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod embedded;
+mod heatmap;
 mod levels;
 mod no_panic;
 mod tidy;
@@ -36,6 +37,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
     Embedded(embedded::Args),
+    /// Write a page that shows who looks at whom: heat maps, scores, weights and vectors of every token.
+    Heatmap(heatmap::Args),
     /// Show the instruction-set levels of this machine and the kernels that would run.
     Levels(levels::Args),
     /// Everything that CI runs.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Embedded(args) => embedded::run(args),
+        Command::Heatmap(args) => heatmap::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),
         Command::Api(args) => api::run(args),

@@ -148,7 +148,8 @@ fn has_distribution_sources() -> bool {
     PathBuf::from(sysroot).join("lib/rustlib/src/rust/library/core").exists()
 }
 
-fn is_on_path(program: &str) -> bool {
+/// Whether a program of this name would be found.
+pub(crate) fn is_on_path(program: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 

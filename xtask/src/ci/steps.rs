@@ -316,6 +316,14 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["capi", "asan"])],
     },
     Step {
+        name: "heatmap",
+        proves: "the heat map's page works in Chromium: clicks, keys, masks, dropout, light and dark, wide and narrow",
+        minutes: 5,
+        one_core: false,
+        needs: &[Need::Linux, Need::Program("chromium", "chromium")],
+        runs: &[xtask(&["heatmap", "--check", "--out", "{ci}/heatmap/heatmap.html"])],
+    },
+    Step {
         name: "embedded",
         proves: "attn-core on six emulated boards: the host's bits, no panic, flash and stack within what is promised",
         minutes: 10,

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rten_text::Tokenizer;
 
-use super::engine::Demo;
+use super::engine::{Attended, Demo};
 use super::fetch::MINILM;
 use super::{Failure, Result};
 use model::{Batch, Encoder};
@@ -59,6 +59,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         loaded.as_secs_f64(),
     );
     Ok(())
+}
+
+/// The tokens of a text and what attention does with them in every layer.
+pub(crate) fn attention(text: &str) -> Result<(Vec<String>, Vec<Attended>)> {
+    let (tokenizer, encoder) = (tokenizer()?, Encoder::fetched()?);
+    let batch = batch(&tokenizer, &[text.to_owned()])?;
+    let tokens = tokenizer.model().get_tokens(batch.ids()).map_err(|error| Failure::Text(error.to_string()))?;
+    let mut engine = Demo::tracing();
+    encoder.hidden(&mut engine, &batch)?;
+    Ok((tokens, engine.trace.unwrap_or_default()))
 }
 
 fn tokenizer() -> Result<Tokenizer> {
