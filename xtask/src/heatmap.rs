@@ -1,10 +1,10 @@
 //! `cargo xtask heatmap`: who looks at whom, as a page to click through.
 //!
-//! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same projections,
-//! `--model minilm --text "…"` what a real encoder does with a sentence, in all its layers and heads.
+//! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same
+//! projections, `--model minilm --text "…"` what a real encoder does with a sentence, in all its layers and heads.
 //!
-//! [`scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes queries, keys
-//! and values of words, [`page`] writes one file that needs no other, and [`check`] opens it in Chromium and uses it.
+//! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes queries,
+//! keys and values of words, [`page`] writes one file that needs no other, and [`check`] opens it in Chromium and uses it.
 
 mod browser;
 mod check;
