@@ -131,21 +131,11 @@ impl<T> Rows<'_, T> {
         unsafe { self.data.as_ptr().add(start) }
     }
 
-    /// Asks for some rows to be read soon, this tile's or those behind it.
+    /// Bytes from a row to the one that is asked for while it is read. Exact where rows are evenly apart, as they are but at the ends
+    /// of pages; a hint elsewhere.
     #[inline(always)]
-    fn prefetch<I: Isa>(&self, isa: I, from: usize, count: usize) {
-        let lines = (self.columns * size_of::<T>()).div_ceil(64);
-        for n in from..from + count {
-            let mut line = self.at(n).cast::<u8>();
-            for _ in 0..lines / 2 {
-                isa.prefetch_far(line);
-                isa.prefetch_far(line.wrapping_add(64));
-                line = line.wrapping_add(128);
-            }
-            if lines % 2 == 1 {
-                isa.prefetch_far(line);
-            }
-        }
+    fn lead(&self, row: usize, ahead: usize) -> usize {
+        self.at(row + ahead).addr().wrapping_sub(self.at(row).addr())
     }
 
     /// How many rows lie in the distance that is asked for ahead; at most a tile.
@@ -263,22 +253,29 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                     #[inline(always)]
                     |k| keys.at(at + k),
                 );
-                if chain == 0 {
-                    keys.prefetch(isa, at + ahead, K);
-                }
+                let lead = keys.lead(at, ahead);
                 let mut acc = [[isa.splat(0.0); K]; R];
-                for c in (chain..end).step_by(I::LANES) {
-                    // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the caller
-                    // vouches for.
-                    unsafe {
-                        let vectors: [I::F; K] = core::array::from_fn(
-                            #[inline(always)]
-                            |k| T::load(isa, key[k].add(c)),
-                        );
-                        for r in 0..R {
-                            let x = isa.load_ptr(q.add(r * columns + c));
-                            for k in 0..K {
-                                acc[r][k] = isa.mul_add(x, vectors[k], acc[r][k]);
+                for line in (chain..end).step_by(const { in_line::<T>(I::LANES) } * I::LANES) {
+                    for k in 0..K {
+                        isa.prefetch_far(key[k].wrapping_add(line).cast::<u8>().wrapping_add(lead));
+                    }
+                    for v in 0..const { in_line::<T>(I::LANES) } {
+                        let c = line + v * I::LANES;
+                        if c >= end {
+                            break;
+                        }
+                        // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the caller
+                        // vouches for.
+                        unsafe {
+                            let vectors: [I::F; K] = core::array::from_fn(
+                                #[inline(always)]
+                                |k| T::load(isa, key[k].add(c)),
+                            );
+                            for r in 0..R {
+                                let x = isa.load_ptr(q.add(r * columns + c));
+                                for k in 0..K {
+                                    acc[r][k] = isa.mul_add(x, vectors[k], acc[r][k]);
+                                }
                             }
                         }
                     }
@@ -367,7 +364,13 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// Values between two requests for rows ahead: many requests at once would wait for each other.
+/// Vectors of elements in a cache line, or 1.
+const fn in_line<T>(lanes: usize) -> usize {
+    let vectors = 64 / (lanes * size_of::<T>());
+    if vectors == 0 { 1 } else { vectors }
+}
+
+/// Values that one lead serves.
 const GROUP: usize = 4;
 
 /// C vectors of channels from `from` on.
@@ -384,14 +387,21 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     from: usize,
 ) {
     let (mut acc, ahead) = ([[isa.splat(0.0); C]; R], values.ahead());
+    let lines = (values.columns * size_of::<T>()).div_ceil(64);
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and outputs.
     unsafe {
         for first in (0..values.len()).step_by(GROUP) {
-            if from == 0 {
-                values.prefetch(isa, first + ahead, GROUP);
-            }
+            let lead = values.lead(first, ahead);
             for j in first..values.len().min(first + GROUP) {
                 let value = values.at(j).add(from);
+                // The whole row, while its first channels are read.
+                if from == 0 {
+                    let mut line = value.cast::<u8>().wrapping_add(lead);
+                    for _ in 0..lines {
+                        isa.prefetch_far(line);
+                        line = line.wrapping_add(64);
+                    }
+                }
                 let weight: [I::F; R] = core::array::from_fn(
                     #[inline(always)]
                     |r| isa.splat(*p.add(r * TILE + j)),
