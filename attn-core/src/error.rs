@@ -164,7 +164,15 @@ impl fmt::Display for AttnError {
             }
             Self::Option { name, must } => write!(f, "{name} must be {must}"),
             Self::Index { what, at, value, limit } => {
-                write!(f, "{what}[{at}] is {value}, it must be below {limit}")
+                match value {
+                    // What was negative, or wider than a size.
+                    usize::MAX => write!(f, "{what}[{at}] is out of range, ")?,
+                    _ => write!(f, "{what}[{at}] is {value}, ")?,
+                }
+                match limit.checked_sub(1) {
+                    Some(most) => write!(f, "at most {most} is possible"),
+                    None => f.write_str("where nothing is possible"),
+                }
             }
             Self::Order { what, at } => write!(f, "{what}[{at}] is less than the entry before it"),
             Self::MaskTerms { max } => write!(f, "a mask holds at most {max} terms"),
@@ -175,3 +183,41 @@ impl fmt::Display for AttnError {
 }
 
 impl core::error::Error for AttnError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attention, AttnShape, Documents, Layout, Mask, Tree, View, ViewMut};
+    use std::string::ToString;
+
+    #[test]
+    fn what_a_table_may_hold_is_said() {
+        let sizes = [2, 1, 90, 4];
+        let shape = AttnShape::new(sizes, sizes, sizes).unwrap();
+        let text = |mask: Mask<'_>| Attention::new().mask(mask).check(&shape).unwrap_err().to_string();
+        assert_eq!(text(Mask::kv_lens(&[90, 91])), "kv_lens[1] is 91, at most 90 is possible");
+        let documents = Documents::new(&[0, 90], &[0, 91]);
+        assert_eq!(text(Mask::documents(documents)), "cu_k[1] is 91, at most 90 is possible");
+        let mut parents = [None; 90];
+        (parents[0], parents[2]) = (Some(0), Some(1));
+        let first = text(Mask::tree(Tree { parents: &parents }));
+        assert_eq!(first, "tree parents[0] is 0, where nothing is possible");
+        parents[0] = None;
+        parents[2] = Some(2);
+        assert_eq!(text(Mask::tree(Tree { parents: &parents })), "tree parents[2] is 2, at most 1 is possible");
+        let negative = AttnError::Index { what: "block_table", at: 3, value: usize::MAX, limit: 3 };
+        assert_eq!(negative.to_string(), "block_table[3] is out of range, at most 2 is possible");
+    }
+
+    #[test]
+    fn a_short_buffer_is_that_of_a_view() {
+        let mut data = [0.0f32; 24];
+        let sizes = [1, 2, 3, 5];
+        let text = View::new(&data, Layout::Bhsd, sizes).unwrap_err().to_string();
+        assert_eq!(text, "view: needs 30 elements, the buffer holds 24");
+        let text = ViewMut::new(&mut data, Layout::Bhsd, sizes).err().map(|e| e.to_string());
+        assert_eq!(text.as_deref(), Some("output view: needs 30 elements, the buffer holds 24"));
+        let text = ViewMut::strided(&mut data, [1, 1, 2, 1], [0, 0, -1, 1], 0).err().map(|e| e.to_string());
+        assert_eq!(text.as_deref(), Some("output view: its strides reach below the start of the buffer"));
+    }
+}

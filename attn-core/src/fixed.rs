@@ -7,6 +7,7 @@
 
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Window};
+use crate::options::LARGEST_FACTOR;
 use crate::score::{default_scale, dot_slices};
 use crate::softmax::RowState;
 use crate::streaming::{add_slice, rescale};
@@ -61,9 +62,17 @@ impl<const HEADS: usize, const KV_HEADS: usize, const DIM: usize> FixedAttention
         Self { scale: default_scale(DIM) as f32, window: Window { left: None, right: None, align: Align::TopLeft } }
     }
 
-    /// Multiplies `q·k`; a finite number.
+    /// Multiplies `q·k`; a finite number. One beyond what [`Attention::scale`](crate::Attention::scale) accepts, 2⁶⁴ in size, counts as
+    /// 2⁶⁴, at which the largest score has the whole weight already: nothing here can fail, and nothing overflows.
     pub const fn scale(mut self, scale: f32) -> Self {
-        self.scale = scale;
+        let largest = LARGEST_FACTOR as f32;
+        self.scale = if scale > largest {
+            largest
+        } else if scale < -largest {
+            -largest
+        } else {
+            scale
+        };
         self
     }
 
@@ -149,6 +158,16 @@ mod tests {
     use super::*;
     use crate::{Attention, Layout, Mask, View, ViewMut, streaming};
     use std::vec;
+
+    #[test]
+    fn a_scale_beyond_f32_gives_the_largest_score_all() {
+        for (scale, want) in [(1e38, 3.0), (f32::INFINITY, 3.0), (-1e38, 1.0), (0.0, 2.0)] {
+            let mut out = [[[0.0; 4]]];
+            let [k, v] = [[1.0, 2.0, 3.0].map(|x| [[x; 4]]); 2];
+            FixedAttention::<1, 1, 4>::new().scale(scale).forward(&[[[1.0, 2.0, 3.0, 4.0]]], &k, &v, &mut out);
+            assert_eq!(out, [[[want; 4]]], "{scale}");
+        }
+    }
 
     fn numbers<const D: usize, const H: usize, const N: usize>(seed: f32) -> [[[f32; D]; H]; N] {
         let mut i = 0.0f32;

@@ -80,7 +80,11 @@ impl<'a> Attention<'a> {
 }
 
 impl<'a, M: Modifier> Attention<'a, M> {
-    /// Multiplies `q·k`; any finite number. Default `1/√head_dim`.
+    /// Multiplies `q·k`; a finite number of at most 2⁶⁴ in size, also once it is divided by the temperature. Default `1/√head_dim`.
+    ///
+    /// Every engine refuses the same factors, although some could go further: engines that compute in `f32` reach 2¹²⁸, so that no
+    /// score overflows for it as long as `q·k` is below 2⁶³ in size (of f16 it always is). At the limit the largest score has the
+    /// whole weight.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
@@ -92,7 +96,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
-    /// Divides the finished scores by `t`, finite and above 0: above 1 flattens the weights. A sink is not divided.
+    /// Divides the finished scores by `t`, finite and at least 2⁻⁶⁴: above 1 flattens the weights, near 0 the largest score takes all.
+    /// With a scale, `|scale|/t` is at most 2⁶⁴ (see [`scale`](Self::scale)). A sink is not divided.
     pub fn temperature(mut self, t: f64) -> Self {
         self.temperature = Some(t);
         self
@@ -254,18 +259,7 @@ impl<'a, M: Modifier> Attention<'a, M> {
     /// # Errors
     /// The option that has no meaning, or the table that does not fit.
     pub fn check(&self, shape: &AttnShape) -> Result<()> {
-        let finite = |name, x: Option<f64>| match x {
-            Some(x) if !x.is_finite() => Err(AttnError::Option { name, must: "finite" }),
-            _ => Ok(()),
-        };
-        let positive = |name, x: Option<f64>| match x {
-            // Narrow engines compute in f32: what rounds to 0 or to infinity there has no meaning for them.
-            Some(x) if !(x.is_finite() && x > 0.0) => Err(AttnError::Option { name, must: "finite and above 0" }),
-            _ => Ok(()),
-        };
-        finite("scale", self.scale)?;
-        positive("softcap", self.softcap)?;
-        positive("temperature", self.temperature)?;
+        self.check_factors()?;
         self.mask.check(shape)?;
         if let Some(bias) = &self.bias {
             bias.check(shape)?;
@@ -281,6 +275,33 @@ impl<'a, M: Modifier> Attention<'a, M> {
         }
         self.dropout.check(shape)
     }
+
+    /// Scale, soft-cap and temperature: what has no meaning, and what engines that compute in `f32` cannot follow, so that none of
+    /// them makes a NaN of it.
+    fn check_factors(&self) -> Result<()> {
+        let must = |good: bool, name, must| if good { Ok(()) } else { Err(AttnError::Option { name, must }) };
+        if let Some(scale) = self.scale {
+            must(is_factor(scale), "scale", "finite and at most 2^64 in size")?;
+        }
+        if let Some(cap) = self.softcap {
+            must(cap.is_finite() && cap > 0.0, "softcap", "finite and above 0")?;
+        }
+        if let Some(t) = self.temperature {
+            must(t.is_finite() && t * LARGEST_FACTOR >= 1.0, "temperature", "finite and at least 2^-64")?;
+            // The default scale is at most 1. A product with a power of two is exact, or infinite and large enough.
+            let good = self.scale.is_none_or(|scale| scale.abs() <= t * LARGEST_FACTOR);
+            must(good, "scale divided by temperature", "at most 2^64 in size")?;
+        }
+        Ok(())
+    }
+}
+
+/// 2⁶⁴: what scores may be multiplied by. That leaves as much again of the range of `f32` for `q·k` itself.
+pub(crate) const LARGEST_FACTOR: f64 = (1u128 << 64) as f64;
+
+/// Whether scores may be multiplied by it; NaN may not.
+pub(crate) const fn is_factor(x: f64) -> bool {
+    x.abs() <= LARGEST_FACTOR
 }
 
 impl<'a, T> From<View<'a, T>> for Bias<'a>

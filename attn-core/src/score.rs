@@ -84,9 +84,9 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     #[inline]
     pub(crate) fn factors<R: Real>(&self) -> Factors<R> {
         Factors {
-            scale: R::saturating(self.scale),
+            scale: rounded(self.scale),
             cap: self.attn.softcap.map(R::saturating),
-            per_temperature: self.attn.temperature.map(|t| R::saturating(1.0 / t)),
+            per_temperature: self.attn.temperature.map(|t| rounded(1.0 / t)),
         }
     }
 
@@ -98,7 +98,7 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
             s = R::saturating(self.attn.modifier.score(s.to_f64(), at));
         }
         if let Some(factor) = factors.per_temperature {
-            s *= factor;
+            s = tempered(s, factor);
         }
         s
     }
@@ -191,6 +191,30 @@ impl<R: Real> Factors<R> {
             Some(cap) => cap * (s / cap).tanh(),
             None => s,
         }
+    }
+}
+
+/// A factor of scores in the type that is computed in. One above 0 stays so: −∞ times it is −∞, not NaN. (The options hold none that
+/// is too large.)
+fn rounded<R: Real>(x: f64) -> R {
+    let (factor, least) = (R::of(x), R::of(f64::from(f32::MIN_POSITIVE)));
+    match factor == R::ZERO {
+        true if x > 0.0 => least,
+        true if x < 0.0 => -least,
+        _ => factor,
+    }
+}
+
+/// A score divided by the temperature; a finite one stays finite. A bias of `f32::MIN` hides nothing, at whatever temperature.
+#[inline]
+fn tempered<R: Real>(score: R, per_temperature: R) -> R {
+    let s = score * per_temperature;
+    if s > R::MAX && score <= R::MAX {
+        R::MAX
+    } else if s < -R::MAX && score >= -R::MAX {
+        -R::MAX
+    } else {
+        s
     }
 }
 

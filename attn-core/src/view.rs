@@ -59,8 +59,14 @@ pub struct Strided {
 }
 
 impl Strided {
-    /// Checks that all elements lie inside a buffer of `len` elements.
-    const fn new(len: usize, sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
+    /// Checks that all elements lie inside a buffer of `len` elements; `what` says whose.
+    const fn new(
+        what: &'static str,
+        len: usize,
+        sizes: [usize; 4],
+        strides: [isize; 4],
+        offset: usize,
+    ) -> Result<Self> {
         let this = Self { sizes, strides, offset };
         if matches!(product(&sizes), Some(0)) {
             return Ok(this);
@@ -81,14 +87,14 @@ impl Strided {
             axis += 1;
         }
         if offset as i128 + low < 0 {
-            return Err(AttnError::Underflow { what: "view" });
+            return Err(AttnError::Underflow { what });
         }
         let needed = offset as i128 + high + 1;
         if needed > isize::MAX as i128 {
             return Err(AttnError::Overflow { what: "strides · sizes" });
         }
         if needed > len as i128 {
-            return Err(AttnError::TooShort { what: "tensor", needed: needed as usize, found: len });
+            return Err(AttnError::TooShort { what, needed: needed as usize, found: len });
         }
         Ok(this)
     }
@@ -195,7 +201,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// # Errors
     /// [`AttnError::TooShort`], [`AttnError::Underflow`] or [`AttnError::Overflow`].
     pub const fn strided(data: &'a [T], sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
-        match Strided::new(data.len(), sizes, strides, offset) {
+        match Strided::new("view", data.len(), sizes, strides, offset) {
             Ok(at) => Ok(Self { data, at }),
             Err(e) => Err(e),
         }
@@ -399,7 +405,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     /// # Errors
     /// As [`View::strided`], and [`AttnError::Overlap`] where two elements could share memory.
     pub fn strided(data: &'a mut [T], sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
-        let at = Strided::new(data.len(), sizes, strides, offset)?;
+        let at = Strided::new("output view", data.len(), sizes, strides, offset)?;
         at.check_distinct()?;
         Ok(Self { data, at })
     }

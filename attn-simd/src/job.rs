@@ -205,14 +205,14 @@ impl Factors {
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs nothing. The
         // running maximum needs it positive: its sign goes to the queries.
         let (mod_scale, q_factor, to_ln) = if modified {
-            (Some(finite(scale)), 1.0, per_temperature)
+            (Some(rounded(scale)), 1.0, per_temperature)
         } else if scale == 0.0 {
             (None, 0.0, per_temperature)
         } else {
             (None, scale.signum() as f32, scale.abs() * per_temperature)
         };
-        // A maximum of −∞ times 0, or of 0 times ∞, would be NaN.
-        Self { mod_scale, q_factor, to_ln: to_ln.clamp(f64::MIN_POSITIVE, f64::MAX) }
+        // A maximum of −∞ times 0 would be NaN. (The options hold nothing that is too large.)
+        Self { mod_scale, q_factor, to_ln: to_ln.max(f64::MIN_POSITIVE) }
     }
 }
 
@@ -222,7 +222,13 @@ pub(crate) fn log2_scale<M: Modifier>(problem: &Problem<'_, '_, M>) -> f32 {
 }
 
 fn to_log2(to_ln: f64) -> f32 {
-    finite(to_ln * core::f64::consts::LOG2_E).max(f32::MIN_POSITIVE)
+    rounded(to_ln * core::f64::consts::LOG2_E)
+}
+
+/// Rounds a factor of scores to `f32`. One above 0 stays so: −∞ times it is −∞, not NaN.
+fn rounded(x: f64) -> f32 {
+    let factor = x as f32;
+    if factor == 0.0 && x != 0.0 { f32::MIN_POSITIVE.copysign(factor) } else { factor }
 }
 
 /// Rounds a factor to `f32`. One that is too large becomes the largest number, not ∞: 0 times it must stay 0.

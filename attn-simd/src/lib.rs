@@ -31,6 +31,13 @@
 //!
 //! Processors with matrix tiles have a level more, `amx`: both products run through bf16 tiles, f16 and f32 split into two or three
 //! bf16 parts whose products add up to theirs. [`Precision`](attn_core::Precision) says how many; [`Plan::explain`] what a call gets.
+//!
+//! # What f32 can hold
+//!
+//! All levels compute in `f32`, outputs are divided by the sum of the weights at the end. Values must therefore stay below 3.4·10³⁸
+//! divided by the number of keys that a row sees (`Σ |v|` is what can be added up), and so must `q·k` and scores below 3.4·10³⁸ itself;
+//! [`attn_core`] says what becomes of larger ones. A visible key whose weight is 0 (below 2⁻¹²⁶ of the largest) makes NaN of a ±∞ in
+//! its value, 0·∞, as in every engine; a hidden key never does.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

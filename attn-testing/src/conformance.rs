@@ -6,6 +6,7 @@
 mod case;
 pub mod compare;
 pub mod ops;
+mod params;
 pub mod run;
 mod suite;
 mod tensor;

@@ -53,11 +53,6 @@ pub trait Engine: Sync {
         0.0
     }
 
-    /// Laws (`"module::law"`) that the engine is known to break, each with the reason. An empty list is the goal.
-    fn owes(&self, _law: &str) -> Option<&'static str> {
-        None
-    }
-
     /// Doubles in and out.
     #[doc(hidden)]
     fn f64<M: Modifier + Sync>(&self, call: Call<'_, f64, f64, M>) -> Result<()> {

@@ -4,6 +4,7 @@ use super::quant::Quant;
 use super::rescale::Rescale;
 use crate::error::{AttnError, Result};
 use crate::mask::Mask;
+use crate::options::is_factor;
 use crate::shape::AttnShape;
 
 /// The factors of one head.
@@ -21,14 +22,14 @@ impl HeadScales {
     /// From the scales of q, k, v and the output, each above 0, and the scale of the scores (`1/√head_dim` is [`default_scale`](crate::default_scale)).
     ///
     /// # Errors
-    /// [`AttnError::Option`] for a scale without meaning.
+    /// [`AttnError::Option`] for a scale without meaning, or that [`Attention::scale`](crate::Attention::scale) refuses.
     pub const fn new(q: f32, k: f32, v: f32, out: f32, scale: f64) -> Result<Self> {
         match (Quant::new(q, 0), Quant::new(k, 0), Quant::new(v, 0), Quant::new(out, 0)) {
             (Ok(_), Ok(_), Ok(_), Ok(_)) => {}
             (Err(e), ..) | (_, Err(e), ..) | (_, _, Err(e), _) | (.., Err(e)) => return Err(e),
         }
-        if !(scale.is_finite()) {
-            return Err(AttnError::Option { name: "scale", must: "finite" });
+        if !is_factor(scale) {
+            return Err(AttnError::Option { name: "scale", must: "finite and at most 2^64 in size" });
         }
         let score = scale * q as f64 * k as f64 * (core::f64::consts::LOG2_E * 65536.0);
         match (Rescale::new(score), Rescale::new(v as f64 / out as f64)) {
@@ -74,7 +75,7 @@ impl<'a> Int8Attention<'a> {
     /// From the maps of q, k, v and the output, and the scale of the scores; nothing masked.
     ///
     /// # Errors
-    /// [`AttnError::Option`] for a scale that is not finite.
+    /// [`AttnError::Option`] for a scale that [`Attention::scale`](crate::Attention::scale) refuses.
     pub const fn new([q, k, v, out]: [Quant; 4], scale: f64) -> Result<Self> {
         match HeadScales::new(q.scale(), k.scale(), v.scale(), out.scale(), scale) {
             Ok(scales) => {

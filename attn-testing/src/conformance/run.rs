@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::compare::compare;
 use super::ops::{self, Produced, Scope, Stop};
-use super::{Case, Suite};
+use super::{Case, Suite, params};
 use crate::engine::Engine;
 
 /// What became of a case on one engine.
@@ -55,7 +55,10 @@ fn run_case<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Outcome {
         Some(Scope::Once) => return Outcome::Elsewhere,
         None => return Outcome::Skipped(format!("op {} is not built", case.op)),
     }
-    let produced = match catch_unwind(AssertUnwindSafe(|| ops::run(engine, suite, case))) {
+    let produced = match catch_unwind(AssertUnwindSafe(|| {
+        params::check(case)?;
+        ops::run(engine, suite, case)
+    })) {
         Ok(Ok(produced)) => produced,
         Ok(Err(Stop::Skip(reason))) => return Outcome::Skipped(reason),
         // Also for a case that must fail: a call that was refused has caught nothing.

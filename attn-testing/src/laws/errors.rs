@@ -1,7 +1,7 @@
 //! Bad input: a typed error, before anything is written.
 
 use attn_core::{
-    Alibi, Align, Attention, AttnError, BlockSparse, Documents, Dropout, Layout, Mask, Outputs, Tree, View, ViewMut,
+    Alibi, Align, At, Attention, AttnError, BlockSparse, Documents, Dropout, Layout, Mask, Outputs, Tree, View, ViewMut,
 };
 
 use super::{attend, attend_views};
@@ -97,6 +97,14 @@ pub fn options_without_meaning<E: Engine>(engine: &E) {
         option(plain.softcap(x), "a soft-cap that is not positive");
         option(plain.temperature(x), "a temperature that is not positive");
     }
+    for x in [5e37, 1e38, -1e38, 1e300, LARGEST_FACTOR.next_up(), -LARGEST_FACTOR.next_up()] {
+        option(plain.scale(x), "a scale whose scores are beyond f32");
+        option(plain.scale(x).bias(View::broadcast(&[0.5f32], &[]).expect("a scalar")), "such a scale beside a bias");
+    }
+    for t in [1e-38, 1e-300, (1.0 / LARGEST_FACTOR).next_down()] {
+        option(plain.temperature(t), "a temperature whose scores are beyond f32");
+    }
+    option(plain.scale(1e10).temperature(1e-10), "a scale that is too large once it is divided by the temperature");
     option(plain.sinks(&[0.0, f32::NAN, 0.0, 0.0]), "a NaN sink");
     for x in [f32::NAN, f32::INFINITY] {
         option(plain.alibi(Alibi { slopes: &[0.5, 0.5, x, 0.5], align: Align::TopLeft }), "a slope that is not finite");
@@ -110,6 +118,68 @@ pub fn options_without_meaning<E: Engine>(engine: &E) {
         option(plain.mask(Mask::block_sparse(BlockSparse { blocks, block_q, block_k })), "a block of size 0");
     }
 }
+
+/// The largest factors that are accepted give the largest score the whole weight, whatever else is done to scores; the smallest
+/// give every key the same. A NaN never comes of finite inputs.
+pub fn options_at_their_limits<E: Engine>(engine: &E) {
+    const KEYS: usize = 70;
+    let value = |key: usize| key as f32 - 20.0;
+    let half = [0.5f32];
+    let half = View::broadcast(&half, &[]).expect("a scalar");
+    for q_len in [1, 20] {
+        let mut inputs = Inputs::<f32>::plain(shape((1, 2, 1, q_len, KEYS, 4, 3)), 63);
+        // Products of −1 … −70, each once, the largest in the middle; the value of a key is its number.
+        inputs.q.each(|[_, _, _, d], x| *x = (d + 1) as f32);
+        inputs.k.each(|[_, _, j, d], x| *x = if d == 0 { -((j * 29 + 31) as f32 % KEYS as f32) - 1.0 } else { 0.0 });
+        inputs.v.each(|[_, _, j, _], x| *x = value(j));
+        let place = |product: f32| (0..KEYS).find(|&j| inputs.k.at([0, 0, j, 0]) == product).expect("each once");
+        let (largest, smallest) = (value(place(-1.0)), value(place(-70.0)));
+        let root = LARGEST_FACTOR.sqrt();
+        let plain = Attention::new();
+        for (what, attn, want) in [
+            ("scale", plain.scale(LARGEST_FACTOR), largest),
+            ("negative scale", plain.scale(-LARGEST_FACTOR), smallest),
+            ("temperature", plain.scale(1.0).temperature(1.0 / LARGEST_FACTOR), largest),
+            ("both", plain.scale(-root).temperature(1.0 / root), smallest),
+        ] {
+            let cold = |s: f64, _: At| s * 2.0;
+            for (beside, answer) in [
+                ("nothing", attend(engine, &attn, &inputs)),
+                ("a bias", attend(engine, &attn.bias(half), &inputs)),
+                ("a mask", attend(engine, &attn.mask(Mask::causal(Align::Offset(KEYS as isize))), &inputs)),
+                ("ALiBi", attend(engine, &attn.alibi(Alibi { slopes: &[0.0; 2], align: Align::TopLeft }), &inputs)),
+                ("a large soft-cap", attend(engine, &attn.softcap(1e300), &inputs)),
+                ("a closure", attend(engine, &attn.map_score(cold), &inputs)),
+                ("one order", attend(engine, &attn.reproducible(), &inputs)),
+            ] {
+                let what = (engine.label(), what, beside, q_len);
+                assert!(answer.out.iter().all(|&x| x == want), "{what:?}: {:?}, not {want} throughout", answer.out);
+                assert!(answer.lse.iter().all(|x| x.is_finite()), "{what:?}: lse {:?}", answer.lse);
+            }
+        }
+        // A score of −∞ stays −∞, however small the factor: the mean of the others.
+        inputs.k.each(|[_, _, j, d], x| {
+            if (j, d) == (3, 0) {
+                *x = f32::NEG_INFINITY;
+            }
+        });
+        let mean = ((0..KEYS).map(value).sum::<f32>() - value(3)) / (KEYS - 1) as f32;
+        for (what, attn) in [
+            ("temperature", plain.temperature(1e300)),
+            ("scale", plain.scale(1e-300)),
+            ("scale beside a bias", plain.scale(f64::from_bits(1)).bias(half)),
+            ("temperature beside a bias", plain.temperature(f64::MAX).bias(half)),
+            ("temperature and a mask", plain.temperature(1e40).mask(Mask::causal(Align::Offset(KEYS as isize)))),
+        ] {
+            let answer = attend(engine, &attn, &inputs);
+            let near = |&x: &f32| (x - mean).abs() < 1e-4;
+            assert!(answer.out.iter().all(near), "{} {what}: {:?}, not {mean}", engine.label(), answer.out);
+        }
+    }
+}
+
+/// What scale, the inverse of the temperature and their product may be in size.
+const LARGEST_FACTOR: f64 = (1u128 << 64) as f64;
 
 /// Tables and tensors whose sizes or entries do not fit the call.
 pub fn tables_that_do_not_fit<E: Engine>(engine: &E) {

@@ -82,7 +82,14 @@ const CAUGHT: [(Bug, &[&str]); 38] = [
     (Bug::AcceptsAnyOption, &["errors::options_without_meaning"]),
     (Bug::RefusesEmpty, &["errors::empty_sizes_are_valid"]),
     (Bug::ClampsScores, &["nan::an_infinite_score_is_nan"]),
-    (Bug::SentinelForInfinity, &["peers::all_logits_far_from_zero", "peers::lowest_finite_bias_is_not_a_mask"]),
+    (
+        Bug::SentinelForInfinity,
+        &[
+            "peers::all_logits_far_from_zero",
+            "peers::lowest_finite_bias_is_not_a_mask",
+            "errors::options_at_their_limits",
+        ],
+    ),
     (
         Bug::ClampsValues,
         &["properties::doubled_values_double_the_output", "properties::outputs_stay_in_the_hull_of_values"],
