@@ -2,7 +2,7 @@
 //!
 //! # What f32 can hold
 //!
-//! [`reference`] computes in `f64`; [`streaming`], the caches and the kernels of other crates in `f32` (but `f64` tensors, which
+//! [`mod@reference`] computes in `f64`; [`streaming`], the caches and the kernels of other crates in `f32` (but `f64` tensors, which
 //! [`streaming`] takes too, in `f64`). Finite numbers then give the exact result up to rounding as long as
 //!
 //! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. One beyond may be ±∞: a score of +∞ makes its row NaN,
