@@ -42,6 +42,8 @@ pub(crate) enum Need {
     CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
     PythonModule(&'static str),
+    /// A folder, by its path from the workspace, that not every checkout has beside it.
+    Folder(&'static str),
     /// A host of this architecture.
     Arch(&'static str),
     /// Linux, whose emulators and sanitizers the step uses.
@@ -68,6 +70,7 @@ impl Need {
                 format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
             }
             Self::PythonModule(name) => format!("python3 has no module {name} (python3 -m pip install {name})"),
+            Self::Folder(path) => format!("there is no folder {path}"),
             Self::Arch(arch) => format!("this is not an {arch} machine"),
             Self::Linux => "this is not Linux".to_owned(),
         }
@@ -94,6 +97,7 @@ impl Need {
                 let imported = Command::new("python3").args(["-c", &format!("import {name}")]).output();
                 imported.is_ok_and(|output| output.status.success())
             }
+            Self::Folder(path) => super::root().join(path).is_dir(),
             Self::Arch(arch) => env::consts::ARCH == arch,
             Self::Linux => cfg!(target_os = "linux"),
         }
@@ -119,7 +123,7 @@ impl Need {
                 vec![vec!["cargo", "install", "--locked", "--debug", "--quiet", "--version", version, name]]
             }
             Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
-            Self::Arch(_) | Self::Linux => Vec::new(),
+            Self::Folder(_) | Self::Arch(_) | Self::Linux => Vec::new(),
         }
     }
 }
@@ -168,6 +172,7 @@ mod tests {
         assert!(!Need::Arch("pdp11").is_met());
         assert!(!Need::Target("pdp11-unknown-none").is_met());
         assert!(!Need::Program("no-such-program-anywhere", "none").is_met());
+        assert!(Need::Folder("xtask").is_met() && !Need::Folder("no/such/folder").is_met());
     }
 
     #[test]

@@ -324,6 +324,14 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["heatmap", "--check", "--out", "{ci}/heatmap/heatmap.html"])],
     },
     Step {
+        name: "demo",
+        proves: "a real encoder's layers on these kernels give the activations that were computed in f64",
+        minutes: 5,
+        one_core: false,
+        needs: &[Need::Folder("../shared/models/all-minilm-l6-v2")],
+        runs: &[xtask(&["demo", "minilm", "--check"])],
+    },
+    Step {
         name: "embedded",
         proves: "attn-core on six emulated boards: the host's bits, no panic, flash and stack within what is promised",
         minutes: 10,

@@ -6,13 +6,17 @@
 use std::path::Path;
 
 use attn_core::worked_example::{CAUSAL_CONTEXT, CAUSAL_WEIGHTS, K, Q, SCALED_SCORES, TOKENS, V, WEIGHTS};
+use attn_core::{Layout, View};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::browser::Browser;
-use super::scene::{Drop, Look};
+use super::scene::{self, Drop, Look, Scene};
 use super::{MAX_TOKENS, example, page, write};
+
+/// What every page drops.
+const DROP: Option<Drop> = Some(Drop { p: 0.5, seed: 1 });
 
 /// The page's own words for the contrast of the text in each cell of the map with its ground (WCAG 2: 4.5 is enough for text).
 const LEAST_CONTRAST: &str = "(() => {
@@ -32,6 +36,7 @@ pub(super) fn run(folder: &Path) -> Result<String, String> {
     let mut checks = Checks { browser: &mut browser, folder, done: 0 };
     checks.worked_example()?;
     checks.two_heads()?;
+    checks.layers()?;
     checks.hostile_words()?;
     checks.long()?;
     let done = checks.done;
@@ -48,10 +53,12 @@ struct Checks<'b> {
 
 impl Checks<'_> {
     fn open(&mut self, name: &str, tokens: &[&str], heads: usize) -> Result<(), String> {
-        let drop = Some(Drop { p: 0.5, seed: 1 });
-        let scene = example::scene(tokens, heads, &[Look::Causal, Look::All], drop)?;
+        self.open_scene(name, &example::scene(tokens, heads, &[Look::Causal, Look::All], DROP)?)
+    }
+
+    fn open_scene(&mut self, name: &str, scene: &Scene) -> Result<(), String> {
         let path = self.folder.join(name);
-        write(&path, page::html(&scene).as_bytes())?;
+        write(&path, page::html(scene).as_bytes())?;
         self.browser.screen(false, 1280, 800)?;
         self.browser.open(&path)
     }
@@ -139,6 +146,31 @@ impl Checks<'_> {
         let same = format!("{texts} === {first}");
         self.expect("heads differ", &same, false)?;
         self.looks("heads")
+    }
+
+    /// As a model has it: layers to choose from, heads whose vectors are too long for numbers, no mask.
+    fn layers(&mut self) -> Result<(), String> {
+        let (heads, seq, dim) = (3, 9, 32);
+        let layer = |n: usize| {
+            let x: Vec<f32> = (0..heads * seq * dim).map(|i| ((i * (n + 2)) as f32).sin()).collect();
+            let x = View::new(&x, Layout::Bhsd, [1, heads, seq, dim])?;
+            scene::layer(format!("Layer {n}"), [x; 3], &[Look::All], DROP)
+        };
+        let layers = (1..=2).map(layer).collect::<attn_core::Result<_>>().map_err(|error| error.to_string())?;
+        let tokens = (1..=seq).map(|n| format!("token{n}")).collect();
+        let (title, note) = ("Two layers".into(), "Numbers by formula.".into());
+        self.open_scene("layers.html", &Scene { title, note, tokens, masks: vec!["none"], dropout: DROP, layers })?;
+        self.expect("a mask that cannot be chosen", "document.querySelectorAll('input[name=mask]').length", 0)?;
+        self.browser.click("#heads button:nth-child(3)")?;
+        let texts = "[...document.querySelectorAll('#map td')].map((x) => x.textContent).join()";
+        let first = self.browser.eval(texts)?;
+        self.browser.eval("document.querySelector('#layer').focus()")?;
+        self.browser.key("ArrowDown", 40)?;
+        let title = "document.querySelector('#map-title').textContent";
+        self.expect("the layer that was chosen", title, "Layer 2 · Head 3 · Weights after softmax")?;
+        self.expect("layers differ", &format!("{texts} === {first}"), false)?;
+        self.expect("a cell per dimension", "document.querySelectorAll('#vector-Q.long span').length", dim)?;
+        self.looks("layers")
     }
 
     fn hostile_words(&mut self) -> Result<(), String> {

@@ -121,7 +121,7 @@
     const side = Math.max(9, Math.min(56, Math.floor(680 / n)));
     const numbers = side >= 34;
     table.style.setProperty("--cell", `${side}px`);
-    table.classList.toggle("tight", n > 10);
+    table.classList.toggle("tight", n > 10 || scene.tokens.some((token) => token.length > 8));
     const layer = scene.layers[state.layer];
     const where = [
       ...(scene.layers.length > 1 ? [layer.name] : []),
@@ -131,9 +131,9 @@
     $("map-title").textContent = where.join(" · ");
     const max = top();
     const before = shown().before;
-    const columns = scene.tokens.map((token, key) => el("th", { scope: "col", "data-key": key }, token));
+    const columns = scene.tokens.map((token, key) => el("th", { scope: "col", "data-key": key, title: token }, token));
     const rows = weights().map((row, query) => {
-      const label = el("th", { scope: "row", tabindex: -1, "data-query": query, "data-key": -1 }, scene.tokens[query]);
+      const label = el("th", { scope: "row", tabindex: -1, "data-query": query, "data-key": -1, title: scene.tokens[query] }, scene.tokens[query]);
       const cells = row.map((w, key) => {
         const cell = el("td", { role: "gridcell", tabindex: -1, "data-query": query, "data-key": key });
         if (w === null) {
@@ -211,7 +211,7 @@
         bar.append(fill);
       }
       const cells = [number(scores[at][key]), number(w), ...(after ? [number(after[at][key])] : []), bar];
-      const row = el("tr", { "data-key": key }, el("th", { scope: "row" }, scene.tokens[key]), ...cells);
+      const row = el("tr", { "data-key": key }, el("th", { scope: "row", title: scene.tokens[key] }, scene.tokens[key]), ...cells);
       row.classList.toggle("hidden", w === null);
       row.classList.toggle("key", key === state.key);
       return row;

@@ -100,3 +100,73 @@ impl Words {
         self.tokenizer.decode(ids).ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::demo::tensors::Tensors;
+
+    /// Every byte but 0xf5, which no text holds, and 0x7e (`~`), a few merges and the tokens of a chat.
+    fn file() -> Gguf {
+        let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
+        let mut bytes: Vec<(char, u8)> = char_to_byte().into_iter().collect();
+        bytes.sort_unstable_by_key(|&(_, byte)| byte);
+        let bytes =
+            bytes.into_iter().filter(|&(_, byte)| byte != 0xf5 && byte != 0x7e).map(|(name, _)| name.to_string());
+        let merged = ["ab", "abc", "\u{120}ab", "12"].map(str::to_owned);
+        let tokens: Vec<String> = special.into_iter().chain(bytes).chain(merged).collect();
+        let kinds = (0..tokens.len()).map(|id| Value::Whole(if id < 3 { CONTROL } else { 1 })).collect();
+        let texts = |texts: &[&str]| Value::List(texts.iter().map(|&text| Value::Text(text.to_owned())).collect());
+        let all: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        let metadata = [
+            ("tokens", texts(&all)),
+            ("token_type", Value::List(kinds)),
+            ("merges", texts(&["a b", "ab c", "\u{120} ab", "1 2"])),
+            ("eos_token_id", Value::Whole(2)),
+            ("unknown_token_id", Value::Whole(0)),
+        ];
+        let metadata = metadata.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+        Gguf { metadata, tensors: Tensors::of(Path::new("model"), HashMap::new()) }
+    }
+
+    #[test]
+    fn text_becomes_tokens_and_text_again() {
+        let words = Words::of(&file()).unwrap();
+        for text in ["abc ab", "cab12", "Grüße, 世界!\n\n"] {
+            assert_eq!(words.decode(&words.encode(text).unwrap()).as_deref(), Some(text));
+        }
+        assert_eq!(words.encode("abc ab").unwrap().len(), 2);
+        assert_eq!(words.encode("12").unwrap().len(), 2); // each digit on its own, whatever the merges say
+        assert!(words.encode("").unwrap().is_empty());
+        let half = &words.encode("世").unwrap()[..2];
+        assert_eq!(words.decode(half), None);
+    }
+
+    #[test]
+    fn a_byte_without_a_token_is_the_unknown_one() {
+        assert_eq!(Words::of(&file()).unwrap().encode("a~").unwrap()[1], 0);
+    }
+
+    #[test]
+    fn a_question_is_framed_by_turns() {
+        let words = Words::of(&file()).unwrap();
+        let ids = words.question("abc").unwrap();
+        assert_eq!(
+            (ids.iter().filter(|&&id| id == 1).count(), ids.iter().filter(|&&id| id == words.end()).count()),
+            (3, 2)
+        );
+        assert_eq!(ids[0], 1);
+    }
+
+    #[test]
+    fn what_the_file_lacks_is_named() {
+        for key in ["tokens", "merges", "token_type", "eos_token_id", "unknown_token_id"] {
+            let mut file = file();
+            let key = format!("tokenizer.ggml.{key}");
+            file.metadata.remove(&key);
+            assert!(Words::of(&file).is_err_and(|what| what.contains(&key)), "{key}");
+        }
+    }
+}
