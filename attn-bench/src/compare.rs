@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::clock::median;
+use crate::curve::Curve;
 use crate::kernels::KernelReport;
 use crate::machine::Machine;
 use crate::report::{FORMAT, Report};
@@ -141,20 +142,23 @@ impl Run {
         let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default().to_string();
         let broken = |error: serde_json::Error| ReadError::Broken(error.to_string());
         let run = match kind.as_str() {
-            "curve" => Self::of_curve(&serde_json::from_value(value).map_err(broken)?),
+            "curve" => {
+                let report: Report = serde_json::from_value(value).map_err(broken)?;
+                Self::of_curves(&report.machine, &report.curves)
+            }
             "kernels" => Self::of_kernels(&serde_json::from_value(value).map_err(broken)?),
             _ => return Err(ReadError::Kind(kind)),
         };
         if run.cases.is_empty() { Err(ReadError::Empty) } else { Ok(run) }
     }
 
-    /// The cases of a cost curve.
-    pub fn of_curve(report: &Report) -> Self {
-        let points = report.curves.iter().flat_map(|curve| curve.points.iter().map(move |p| (curve, p)));
+    /// The cases of cost curves.
+    pub fn of_curves(machine: &Machine, curves: &[Curve]) -> Self {
+        let points = curves.iter().flat_map(|curve| curve.points.iter().map(move |p| (curve, p)));
         let cases = points
             .filter_map(|(curve, p)| Measured::new(curve.case_name(p.who, p.n), p.times(), &p.peaks, &p.passes))
             .collect();
-        Self { machine: report.machine.clone(), cases }
+        Self { machine: machine.clone(), cases }
     }
 
     /// The cases of a table of kernels.
@@ -330,7 +334,7 @@ mod tests {
         let old = report();
         let json = old.to_json().unwrap();
         let read = Run::read(&json).unwrap();
-        let same = Comparison::new(&read, &Run::of_curve(&old), THRESHOLD);
+        let same = Comparison::new(&read, &Run::of_curves(&old.machine, &old.curves), THRESHOLD);
         assert!(same.slower().next().is_none() && same.rows.iter().all(|row| row.ratio == 1.0));
         assert_eq!((same.rows.len(), same.gone.len(), same.added.len()), (read.cases.len(), 0, 0));
         assert_eq!(same.overall(), 1.0);
@@ -340,12 +344,12 @@ mod tests {
         }
         slow.curves[0].points.pop();
         slow.machine.level = "another".into();
-        let comparison = Comparison::new(&read, &Run::of_curve(&slow), THRESHOLD);
+        let comparison = Comparison::new(&read, &Run::of_curves(&slow.machine, &slow.curves), THRESHOLD);
         let point = &old.curves[0].points[2];
         let name = old.curves[0].case_name(point.who, point.n);
         assert_eq!(comparison.slower().collect::<Vec<_>>(), [name]);
         assert_eq!((comparison.gone.len(), comparison.warnings.len()), (1, 1));
-        let back = Comparison::new(&Run::of_curve(&slow), &read, THRESHOLD);
+        let back = Comparison::new(&Run::of_curves(&slow.machine, &slow.curves), &read, THRESHOLD);
         assert_eq!((back.added, back.gone), (comparison.gone, vec![]));
     }
 

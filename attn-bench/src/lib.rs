@@ -8,6 +8,7 @@
 //! crossovers ([`crossover`]), the reports ([`report`]) and their comparison ([`compare`]). A run can be narrowed ([`filter`]),
 //! be followed ([`progress`]) and go on after an interruption ([`journal`]).
 //!
+//! The parts of a layer are timed by [`parts`]; [`roofline`] has the roofs of the machine and what the cost model says under them.
 //! Real tensors come from [`tensors`] and run in [`layers`]; single kernels are measured by [`kernels`], beside the libraries
 //! of a Python process ([`peer`]).
 //!
@@ -30,8 +31,10 @@ pub mod layers;
 pub mod machine;
 pub mod memory;
 pub mod naive;
+pub mod parts;
 pub mod peer;
 pub mod probe;
 pub mod progress;
 pub mod report;
+pub mod roofline;
 pub mod tensors;

@@ -157,7 +157,7 @@ fn gather<T: KernelElement>(from: View<'_, T>, batch: usize, head: usize, to: &m
 }
 
 /// A dot product with sixteen independent sums, so that the compiler may use its widest registers.
-fn dot<T: KernelElement>(a: &[T], b: &[T]) -> f32 {
+pub(crate) fn dot<T: KernelElement>(a: &[T], b: &[T]) -> f32 {
     let mut sums = [0.0f32; 16];
     let (a16, a_rest) = a.as_chunks::<16>();
     let (b16, b_rest) = b.as_chunks::<16>();
@@ -171,7 +171,7 @@ fn dot<T: KernelElement>(a: &[T], b: &[T]) -> f32 {
 }
 
 /// Normalises one row of scores in place and returns its log-sum-exp.
-fn softmax(row: &mut [f32]) -> f32 {
+pub(crate) fn softmax(row: &mut [f32]) -> f32 {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
     if max == f32::NEG_INFINITY {
         row.fill(0.0);

@@ -1,9 +1,30 @@
 //! What the machine can do at best, measured beside every measurement that is set against it.
 
+use std::hint::black_box;
+use std::time::Instant;
+
 use attn_simd::Level;
 use rayon::ThreadPool;
 
-pub use attn_simd::probe::fma_peak;
+pub use attn_simd::probe::{fma_peak, tile_peak};
+
+/// The largest rate of reading the same `bytes` over and over, seen in about `seconds` and at least three times, in bytes a second.
+pub fn read_rate(level: Level, bytes: usize, seconds: f64) -> f64 {
+    // Ones, not zeros: pages that were never written may all be one.
+    let data = vec![1.0f32; bytes.div_ceil(size_of::<f32>()).max(1)];
+    // Small buffers are read often enough for the clock.
+    let times = ((1 << 20) / bytes.max(1)).max(1);
+    let (start, mut best, mut rounds) = (Instant::now(), f64::INFINITY, 0);
+    while rounds < 3 || start.elapsed().as_secs_f64() < seconds {
+        let piece = Instant::now();
+        for _ in 0..times {
+            black_box(attn_simd::probe::read(level, black_box(&data)));
+        }
+        best = best.min(piece.elapsed().as_secs_f64() / times as f64);
+        rounds += 1;
+    }
+    (data.len() * size_of::<f32>()) as f64 / best
+}
 
 /// The sum of [`fma_peak`] over all threads of a pool, running at once: cores that share a clock or a power budget are
 /// slower together than alone.

@@ -1,15 +1,21 @@
-//! What a run leaves behind: tables for the terminal, a page with plots, and JSON with every sample.
+//! What a run leaves behind: tables for the terminal, a page with plots, the same tables as Markdown, and JSON with every sample.
 
 pub mod html;
+pub mod markdown;
+mod pictures;
 pub mod plot;
+mod section;
 pub mod table;
 
+use attn_simd::Level;
 use serde::{Deserialize, Serialize};
 
 use crate::crossover::{Crossover, WIDTHS};
 use crate::curve::{Curve, Who};
 use crate::fit::PowerLaw;
 use crate::machine::Machine;
+use crate::parts::Layer;
+use crate::roofline::{Footprint, Prediction, Roofs, footprints, predict};
 
 /// Version of the JSON that reports serialise to. It changes when a field changes its meaning or goes.
 pub const FORMAT: &str = "attn-bench/2";
@@ -27,6 +33,14 @@ pub struct Report {
     pub growth: Vec<Growth>,
     /// Where attention meets the linear parts of a layer.
     pub crossovers: Vec<Crossover>,
+    /// What the machine can do at best.
+    pub roofs: Roofs,
+    /// What the cost model says of the first curve's points.
+    pub predictions: Vec<Prediction>,
+    /// Memory of the first curve's case up to 100 000 tokens.
+    pub footprints: Vec<Footprint>,
+    /// The parts of a layer, if they were measured.
+    pub layer: Option<Layer>,
     /// The points, with all samples.
     pub curves: Vec<Curve>,
 }
@@ -47,7 +61,7 @@ pub struct Growth {
 
 impl Report {
     /// Draws the conclusions from curves.
-    pub fn new(machine: Machine, curves: Vec<Curve>) -> Self {
+    pub fn new(machine: Machine, level: Level, curves: Vec<Curve>, roofs: Roofs, layer: Option<Layer>) -> Self {
         let lines = curves.iter().flat_map(|curve| curve.lines().into_iter().map(move |who| (curve, who)));
         let growth = lines
             .map(|(curve, who)| Growth {
@@ -59,7 +73,11 @@ impl Report {
             .collect();
         let linear = curves.first().and_then(Curve::linear);
         let crossovers = linear.map_or_else(Vec::new, |linear| WIDTHS.map(|d| linear.crossover(d)).to_vec());
-        Self { format: FORMAT.into(), kind: "curve".into(), machine, growth, crossovers, curves }
+        let first = curves.first();
+        let predictions = first.map_or_else(Vec::new, |curve| predict(curve, &roofs, level.lanes()));
+        let footprints = first.map_or_else(Vec::new, |curve| footprints(curve, level));
+        let (format, kind) = (FORMAT.into(), "curve".into());
+        Self { format, kind, machine, growth, crossovers, roofs, predictions, footprints, layer, curves }
     }
 
     /// As JSON, indented. A number that is not finite, which no measured curve contains, becomes `null`.
@@ -91,6 +109,31 @@ pub(crate) mod tests {
     use crate::clock::Samples;
     use crate::curve::{Point, Skipped};
     use crate::engine::Engine;
+    use crate::parts::Parts;
+    use crate::roofline::Read;
+
+    fn roofs() -> Roofs {
+        let read = |bytes, one| Read { bytes, one, all: 2.0 * one };
+        let reads = vec![read(32 << 10, 150e9), read(512 << 10, 80e9), read(256 << 20, 15e9)];
+        Roofs { fma_one: 200e9, fma_all: 400e9, tiles_one: None, reads }
+    }
+
+    /// A made-up layer: everything at 100 GFLOP/s, the fused kernel at twice that, the recurrent layer at a tenth of that.
+    fn layer() -> Layer {
+        let part = |n: usize| {
+            let (linear, square) = ((n * 512 * 512) as f64 / 1e11, (n * n * 512) as f64 / 1e11);
+            Parts {
+                n,
+                projections: 8.0 * linear,
+                scores: 2.0 * square,
+                softmax: square,
+                weighted: 2.0 * square,
+                fused: 2.0 * square,
+                recurrent: 39.0 * linear,
+            }
+        };
+        Layer { width: 512, heads: 8, points: [256, 1024, 4096].map(part).to_vec() }
+    }
 
     /// A made-up curve: quadratic times, quadratic memory for the naive engine and constant memory for the others.
     pub(crate) fn report() -> Report {
@@ -123,7 +166,8 @@ pub(crate) mod tests {
             curve
         };
         let machine = Machine { cpu: "A <fast> & quiet CPU".into(), threads: 2, ..Machine::default() };
-        Report::new(machine, vec![curve(Number::F32), curve(Number::Bf16)])
+        let curves = vec![curve(Number::F32), curve(Number::Bf16)];
+        Report::new(machine, Level::portable(), curves, roofs(), Some(layer()))
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What this core can do at most: a loop of independent fused multiply-adds, the yardstick for the kernels.
+//! What this core can do at most: a loop of independent fused multiply-adds, reading, products of matrix tiles: the yardsticks for
+//! the kernels.
 //!
 //! Twenty-four chains for AVX-512 and twelve for AVX2, with nothing to load: more than enough to hide the latency of two units.
 //! Measure it right beside a kernel, because clocks move.
@@ -8,6 +9,7 @@ use std::time::Instant;
 
 use crate::isa::Isa;
 use crate::level::{Level, Run};
+use crate::tile::unit::{Products, SIDE, Square, Tile, TileProduct};
 
 /// Steps of one timed piece: some tens of microseconds.
 const STEPS: usize = 20_000;
@@ -56,6 +58,40 @@ impl Run<f32> for Read<'_> {
     }
 }
 
+/// The largest rate of bf16 products on this thread's matrix tiles seen in about `seconds`, in FLOP/s; `None` for a level that has
+/// none, or only a model of them.
+///
+/// ```
+/// use attn_simd::{Level, probe};
+/// let peak = probe::tile_peak(Level::detect(), 0.001);
+/// assert_eq!(peak.is_some(), Level::detect().name() == "amx");
+/// ```
+pub fn tile_peak(level: Level, seconds: f64) -> Option<f64> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx(amx) => Some(tiles(&mut amx.open(), seconds)),
+        _ => None,
+    }
+}
+
+/// Products of tiles that stay in the first cache: four per step, two tiles of each operand loaded for them.
+fn tiles(unit: &mut dyn TileProduct, seconds: f64) -> f64 {
+    const DEPTH: usize = 8; // steps: 16 KiB of each operand
+    const WORDS: usize = 32; // bf16 numbers that a step sums over
+    let operand = [Tile([0.0; 256]); 2 * DEPTH];
+    let mut sums: Square = [0.0; SIDE * SIDE];
+    let (start, mut best) = (Instant::now(), f64::INFINITY);
+    while start.elapsed().as_secs_f64() < seconds || best == f64::INFINITY {
+        let piece = Instant::now();
+        for _ in 0..16 {
+            unit.block(Products::One, black_box(&operand), &operand, DEPTH, false, &mut sums);
+        }
+        best = best.min(piece.elapsed().as_secs_f64() / 16.0);
+    }
+    black_box(sums);
+    (2 * SIDE * SIDE * WORDS * DEPTH) as f64 / best
+}
+
 /// Runs the chains and says how many there were.
 struct Chains;
 
@@ -89,4 +125,15 @@ fn chains<I: Isa, const N: usize>(isa: I) -> usize {
     isa.store(sum, &mut lanes);
     black_box(lanes);
     N
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_probed_on_the_model_too() {
+        let rate = tiles(&mut crate::tile::model::Model::new(), 0.0);
+        assert!(rate.is_finite() && rate > 0.0);
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use super::plot::{self, Axis, Ink, Marker, Plot, Series};
-use super::{Report, grouped, table};
+use super::plot::Plot;
+use super::section::{METHOD, Section, sections};
+use super::{Report, grouped, pictures, table};
 use crate::clock::Samples;
-use crate::curve::{Curve, Point, Who, seconds};
+use crate::curve::{Curve, Who, seconds};
 use crate::engine::Engine;
 use crate::memory::human;
 
@@ -46,11 +47,12 @@ pub fn page(report: &Report) -> String {
         if report.curves.len() > 1 {
             put(&mut html, format_args!("<h2>{}</h2>\n", escape(&curve.title())));
         }
-        figures(&mut html, plots(curve));
+        let first = report.curves.first().is_some_and(|first| first.name() == curve.name());
+        figures(&mut html, pictures::of_curve(curve, if first { &report.footprints } else { &[] }));
     }
-    figures(&mut html, report.curves.first().and_then(layer_plot));
-    section(&mut html, "How the cost grows", GROWTH_NOTE, &table::growth(report));
-    section(&mut html, "Against the linear parts of a layer", CROSSOVER_NOTE, &table::crossovers(report));
+    figures(&mut html, report.layer.as_ref().map(pictures::of_layer));
+    figures(&mut html, pictures::roofline(report));
+    sections(report).iter().for_each(|one| section(&mut html, one));
     points(&mut html, report);
     let skipped = table::skipped(report);
     if !skipped.is_empty() {
@@ -62,7 +64,7 @@ pub fn page(report: &Report) -> String {
     for (name, value) in report.machine.facts() {
         put(&mut html, format_args!("<tr><th scope=\"row\">{name}</th><td>{}</td></tr>\n", escape(&value)));
     }
-    put(&mut html, format_args!("</table>\n<h2>How it was measured</h2>\n{METHOD}\n</body>\n</html>\n"));
+    put(&mut html, format_args!("</table>\n<h2>How it was measured</h2>\n<p>{METHOD}</p>\n</body>\n</html>\n"));
     html
 }
 
@@ -112,112 +114,20 @@ fn headline(html: &mut String, report: &Report) {
     put(html, format_args!("</ul>\n"));
 }
 
-fn look(engine: Engine) -> (Ink, Marker) {
-    match engine {
-        Engine::Naive => (plot::NAIVE, Marker::Cross),
-        Engine::Streaming => (plot::STREAMING, Marker::Triangle),
-        Engine::Simd => (plot::SIMD, Marker::Disc),
-        Engine::Parallel => (plot::PARALLEL, Marker::Square),
-        Engine::Windowed => (plot::WINDOWED, Marker::Disc),
-        Engine::Linear => (plot::LINEAR, Marker::Triangle),
-    }
-}
-
-fn lines(curve: &Curve, which: impl Fn(Who) -> bool, value: impl Fn(&Point) -> f64) -> Vec<Series> {
-    let lines = curve.lines().into_iter().filter(|&who| which(who));
-    lines
-        .map(|who| {
-            let (ink, marker) = look(who.engine);
-            let points = curve.of(who).map(|p| (p.n as f64, value(p))).collect();
-            Series { label: who.to_string(), ink, marker, points }
-        })
-        .collect()
-}
-
-/// Title, note and picture of each plot of a curve.
-fn plots(curve: &Curve) -> Vec<(&'static str, String, Plot)> {
-    let all = |_: Who| true;
-    let mut time = lines(curve, all, |p| p.seconds);
-    let simd = Who::alone(Engine::Simd);
-    if let (Some(law), Some(simd)) = (curve.time_law(simd), curve.of(simd).last()) {
-        // A guide of slope 2 below the SIMD engine's last point.
-        let at = |n: f64| (n, simd.seconds / 8.0 * (n / simd.n as f64).powi(2));
-        let points = vec![at(law.from_n as f64), at(law.to_n as f64)];
-        time.push(Series { label: "slope of n²".into(), ink: plot::GUIDE, marker: Marker::Dashed, points });
-    }
-    // What needs nothing at all still gets a point, at one byte, or a logarithmic axis could not show it.
-    let memory = lines(curve, all, |p| p.extra_bytes.max(1) as f64);
-    let share = lines(curve, |who| who.engine != Engine::Linear, |p| p.share_of_peak);
-    vec![
-        (
-            "Time per call",
-            "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²), one of slope 1 is \
-             O(n). <i>windowed</i> and <i>linear</i> compute something else, cheaper."
-                .into(),
-            Plot {
-                title: "Time per call against sequence length".into(),
-                axis: Axis::Log { base: 10.0, label: seconds_tick },
-                series: time,
-            },
-        ),
-        (
-            "Extra memory",
-            "held at the worst moment of a call, beyond inputs and output.".into(),
-            Plot {
-                title: "Extra memory against sequence length".into(),
-                axis: Axis::Log { base: 16.0, label: bytes_tick },
-                series: memory,
-            },
-        ),
-        (
-            "Share of the FMA peak",
-            "measured right beside each sample; parallel against all of its threads.".into(),
-            Plot {
-                title: "Share of the measured peak against sequence length".into(),
-                axis: Axis::Share,
-                series: share,
-            },
-        ),
-    ]
-}
-
-/// One layer of a common width, from the curve's fit.
-fn layer_plot(curve: &Curve) -> Option<(&'static str, String, Plot)> {
-    const WIDTH: usize = 768;
-    let linear = curve.linear()?;
-    let ns: Vec<f64> = curve.sizes().into_iter().map(|n| n as f64).collect();
-    let line = |label: &str, ink, marker, f: &dyn Fn(f64) -> f64| Series {
-        label: label.into(),
-        ink,
-        marker,
-        points: ns.iter().map(|&n| (n, f(n))).collect(),
-    };
-    let series = vec![
-        line("attention", plot::SIMD, Marker::Disc, &|n| linear.attention_seconds(n, WIDTH)),
-        line("projections", plot::NAIVE, Marker::Cross, &|n| linear.projection_seconds(n, WIDTH)),
-        line("recurrent", plot::STREAMING, Marker::Triangle, &|n| linear.recurrent_seconds(n, WIDTH)),
-    ];
-    let note = "attention (fitted) against the projections q, k, v, output and against a recurrent layer (computed at the \
-                SIMD engine's rate).";
-    let title = "Time of attention, projections and a recurrent layer".into();
-    let plot = Plot { title, axis: Axis::Log { base: 10.0, label: seconds_tick }, series };
-    Some(("One layer of width 768", note.into(), plot))
-}
-
-fn seconds_tick(t: f64) -> String {
-    seconds(t * 1.000_001).replace(".00", "").replace(".0", "")
-}
-
-fn bytes_tick(bytes: f64) -> String {
-    human(bytes.round() as usize).replace(".00", "").replace(".0", "")
-}
-
-/// A table that the terminal shows too.
-fn section(html: &mut String, title: &str, note: &str, table: &comfy_table::Table) {
+/// A table, with what it shows.
+fn section(html: &mut String, section: &Section) {
+    let table = &section.table;
     if table.row_count() == 0 {
         return;
     }
-    put(html, format_args!("<h2>{title}</h2>\n<p>{note}</p>\n<div class=\"wide\"><table>\n<thead><tr>"));
+    put(
+        html,
+        format_args!(
+            "<h2>{}</h2>\n<p>{}</p>\n<div class=\"wide\"><table>\n<thead><tr>",
+            escape(&section.title),
+            escape(&section.note)
+        ),
+    );
     for cell in table.header().into_iter().flat_map(comfy_table::Row::cell_iter) {
         put(html, format_args!("<th scope=\"col\">{}</th>", escape(&cell.content())));
     }
@@ -267,23 +177,6 @@ fn points(html: &mut String, report: &Report) {
     }
 }
 
-const GROWTH_NOTE: &str = "Power laws fitted by least squares on the logarithms, over the larger lengths (from a sixteenth of \
-    an engine's largest on), where the quadratic part rules. Memory is beyond inputs and output; n<sup>0</sup> is flat.";
-
-const CROSSOVER_NOTE: &str = "The sequence length from which attention takes longer than the parts of a layer that grow \
-    linearly in n. Attention: the SIMD engine's fitted curve, scaled to the width. The others: their FLOPs at the SIMD \
-    engine's measured rate, not timed. (At one rate the closed forms are n = 2d and n = d.) A real recurrent layer is \
-    slower than that, because its steps wait for each other.";
-
-const METHOD: &str = "<p>Times are medians over samples; a sample is one call, or the mean of several where a call is short. \
-    Engines on one thread are timed by the thread's own clock, which on an idle machine is the wall's and on a busy one leaves \
-    out what other programs take; parallel engines by the wall's. All cases are gone through in several passes. The single-thread engines and the peak probe take turns within a round; the parallel engine has rounds of its own \
-    against a probe on all of its threads. Spread is the distance between the quartiles relative to the median. FLOPs \
-    count 4·heads·n²·dimension, halved where causal. Extra memory is the peak of the program's counted heap during a first call on \
-    empty scratch, worker threads included, stacks not; \
-    resident is the growth of the process's resident set over the same call. The naive engine builds the whole score matrix of a head in plain \
-    f32, compiled for the build's own instruction set; streaming keeps one output row and takes one key at a time.</p>";
-
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1c1f23; --soft: #667079; --grid: #dfe3e7; --page: #ffffff; --card: #f5f7f9;
   --naive: #c04a00; --streaming: #a8428a; --simd: #0063a8; --parallel: #007a58;
@@ -319,7 +212,7 @@ mod tests {
     fn the_page_is_whole_and_stands_alone() {
         let report = report();
         let html = page(&report);
-        assert_eq!(html.matches("<svg").count(), 2 * 3 + 1);
+        assert_eq!(html.matches("<svg").count(), 2 * 3 + 2);
         assert!(html.contains("A &lt;fast&gt; &amp; quiet CPU") && !html.contains("<fast>"));
         assert!(
             !html.contains("http://") || html.matches("http://").count() == html.matches("http://www.w3.org").count()
@@ -341,16 +234,8 @@ mod tests {
         let mut report = report();
         report.curves[0].points.clear();
         report.curves.truncate(1);
-        let html = page(&Report::new(report.machine, report.curves));
+        let level = attn_simd::Level::portable();
+        let html = page(&Report::new(report.machine, level, report.curves, report.roofs, None));
         assert!(html.contains("Machine") && !html.contains("<svg"));
-    }
-
-    #[test]
-    fn ticks_are_short() {
-        assert_eq!(
-            [1e-6, 1e-3, 0.01, 0.1, 1.0, 10.0].map(seconds_tick),
-            ["1 µs", "1 ms", "10 ms", "100 ms", "1 s", "10 s"]
-        );
-        assert_eq!([1.0, 256.0, 4096.0, 1048576.0].map(bytes_tick), ["1 B", "256 B", "4 KiB", "1 MiB"]);
     }
 }

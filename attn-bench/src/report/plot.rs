@@ -78,11 +78,36 @@ pub enum Axis {
     Share,
 }
 
-/// A plot over the sequence length (logarithmic, ticks at powers of two).
+/// What the horizontal axis shows: logarithmic, with ticks at powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum X {
+    /// The sequence length.
+    Length,
+    /// FLOPs per byte.
+    Intensity,
+}
+
+impl X {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Length => "sequence length n",
+            Self::Intensity => "FLOPs per byte moved",
+        }
+    }
+}
+
+/// A power of two as a tick: `1/4`, `16 384`.
+fn x_tick(x: f64) -> String {
+    if x < 0.9 { format!("1/{}", (1.0 / x).round()) } else { super::grouped(x.round() as usize) }
+}
+
+/// A plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
     /// What the picture shows, for readers who do not see it.
     pub title: String,
+    /// The horizontal axis.
+    pub x: X,
     /// The vertical axis.
     pub axis: Axis,
     /// The lines.
@@ -160,8 +185,7 @@ impl Plot {
         for &tick in &x_ticks {
             let x = x_pixel(tick);
             root.draw(&PathElement::new([(x, TOP), (x, TOP + height)], grid)).ok()?;
-            let label = super::grouped(tick.round() as usize);
-            root.draw(&Text::new(label, (x, TOP + height + 6), font(TEXT, HPos::Center, VPos::Top))).ok()?;
+            root.draw(&Text::new(x_tick(tick), (x, TOP + height + 6), font(TEXT, HPos::Center, VPos::Top))).ok()?;
         }
         for &tick in &y_ticks {
             let y = y_pixel(tick);
@@ -169,7 +193,7 @@ impl Plot {
             root.draw(&Text::new(y_label(tick), (LEFT - 8, y), font(TEXT, HPos::Right, VPos::Center))).ok()?;
         }
         let below = (LEFT + width / 2, TOP + height + 24);
-        root.draw(&Text::new("sequence length n", below, font(TEXT, HPos::Center, VPos::Top))).ok()?;
+        root.draw(&Text::new(self.x.name(), below, font(TEXT, HPos::Center, VPos::Top))).ok()?;
 
         for series in &self.series {
             let color = series.ink.placeholder;
@@ -252,7 +276,12 @@ mod tests {
 
     fn plot(points: Vec<(f64, f64)>) -> Plot {
         let series = Series { label: "simd".into(), ink: SIMD, marker: Marker::Disc, points };
-        Plot { title: "a < b".into(), axis: Axis::Log { base: 10.0, label: |y| format!("{y}") }, series: vec![series] }
+        Plot {
+            title: "a < b".into(),
+            x: X::Length,
+            axis: Axis::Log { base: 10.0, label: |y| format!("{y}") },
+            series: vec![series],
+        }
     }
 
     #[test]
@@ -273,6 +302,11 @@ mod tests {
         assert_eq!(plot(vec![(64.0, f64::NAN)]).svg(), "");
         assert_eq!(plot(vec![(64.0, 0.0)]).svg(), "");
         assert_ne!(plot(vec![(64.0, 1.0)]).svg(), "");
+    }
+
+    #[test]
+    fn ticks_below_one_are_fractions() {
+        assert_eq!([0.25, 1.0, 16384.0].map(x_tick), ["1/4", "1", "16\u{202f}384"]);
     }
 
     #[test]

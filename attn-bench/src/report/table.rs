@@ -8,6 +8,8 @@ use crate::curve::{Curve, Point, Who, seconds};
 use crate::engine::Engine;
 use crate::fit::PowerLaw;
 use crate::memory::human;
+use crate::parts::{Crossing, Layer, Parts};
+use crate::roofline::{Bytes, Roofs};
 
 /// A table with a header, whose first `left` columns are text and whose others are numbers.
 pub fn table(header: &[&str], left: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
@@ -130,6 +132,90 @@ pub fn comparison(comparison: &Comparison, all: bool) -> Table {
     table(&["case", "", "then", "now", "ratio", "band"], 2, rows)
 }
 
+/// The parts of a layer against n.
+pub fn parts(layer: &Layer) -> Table {
+    let rows = layer.points.iter().map(|p| {
+        let share = p.fused / (p.fused + p.projections);
+        let times = [p.projections, p.scores, p.softmax, p.weighted, p.composed(), p.fused, p.recurrent];
+        let mut row = vec![grouped(p.n)];
+        row.extend(times.map(seconds));
+        row.push(percent(share));
+        row
+    });
+    let header = [
+        "n",
+        "projections",
+        "scores",
+        "softmax",
+        "weighted sum",
+        "these three",
+        "fused instead",
+        "recurrent layer",
+        "fused of layer",
+    ];
+    table(&header, 0, rows)
+}
+
+/// Where attention overtakes other parts of a measured layer.
+pub fn crossings(layer: &Layer) -> Table {
+    let cell = |crossing: Option<Crossing>| match crossing {
+        Some(Crossing { n, measured: true }) => format!("n = {}", grouped(n.round() as usize)),
+        Some(Crossing { n, measured: false }) => format!("n ≈ {} (predicted)", grouped(n.round() as usize)),
+        None => "not within sight".into(),
+    };
+    let row = |name: &str, of: &dyn Fn(&Parts) -> f64| {
+        vec![name.to_string(), cell(layer.crossing(of, |p| p.projections)), cell(layer.crossing(of, |p| p.recurrent))]
+    };
+    let rows = [row("composed", &Parts::composed), row("fused", &|p| p.fused)];
+    table(&["attention", "costs more than the projections from", "than a recurrent layer from"], 1, rows)
+}
+
+/// Memory of the n×n matrix and of ours.
+pub fn footprints(report: &Report) -> Table {
+    let cell = |b: Bytes| {
+        let size = human(usize::try_from(b.bytes).unwrap_or(usize::MAX));
+        if b.measured { size } else { format!("{size} (predicted)") }
+    };
+    let rows = report.footprints.iter().map(|f| {
+        let ratio = f.matrix.bytes as f64 / f.ours.bytes.max(1) as f64;
+        vec![grouped(f.n), cell(f.matrix), cell(f.ours), format!("{}×", grouped(ratio.round() as usize))]
+    });
+    table(&["n", "n×n matrix of a head", "SIMD engine", "ratio"], 0, rows)
+}
+
+/// The cost model beside measurements, for the larger lengths.
+pub fn predictions(report: &Report) -> Table {
+    let longest = report.predictions.iter().map(|p| p.n).max().unwrap_or(0);
+    let rows = report.predictions.iter().filter(|p| p.n >= longest / 16).map(|p| {
+        vec![
+            p.who.to_string(),
+            grouped(p.n),
+            format!("{:.3}", p.flops / 1e9),
+            human(p.bytes as usize),
+            format!("{:.1}", p.intensity()),
+            seconds(p.least),
+            seconds(p.measured),
+            format!("{:.2}×", p.measured / p.least),
+        ]
+    });
+    let header = ["engine", "n", "GFLOP", "bytes moved", "FLOP/byte", "least time", "measured", "measured / least"];
+    table(&header, 1, rows)
+}
+
+/// The roofs of the machine.
+pub fn roofs(report: &Report) -> Table {
+    let Roofs { fma_one, fma_all, tiles_one, reads } = &report.roofs;
+    let giga = |rate: f64| format!("{:.1}", rate / 1e9);
+    let mut rows = vec![vec!["f32 multiply-adds, GFLOP/s".into(), giga(*fma_one), giga(*fma_all)]];
+    rows.push(vec![
+        "bf16 products on matrix tiles, GFLOP/s".into(),
+        tiles_one.map_or_else(|| "no tiles".into(), giga),
+        "–".into(),
+    ]);
+    rows.extend(reads.iter().map(|r| vec![format!("reading {}, GB/s", human(r.bytes)), giga(r.one), giga(r.all)]));
+    table(&["probe", "one thread", &format!("{} threads", report.machine.threads)], 1, rows)
+}
+
 /// Where attention meets the linear parts of a layer.
 pub fn crossovers(report: &Report) -> Table {
     let at = |n: Option<f64>| n.map_or_else(|| "never".into(), |n| grouped(n.round() as usize));
@@ -197,6 +283,24 @@ mod tests {
         );
         let text = crossovers(&report).trim_fmt();
         assert!(text.contains("768") && text.contains("1536"), "{text}");
+    }
+
+    #[test]
+    fn layers_and_memory_say_what_is_predicted() {
+        let report = report();
+        let layer = report.layer.as_ref().unwrap();
+        let text = crossings(layer).trim_fmt();
+        // 2·n²·d against 8·n·d² (and 5·n²·d for the composed form): n = 4d and 8d/5; against 39·n·d²: 39d/2 and 39d/5.
+        for crossing in ["n = 2048", "n = 819", "n ≈ 9984 (predicted)", "n = 3994"] {
+            assert!(text.contains(crossing), "{text}");
+        }
+        let text = parts(layer).trim_fmt();
+        assert!(text.lines().count() >= 4 && text.contains("66.7 %"), "{text}");
+        let text = footprints(&report).trim_fmt();
+        assert!(text.contains("37.3 GiB (predicted)") && text.contains("4.00 MiB "), "{text}");
+        let text = roofs(&report).trim_fmt();
+        assert!(text.contains("no tiles") && text.contains("reading 256 MiB, GB/s"), "{text}");
+        assert!(predictions(&report).trim_fmt().contains("streaming"));
     }
 
     #[test]

@@ -8,7 +8,9 @@ use attn_bench::curve::{Curve, Who};
 use attn_bench::engine::{self, Engine};
 use attn_bench::filter::Filter;
 use attn_bench::machine::Machine;
-use attn_bench::report::{Report, html, table};
+use attn_bench::parts::{self, Layer};
+use attn_bench::report::{Report, html, markdown, table};
+use attn_bench::roofline::Roofs;
 
 use super::progress::Terminal;
 use super::{Args, COUNTED, Failure, command_line, compare, some_case, write};
@@ -25,6 +27,8 @@ struct Effort {
     most_memory: usize,
     seconds: f64,
     probe_seconds: f64,
+    /// Width of the layer whose parts are measured, its longest sequence, and its rounds.
+    layer: (usize, usize, Repeat),
 }
 
 impl Effort {
@@ -40,6 +44,7 @@ impl Effort {
                 most_memory: 128 << 20,
                 seconds: 18.0,
                 probe_seconds: 0.003,
+                layer: (256, 2048, Repeat { at_least: 2, at_most: 15, seconds: 0.15 }),
             }
         } else if args.full {
             let repeat = Repeat { at_least: 6, at_most: 200, seconds: 2.0 };
@@ -51,6 +56,7 @@ impl Effort {
                 most_memory: 5 << 30,
                 seconds: 1e6,
                 probe_seconds: 0.02,
+                layer: (768, 8192, Repeat { at_least: 3, at_most: 50, seconds: 2.0 }),
             }
         } else {
             let repeat = Repeat { at_least: 3, at_most: 60, seconds: 0.5 };
@@ -60,8 +66,9 @@ impl Effort {
                 passes: 3,
                 longest_call: 1.5,
                 most_memory: 1280 << 20,
-                seconds: 90.0,
+                seconds: 80.0,
                 probe_seconds: 0.005,
+                layer: (512, 4096, Repeat { at_least: 3, at_most: 30, seconds: 0.4 }),
             }
         }
     }
@@ -80,7 +87,21 @@ fn sizes(longest: usize) -> Vec<usize> {
     sizes
 }
 
-/// Settings of a command, and the pools that they need.
+/// The layer whose parts are measured beside the curve, unless the filter says no.
+fn layer_settings(args: &Args) -> Result<Option<parts::Settings>, Failure> {
+    let (width, longest, repeat) = Effort::of(args).layer;
+    let longest = longest.min(args.max_n.unwrap_or(longest));
+    let sizes = (7..usize::BITS - 1).map(|e| 1 << e).take_while(|&n| n <= longest).collect();
+    let settings = parts::Settings { width, heads: width / 64, sizes, level: args.level()?, repeat };
+    Ok(args.filter()?.accepts(&layer_name(&settings)).then_some(settings))
+}
+
+/// What `--list` calls it.
+fn layer_name(settings: &parts::Settings) -> String {
+    format!("layer/d{}/h{}", settings.width, settings.heads)
+}
+
+/// Settings of a command.
 fn settings(args: &Args) -> Result<Settings, Failure> {
     let effort = Effort::of(args);
     let dims = match args.head_dim.as_slice() {
@@ -124,7 +145,8 @@ fn settings(args: &Args) -> Result<Settings, Failure> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let settings = settings(args)?;
-    let names = settings.names();
+    let layer = layer_settings(args)?;
+    let names: Vec<String> = settings.names().into_iter().chain(layer.iter().map(layer_name)).collect();
     some_case(args, &names, &Settings { filter: Filter::ALL, ..settings.clone() }.names())?;
     if args.list {
         names.iter().for_each(|name| println!("{name}"));
@@ -150,14 +172,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(old) => Some(confirmed(args, &settings, &mut tools, &machine, &mut curves, old)?),
         None => None,
     };
+    let layer: Option<Layer> =
+        layer.map(|layer| parts::measure(&layer, tools.journal, tools.progress)).transpose().map_err(Failure::Other)?;
+    let roofs = Roofs::measure(settings.level, most_threads(&pools)?, 8.0 * settings.probe_seconds);
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
 
-    let report = Report::new(machine, curves);
+    let report = Report::new(machine, settings.level, curves, roofs, layer);
     show(&report);
     let page = args.report.join("report.html");
     write(&page, &html::page(&report))?;
     println!("\nReport: {}", page.display());
+    write(&args.report.join("report.md"), &markdown::page(&report))?;
     if let Some(path) = &args.json {
         let json = report.to_json().map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
         write(path, &json)?;
@@ -175,10 +201,7 @@ fn confirmed(
     curves: &mut [Curve],
     old: &Run,
 ) -> Result<Comparison, Failure> {
-    let look = |curves: &[Curve]| {
-        let new = Run::of_curve(&Report::new(machine.clone(), curves.to_vec()));
-        Comparison::new(old, &new, compare::threshold(args))
-    };
+    let look = |curves: &[Curve]| Comparison::new(old, &Run::of_curves(machine, curves), compare::threshold(args));
     let mut comparison = look(curves);
     for round in 0..AGAIN {
         let filter = Filter::names(comparison.slower());
@@ -194,16 +217,26 @@ fn confirmed(
     Ok(comparison)
 }
 
+/// The largest pool.
+fn most_threads(pools: &[rayon::ThreadPool]) -> Result<&rayon::ThreadPool, Failure> {
+    let most = pools.iter().max_by_key(|pool| pool.current_num_threads());
+    most.ok_or_else(|| Failure::Other("no thread pool".into()))
+}
+
 fn show(report: &Report) {
     for curve in &report.curves {
         println!("\nTime per call (median): {}\n{}", curve.title(), table::times(curve));
         println!("\nExtra memory at the worst moment of a call\n{}", table::memory(curve));
     }
     println!("\nGrowth over the larger n, with 95 % confidence\n{}", table::growth(report));
-    println!(
-        "\nAttention overtakes the linear parts of a layer from this n on (their FLOPs at the SIMD engine's rate)\n{}",
-        table::crossovers(report)
-    );
+    if let Some(layer) = &report.layer {
+        println!("\nThe parts of a layer of width {}, one thread\n{}", layer.width, table::parts(layer));
+        println!("\nWhere attention overtakes the rest of it\n{}", table::crossings(layer));
+    }
+    println!("\nAt other widths (linear parts: their FLOPs at the SIMD engine's rate)\n{}", table::crossovers(report));
+    println!("\nMemory up to 100 000 tokens\n{}", table::footprints(report));
+    println!("\nMeasured against the cost model\n{}", table::predictions(report));
+    println!("\nRoofs\n{}", table::roofs(report));
     for line in table::skipped(report) {
         println!("{line}");
     }
@@ -254,6 +287,8 @@ mod tests {
             let error = settings(&command(&words)).unwrap_err().to_string();
             assert!(error.contains(why), "{words:?}: {error}");
         }
+        assert!(layer_settings(&command(&["--filter", "simd"])).unwrap().is_none());
+        assert!(layer_settings(&command(&["--filter", "^layer"])).unwrap().is_some());
         let error = run(&command(&["--filter", "no such case"])).unwrap_err().to_string();
         assert!(error.contains("no such case") && error.contains("curve/d64/f32/"), "{error}");
         let error = run(&command(&["--quick", "--compare", "no/such.json"])).unwrap_err().to_string();
