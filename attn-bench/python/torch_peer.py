@@ -1,4 +1,4 @@
-"""Runs torch's and onnxruntime's attention for `cargo xtask bench --kernels`, driven over stdin and stdout.
+"""Runs the attention of torch, onnxruntime, OpenVINO and JAX for `cargo xtask bench --kernels`, driven over stdin and stdout.
 
 One process per thread count. A request is a line of JSON, followed by raw little-endian f32 where it says so; an answer is a
 line of JSON, `{"error": text}` where something went wrong. Requests:
@@ -6,6 +6,7 @@ line of JSON, `{"error": text}` where something went wrong. Requests:
   {"op": "load", "case": {...}, "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
       -> {"peers": [names that can run this case]}
   {"op": "time", "peer": name, "calls": n} -> {"seconds": per call, "processor": seconds of the process per call}
+  {"op": "memory", "peer": name} -> {"bytes": growth of the resident set over one call, or null}
   {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D]
 
 Whatever cannot be imported is not offered; nothing is installed or fetched.
@@ -41,6 +42,29 @@ try:
     from onnx import TensorProto, helper
 except ImportError:
     onnxruntime = None
+
+
+# These two cannot be held to AVX2 either.
+HELD = os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
+try:
+    openvino = None
+    if not HELD:
+        import openvino
+except ImportError:
+    pass
+
+try:
+    jax = None
+    if not HELD and THREADS in (1, os.cpu_count()):
+        # It has no option for threads: it is held to a core by affinity, before it starts its pool.
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, set(sorted(everywhere)[:THREADS]))
+        import jax
+
+        jax.numpy.zeros(1).block_until_ready()
+        os.sched_setaffinity(0, everywhere)
+except (ImportError, AttributeError):
+    pass
 
 
 def torch_sdpa(case, what, value, q, k, v, extra):
@@ -111,6 +135,36 @@ def ort_mha(case, what, value, q, k, v, extra):
     return run, lambda out: np.ascontiguousarray(out.numpy().reshape(b, sq, h, d).swapaxes(1, 2))
 
 
+def openvino_sdpa(case, what, value, q, k, v, extra):
+    """The operator ScaledDotProductAttention of opset 13, which has no grouped heads."""
+    if what != "plain" or case["q_heads"] != case["kv_heads"]:
+        return None
+    from openvino import opset13 as ops
+
+    q, k, v = (np.ascontiguousarray(x) for x in (q, k, v))
+    inputs = [ops.parameter(x.shape, np.float32) for x in (q, k, v)]
+    node = ops.scaled_dot_product_attention(*inputs, causal=bool(case["causal"]))
+    options = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
+    request = openvino.compile_model(openvino.Model([node], inputs), "CPU", options).create_infer_request()
+    for n, x in enumerate((q, k, v)):
+        request.set_input_tensor(n, openvino.Tensor(x, shared_memory=True))
+
+    def run():
+        request.infer()
+        return request.get_output_tensor(0)
+
+    return run, lambda out: out.data
+
+
+def jax_attention(case, what, value, q, k, v, extra):
+    """jax.nn.dot_product_attention, compiled, on [batch, seq, heads, dim]."""
+    if what != "plain":
+        return None
+    q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in (q, k, v))
+    call = jax.jit(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=bool(case["causal"])))
+    return (lambda: call(q, k, v).block_until_ready()), lambda out: np.asarray(out).swapaxes(1, 2)
+
+
 def makers(case):
     if torch:
         yield "torch", torch_sdpa
@@ -118,6 +172,10 @@ def makers(case):
     if onnxruntime and case["q_len"] <= 1024:
         yield "ort-attention", ort_attention
         yield "ort-mha", ort_mha
+    if openvino:
+        yield "openvino", openvino_sdpa
+    if jax and case["q_len"] <= 4096:  # it stores the scores
+        yield "jax", jax_attention
 
 
 def load(request):
@@ -144,6 +202,23 @@ def timed(run, calls):
     return {"seconds": (time.perf_counter() - start) / calls, "processor": (time.process_time() - ran) / calls}
 
 
+def status_kib(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def memory(run):
+    """Growth of the resident set at the worst moment of one call, in bytes."""
+    try:
+        before = status_kib("VmRSS:")
+        with open("/proc/self/clear_refs", "w") as reset:
+            reset.write("5")
+        run()
+        return max(0, status_kib("VmHWM:") - before) << 10
+    except OSError:
+        return None
+
+
 def answer(**fields):
     STDOUT.write(json.dumps(fields).encode() + b"\n")
 
@@ -152,6 +227,8 @@ def main():
     answer(
         torch=torch and f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})",
         onnxruntime=onnxruntime and onnxruntime.__version__,
+        openvino=openvino and openvino.__version__.split("-")[0],
+        jax=jax and jax.__version__,
     )
     STDOUT.flush()
     peers = {}
@@ -164,6 +241,8 @@ def main():
                 answer(peers=list(peers), refused=why)
             elif request["op"] == "time":
                 answer(**timed(peers[request["peer"]][0], request["calls"]))
+            elif request["op"] == "memory":
+                answer(bytes=memory(peers[request["peer"]][0]))
             elif request["op"] == "out":
                 run, get = peers[request["peer"]]
                 out = np.ascontiguousarray(get(run()), np.float32)

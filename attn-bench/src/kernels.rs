@@ -7,7 +7,7 @@
 
 mod result;
 
-use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View, cost};
+use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View, ViewMut, cost};
 use attn_simd::Level;
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::case::{Case, Tensors, normal};
 use crate::clock::{Repeat, Samples, both};
 use crate::engine::{self, Engine, Runner};
+use crate::memory;
 use crate::peer::Peer;
 use crate::probe;
 
@@ -248,7 +249,7 @@ pub struct Setup<'s> {
 /// Longer than the thread pools of the peers spin (OpenMP's 200 ms is the longest).
 const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Measures one kernel in one pass, beside a peer where there is one. A peer that fails is left out and said so in `notes`.
+/// Measures one kernel in one pass, beside the peers that can run it. A peer that fails is left out and said so in `notes`.
 ///
 /// # Errors
 /// What our engine refuses.
@@ -256,7 +257,7 @@ pub fn measure(
     kernel: &Kernel,
     setup: &Setup<'_>,
     pass: usize,
-    mut peer: Option<&mut Peer>,
+    peers: &mut [Peer],
     notes: &mut Vec<String>,
 ) -> Result<KernelResult, AttnError> {
     let threads = setup.pool.current_num_threads();
@@ -269,20 +270,28 @@ pub fn measure(
         })
     };
     let calls_for = |seconds: f64| (setup.sample_seconds / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32;
-    ours(1)?;
+    let (first, resident_bytes) = memory::resident(|| ours(1));
+    first?;
     let calls = calls_for(ours(1)?.0);
     let calls = calls_for(ours(calls)?.0);
 
     let mut note = |text: String| notes.push(format!("{}: {text}", kernel.name));
     let mut others: Vec<Other> = Vec::new();
-    if let Some(peer) = peer.as_deref_mut() {
-        let fresh = kernel.inputs();
-        match peer.load(kernel, &fresh) {
+    for (process, peer) in peers.iter_mut().enumerate() {
+        match peer.load(kernel, &kernel.inputs()) {
             Ok(names) => {
                 for name in names {
-                    match peer.time(&name, 1) {
-                        Ok(took) => others.push(Other { name, calls: calls_for(took.wall), samples: Vec::new() }),
-                        Err(error) => note(format!("{name}: {error}")),
+                    match peer.memory(&name).and_then(|resident| Ok((resident, peer.time(&name, 1)?))) {
+                        Ok((resident, took)) => {
+                            others.push(Other {
+                                process,
+                                name,
+                                calls: calls_for(took.wall),
+                                resident,
+                                samples: Vec::new(),
+                            });
+                        }
+                        Err(error) => note(format!("{}: {error}", peer.full_name(&name))),
                     }
                 }
             }
@@ -296,7 +305,7 @@ pub fn measure(
     };
     let (mut samples, mut thread, mut peaks, mut spent) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     while setup.repeat.goes_on(samples.len(), spent, false) {
-        if threads > 1 && peer.is_some() {
+        if threads > 1 && !peers.is_empty() {
             // A peer's pool spins for a while after its last call, on the very cores that ours is about to use.
             std::thread::sleep(SPIN);
         }
@@ -308,31 +317,34 @@ pub fn measure(
             thread.push(ran);
         }
         spent += wall * f64::from(calls);
-        if let Some(peer) = peer.as_deref_mut() {
-            others.retain_mut(|other| match peer.time(&other.name, other.calls) {
-                Ok(took) => {
-                    spent += took.wall * f64::from(other.calls);
-                    other.samples.push(if threads == 1 { took.processor } else { took.wall });
-                    true
-                }
-                Err(error) => {
-                    note(format!("{}: {error}", other.name));
-                    false
-                }
-            });
-        }
+        others.retain_mut(|other| match peers[other.process].time(&other.name, other.calls) {
+            Ok(took) => {
+                spent += took.wall * f64::from(other.calls);
+                other.samples.push(if threads == 1 { took.processor } else { took.wall });
+                true
+            }
+            Err(error) => {
+                note(format!("{}: {error}", peers[other.process].full_name(&other.name)));
+                false
+            }
+        });
     }
     let comparable = !matches!(kernel.what, What::Dropout(_));
-    let peers = others
+    let oracle = if kernel.what == What::Plain && pass == 0 { Some(last_rows(&inputs.tensors)?) } else { None };
+    let error = |out: &[f32]| oracle.as_ref().map(|oracle| distance(&kernel.case, out, oracle));
+    let results = others
         .into_iter()
         .map(|other| {
-            let out = if comparable { peer.as_deref_mut().and_then(|peer| peer.out(&other.name).ok()) } else { None };
+            let peer = &mut peers[other.process];
+            let out = if comparable { peer.out(&other.name).ok() } else { None };
             PeerResult {
                 ratio: f64::NAN,
                 seconds: f64::NAN,
-                difference: out.map(|out| difference(&inputs.tensors.out, &out)),
+                difference: out.as_ref().map(|out| difference(&inputs.tensors.out, out)),
+                error: out.as_ref().and_then(|out| error(out)),
+                resident_bytes: other.resident,
                 samples: Samples(other.samples),
-                name: other.name,
+                name: peer.full_name(&other.name),
             }
         })
         .collect();
@@ -348,7 +360,9 @@ pub fn measure(
         thread,
         peaks,
         passes,
-        peers,
+        error: error(&inputs.tensors.out),
+        resident_bytes,
+        peers: results,
     };
     result.summarise();
     Ok(result)
@@ -356,9 +370,42 @@ pub fn measure(
 
 /// A peer while it is measured.
 struct Other {
+    process: usize,
     name: String,
     calls: u32,
+    resident: Option<usize>,
     samples: Vec<f64>,
+}
+
+/// Queries per head that are held against the reference, which is slow: the last ones, which see all keys even if causal.
+const ORACLE_ROWS: usize = 8;
+
+/// The reference engine's output in f64 for the last queries of each head, `[batch, heads, rows, dim]`.
+fn last_rows(tensors: &Tensors) -> Result<Vec<f64>, AttnError> {
+    let case = tensors.case;
+    let rows = case.q_len.min(ORACLE_ROWS);
+    let few = Case { q_len: rows, ..case };
+    let heads = tensors.q.chunks_exact((case.q_len * case.head_dim).max(1));
+    let q: Vec<f32> = heads.flat_map(|head| &head[(case.q_len - rows) * case.head_dim..]).copied().collect();
+    let mut out = vec![0.0f64; q.len()];
+    let view = |x| View::new(x, Layout::Bhsd, case.kv_sizes());
+    let (k, v) = (view(&tensors.k)?, view(&tensors.v)?);
+    let q = View::new(&q, Layout::Bhsd, few.q_sizes())?;
+    let to = ViewMut::new(&mut out, Layout::Bhsd, few.q_sizes())?;
+    attn_core::reference::forward(&few.attention(), q, k, v, to, &mut vec![0.0; case.kv_len])?;
+    Ok(out)
+}
+
+/// The largest distance of an output's last queries from the reference; infinite where it has another length or is not a number.
+fn distance(case: &Case, out: &[f32], oracle: &[f64]) -> f64 {
+    let (rows, dim) = (case.q_len.min(ORACLE_ROWS), case.head_dim);
+    let heads = out.chunks_exact((case.q_len * dim).max(1));
+    let got: Vec<f64> = heads.flat_map(|head| &head[(case.q_len - rows) * dim..]).map(|&x| f64::from(x)).collect();
+    if got.len() != oracle.len() {
+        return f64::INFINITY;
+    }
+    let off = got.iter().zip(oracle).map(|(x, y)| (x - y).abs());
+    off.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
 }
 
 /// The largest difference of two outputs; infinite where they differ in length or one is not a number.
@@ -432,7 +479,7 @@ mod tests {
         for what in ["plain", "window:3", "alibi", "bias", "keep", "softcap:2", "dropout:0.3"] {
             for causal in [0, 1] {
                 let kernel = parse(&format!("k 1 4 2 20 20 8 {causal} {what} -")).unwrap().remove(0);
-                let result = measure(&kernel, &setup, 0, None, &mut Vec::new()).unwrap();
+                let result = measure(&kernel, &setup, 0, &mut [], &mut Vec::new()).unwrap();
                 assert!(result.seconds > 0.0 && result.gflops > 0.0 && result.samples.0.len() == 2);
                 // The same options through the reference engine.
                 let mut inputs = kernel.inputs();
@@ -447,6 +494,17 @@ mod tests {
                 let off = difference(&inputs.tensors.out, &want);
                 assert!(off < 5e-6, "{what}, causal {causal}: {off}");
             }
+        }
+        for causal in [false, true] {
+            let case = Case { batch: 2, q_heads: 4, kv_heads: 2, causal, ..Case::square(20, 8) };
+            let mut tensors = Tensors::<f32>::new(case, 1);
+            let oracle = last_rows(&tensors).unwrap();
+            let (q, k, v, out) = tensors.views().unwrap();
+            attn_core::reference::forward(&case.attention(), q, k, v, out, &mut [0.0; 20]).unwrap();
+            assert!(distance(&case, &tensors.out, &oracle) < 1e-6, "causal {causal}");
+            tensors.out[20 * 8 - 1] += 1.0; // the last query of the first head
+            assert!(distance(&case, &tensors.out, &oracle) > 0.9);
+            assert_eq!(distance(&case, &tensors.out[..8], &oracle), f64::INFINITY);
         }
         assert_eq!(difference(&[1.0], &[f32::NAN]), f64::INFINITY);
         assert_eq!(difference(&[1.0], &[]), f64::INFINITY);

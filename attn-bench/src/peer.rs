@@ -1,8 +1,10 @@
-//! Other libraries in a Python process, driven over pipes: the same inputs, one thread count per process.
+//! Other libraries in a process of their own, driven over pipes: the same inputs, one thread count per process.
 //!
-//! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. What it
-//! offers is what its Python can import; nothing is installed. The protocol is described in `python/torch_peer.py`.
+//! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. It is Python,
+//! which offers what it can import, or a program that speaks the same protocol; `python/torch_peer.py` describes that.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,10 +21,10 @@ const SCRIPT: &str = include_str!("../python/torch_peer.py");
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// The interpreter does not start.
+    /// The program does not start.
     Start {
         /// Its name.
-        python: String,
+        program: String,
         /// What the system says.
         error: std::io::Error,
     },
@@ -30,31 +32,25 @@ pub enum PeerError {
     Gone(String),
     /// It answered something else than agreed.
     Protocol(String),
-    /// Python raised an exception.
-    Python(String),
+    /// It could not do what was asked.
+    Refused(String),
 }
 
 impl fmt::Display for PeerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Start { python, error } => write!(f, "cannot start `{python}`: {error}"),
-            Self::Gone(why) => write!(f, "the Python process ended: {why} (does this Python have numpy?)"),
-            Self::Protocol(what) => write!(f, "unexpected answer of the Python process: {what}"),
-            Self::Python(text) => write!(f, "Python: {text}"),
+            Self::Start { program, error } => write!(f, "cannot start `{program}`: {error}"),
+            Self::Gone(why) => write!(f, "the peers' process ended: {why} (a Python needs numpy)"),
+            Self::Protocol(what) => write!(f, "unexpected answer of the peers' process: {what}"),
+            Self::Refused(text) => f.write_str(text),
         }
     }
 }
 
 impl std::error::Error for PeerError {}
 
-/// What the Python process can import.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct About {
-    /// Version of torch and the instruction set it uses.
-    pub torch: Option<String>,
-    /// Version of onnxruntime.
-    pub onnxruntime: Option<String>,
-}
+/// What a process has: libraries and their versions, `None` for those that it lacks.
+pub type About = BTreeMap<String, Option<String>>;
 
 /// How long a call took.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -66,13 +62,14 @@ pub struct Took {
     pub processor: f64,
 }
 
-/// A running Python process.
+/// A running process.
 #[derive(Debug)]
 pub struct Peer {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
     about: About,
+    suffix: String,
 }
 
 impl Peer {
@@ -90,23 +87,51 @@ impl Peer {
             command.env("ATEN_CPU_CAPABILITY", "avx2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
             command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2");
         }
-        Self::over(command, python)
+        Self::over(command, "")
     }
 
-    fn over(mut command: Command, python: &str) -> Result<Self, PeerError> {
-        let mut child = command.spawn().map_err(|error| PeerError::Start { python: python.to_string(), error })?;
+    /// Starts a program that speaks the protocol, with `threads` threads. Names of its libraries get `suffix`.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn program(path: &OsStr, threads: usize, suffix: &str) -> Result<Self, PeerError> {
+        let mut command = Command::new(path);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).env("RAYON_NUM_THREADS", threads.to_string());
+        command.env("CANDLE_NUM_THREADS", threads.to_string());
+        Self::over(command, suffix)
+    }
+
+    fn over(mut command: Command, suffix: &str) -> Result<Self, PeerError> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|error| PeerError::Start { program, error })?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(PeerError::Protocol("no pipes".into()));
         };
-        let mut peer = Self { child, stdin, stdout: BufReader::new(stdout), about: About::default() };
+        let mut peer =
+            Self { child, stdin, stdout: BufReader::new(stdout), about: About::new(), suffix: suffix.into() };
         let hello = peer.answer()?;
         peer.about = serde_json::from_value(hello).map_err(|error| PeerError::Protocol(error.to_string()))?;
         Ok(peer)
     }
 
-    /// What it can import.
+    /// What it has.
     pub fn about(&self) -> &About {
         &self.about
+    }
+
+    /// The name of one of its libraries, for reports.
+    pub fn full_name(&self, peer: &str) -> String {
+        format!("{peer}{}", self.suffix)
+    }
+
+    /// By how many bytes its resident set grew at the worst moment of one call; `None` where its system does not tell.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn memory(&mut self, peer: &str) -> Result<Option<usize>, PeerError> {
+        self.send(&json!({"op": "memory", "peer": peer}), &[])?;
+        let answer = self.answer()?;
+        Ok(answer["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok()))
     }
 
     /// Hands over a kernel's inputs. Returns the peers that can run it.
@@ -174,7 +199,7 @@ impl Peer {
         }
         let value: Value = serde_json::from_str(&line).map_err(|_| PeerError::Protocol(line.trim().to_string()))?;
         match value["error"].as_str() {
-            Some(text) => Err(PeerError::Python(text.to_string())),
+            Some(text) => Err(PeerError::Refused(text.to_string())),
             None => Ok(value),
         }
     }
@@ -204,17 +229,19 @@ mod tests {
         let shell = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-            Peer::over(command, "sh")
+            Peer::over(command, " (sh)")
         };
         assert!(matches!(shell("exit 3"), Err(PeerError::Gone(_))));
         assert!(matches!(shell("echo hello"), Err(PeerError::Protocol(_))));
-        assert!(matches!(shell("echo '{\"error\": \"no\"}'"), Err(PeerError::Python(_))));
+        assert!(matches!(shell("echo '{\"error\": \"no\"}'"), Err(PeerError::Refused(_))));
         let script = "echo '{\"torch\": \"2\", \"onnxruntime\": null}'; read a; echo '{\"seconds\": 0.5, \"processor\": 0.25}'; \
-                      read b; echo '{\"floats\": 1}'; printf '\\0\\0\\200\\077'; read c; echo '{}'";
+                      read b; echo '{\"floats\": 1}'; printf '\\0\\0\\200\\077'; read c; echo '{\"bytes\": 4096}'; read d; echo '{}'";
         let mut peer = shell(script).unwrap();
-        assert_eq!(peer.about(), &About { torch: Some("2".into()), onnxruntime: None });
+        assert_eq!((peer.about()["torch"].as_deref(), &peer.about()["onnxruntime"]), (Some("2"), &None));
+        assert_eq!(peer.full_name("torch"), "torch (sh)");
         assert_eq!(peer.time("torch", 3).unwrap(), Took { wall: 0.5, processor: 0.25 });
         assert_eq!(peer.out("torch").unwrap(), [1.0]);
+        assert_eq!(peer.memory("torch").unwrap(), Some(4096));
         assert!(matches!(peer.time("torch", 3), Err(PeerError::Protocol(_))));
         assert!(matches!(peer.time("torch", 3), Err(PeerError::Gone(_))));
     }

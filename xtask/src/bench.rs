@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Measure single kernels on a table of shapes, beside the machine's peak (`--threads`, default 1).
     #[arg(long, conflicts_with = "input")]
     kernels: bool,
-    /// As --kernels, beside other libraries; the Python is `python3` unless --python names another.
+    /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
     peers: bool,
     /// With --kernels: measure torch and onnxruntime on the same inputs, as far as this Python has them.
@@ -140,8 +140,8 @@ impl std::fmt::Display for Failure {
 }
 
 pub(crate) fn run(mut args: Args) -> ExitCode {
-    if args.peers && args.python.is_none() {
-        args.python = Some("python3".into());
+    if args.peers && args.python.is_none() && crate::peers::python().exists() {
+        args.python = Some(crate::peers::python().to_string_lossy().into_owned());
     }
     let result = match &args.input {
         _ if args.with.is_some() => compare::files(&args),

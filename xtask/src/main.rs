@@ -14,6 +14,7 @@ mod embedded;
 mod heatmap;
 mod levels;
 mod no_panic;
+mod peers;
 mod tidy;
 mod vectors;
 
@@ -51,6 +52,8 @@ enum Command {
     Dist(dist::Args),
     /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
     Capi(capi::Args),
+    /// Set up the libraries that `bench --peers` measures beside ours, in target/peers.
+    Peers(peers::Args),
     /// Prove on machine code that attn-core cannot panic.
     NoPanic(no_panic::Args),
     /// Check the house rules that a compiler does not.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Api(args) => api::run(args),
         Command::Dist(args) => dist::run(args),
         Command::Capi(args) => capi::run(args),
+        Command::Peers(args) => peers::run(args),
         Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
         Command::Vectors(args) => vectors::run(args),

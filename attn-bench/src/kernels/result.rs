@@ -20,6 +20,10 @@ pub struct PeerResult {
     pub samples: Samples,
     /// Largest difference between its output and ours; `None` where they are not comparable (dropout draws differently).
     pub difference: Option<f64>,
+    /// Its largest distance from the reference in f64, over the last queries of each head; plain kernels only.
+    pub error: Option<f64>,
+    /// Growth of its process's resident set over one call, in bytes.
+    pub resident_bytes: Option<usize>,
 }
 
 /// A kernel, measured.
@@ -45,6 +49,10 @@ pub struct KernelResult {
     pub peaks: Vec<f64>,
     /// The pass that took each sample.
     pub passes: Vec<usize>,
+    /// Our largest distance from the reference in f64, over the last queries of each head; plain kernels only.
+    pub error: Option<f64>,
+    /// Growth of the resident set over our first call, in bytes.
+    pub resident_bytes: Option<usize>,
     /// Other libraries.
     pub peers: Vec<PeerResult>,
 }
@@ -148,6 +156,8 @@ mod tests {
             ratio: 0.0,
             samples: Samples(seconds.to_vec()),
             difference: Some(1e-7),
+            error: None,
+            resident_bytes: None,
         };
         let pass = |pass: usize, ours: f64, peers: Vec<PeerResult>| KernelResult {
             kernel: parse("k 1 1 1 10 10 5 0 plain -").unwrap().remove(0),
@@ -160,6 +170,8 @@ mod tests {
             thread: vec![ours; 2],
             peaks: vec![2000.0; 2],
             passes: vec![pass; 2],
+            error: None,
+            resident_bytes: None,
             peers,
         };
         let mut report = KernelReport::new(Machine::default());

@@ -8,13 +8,15 @@ use attn_bench::filter::Filter;
 use attn_bench::journal::Journal;
 use attn_bench::kernels::{self, Kernel, KernelReport, KernelResult, SHAPES, Setup};
 use attn_bench::machine::Machine;
-use attn_bench::peer::Peer;
+use attn_bench::memory::human;
+use attn_bench::peer::{Peer, PeerError};
 use attn_bench::progress::Progress;
 use attn_bench::report::table;
 use attn_simd::Level;
 
 use super::progress::Terminal;
 use super::{Args, Failure, command_line, compare, some_case, write};
+use crate::peers;
 
 /// A level and the rows to run at it.
 type Batch = (Level, Vec<Kernel>);
@@ -54,9 +56,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let key = format!("kernels {chosen:?} {repeat:?} {passes} {:?}", args.python);
     let mut journal = args.journal("kernels", &machine, &key)?;
     let mut report = KernelReport::new(machine);
-    let mut peers: Vec<(Level, Peer)> = Vec::new();
+    let mut peers: Vec<(Level, Vec<Peer>)> = Vec::new();
     for &(level, _) in &batches {
-        peers.extend(peer(args, level, threads, &mut report)?.map(|peer| (level, peer)));
+        peers.push((level, started(args, level, threads, &mut report)?));
     }
 
     let mut progress = Terminal::new();
@@ -89,6 +91,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for (level, _) in &batches {
         let results: Vec<&KernelResult> = report.results.iter().filter(|r| r.level == level.name()).collect();
         println!("\nlevel {}\n{}", level.name(), show(&results));
+        if results.iter().any(|r| !r.peers.is_empty()) {
+            println!("\nLargest error against f64 | growth of the resident set over a call\n{}", beside(&results));
+        }
     }
     report.peers.iter().chain(&report.notes).for_each(|note| println!("{note}"));
     if let Some(path) = &args.json {
@@ -129,19 +134,30 @@ fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
 }
 
 /// The other libraries for a level, if they were asked for.
-fn peer(args: &Args, level: Level, threads: usize, report: &mut KernelReport) -> Result<Option<Peer>, Failure> {
-    let Some(python) = &args.python else { return Ok(None) };
+fn started(args: &Args, level: Level, threads: usize, report: &mut KernelReport) -> Result<Vec<Peer>, Failure> {
     let held = level.name() == "avx2";
-    let peer = Peer::start(python, threads, held).map_err(|error| Failure::Other(error.to_string()))?;
-    let about = peer.about();
-    let name = |name: &str, version: &Option<String>| match version {
-        Some(version) => format!("{name} {version}"),
-        None => format!("no {name}"),
-    };
-    let versions = [name("torch", &about.torch), name("onnxruntime", &about.onnxruntime)].join(", ");
-    let level = level.name();
-    report.peers.push(format!("level {level} beside {versions}{}", if held { " held to AVX2" } else { "" }));
-    Ok(Some(peer))
+    let failed = |error: PeerError| Failure::Other(error.to_string());
+    let mut processes = Vec::new();
+    if let Some(python) = &args.python {
+        processes.push(Peer::start(python, threads, held).map_err(failed)?);
+    }
+    // The Rust peers cannot be held to a level: they run beside the best one only.
+    if args.peers && !held {
+        for build in peers::BUILDS.iter().filter(|build| build.program().exists()) {
+            let suffix = format!(" ({})", build.name);
+            processes.push(Peer::program(build.program().as_os_str(), threads, &suffix).map_err(failed)?);
+        }
+    }
+    for process in &processes {
+        let version = |(name, version): (&String, &Option<String>)| match version {
+            Some(version) => format!("{} {version}", process.full_name(name)),
+            None => format!("no {name}"),
+        };
+        let versions: Vec<String> = process.about().iter().map(version).collect();
+        let held = if held { " held to AVX2" } else { "" };
+        report.peers.push(format!("level {} beside {}{held}", level.name(), versions.join(", ")));
+    }
+    Ok(processes)
 }
 
 /// All rows of all levels once.
@@ -149,7 +165,7 @@ fn one_pass<'s>(
     batches: &[Batch],
     setup: impl Fn(Level) -> Setup<'s>,
     pass: usize,
-    peers: &mut [(Level, Peer)],
+    peers: &mut [(Level, Vec<Peer>)],
     report: &mut KernelReport,
     (journal, progress): (&mut Journal, &mut Terminal),
 ) -> Result<(), Failure> {
@@ -165,8 +181,9 @@ fn one_pass<'s>(
                 }
                 None => {
                     progress.step(&step);
-                    let peer = peers.iter_mut().find(|(of, _)| of == level).map(|(_, peer)| peer);
-                    let result = kernels::measure(row, &setup, pass, peer, &mut report.notes)
+                    let peers = peers.iter_mut().find(|(of, _)| of == level).map(|(_, peers)| peers);
+                    let peers = peers.map_or(&mut [][..], Vec::as_mut_slice);
+                    let result = kernels::measure(row, &setup, pass, peers, &mut report.notes)
                         .map_err(|error| Failure::Other(format!("{}: {error}", row.name)))?;
                     journal.put(&step, &result).map_err(|error| Failure::Other(format!("the journal: {error}")))?;
                     result
@@ -218,4 +235,28 @@ fn show(results: &[&KernelResult]) -> impl std::fmt::Display + use<> {
         row
     });
     table::table(&header, 2, rows)
+}
+
+/// Accuracy and memory of every library beside ours, one row per shape.
+fn beside(results: &[&KernelResult]) -> impl std::fmt::Display + use<> {
+    let mut names: Vec<&str> = Vec::new();
+    for peer in results.iter().flat_map(|r| &r.peers) {
+        if !names.contains(&peer.name.as_str()) {
+            names.push(&peer.name);
+        }
+    }
+    let cell = |error: Option<f64>, bytes: Option<usize>| {
+        let error = error.map_or_else(|| "–".into(), |e| format!("{e:.1e}"));
+        format!("{error} | {}", bytes.map_or_else(|| "–".into(), human))
+    };
+    let header: Vec<&str> = ["shape", "ours"].into_iter().chain(names.iter().copied()).collect();
+    let rows = results.iter().map(|r| {
+        let mut row = vec![r.kernel.name.clone(), cell(r.error, r.resident_bytes)];
+        for name in &names {
+            let peer = r.peers.iter().find(|p| p.name == *name);
+            row.push(peer.map_or_else(|| "–".into(), |p| cell(p.error, p.resident_bytes)));
+        }
+        row
+    });
+    table::table(&header, 1, rows)
 }
