@@ -275,14 +275,19 @@ impl<'p> Started<'p> {
         let fits = |pool: &&ThreadPool| who.engine.one_thread() || pool.current_num_threads() == who.threads;
         let pool = tools.pools.iter().find(fits).ok_or(MeasureError::Threads(who.threads))?;
         let mut runner = Runner::new(settings.level, pool);
-        let ((first, resident_bytes), extra_bytes) = match engine::pool(who.threads) {
-            // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
-            Ok(fresh) if who.engine == Engine::Parallel && pass == 0 => {
+        // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
+        let apart = who.engine == Engine::Parallel && pass == 0;
+        let fresh = if apart { engine::pool(who.threads).ok() } else { None };
+        // The heap is looked at inside: reading the resident set allocates.
+        let counted = |runner: &mut Runner<'_>, tensors: &mut Tensors<T>| {
+            resident(|| tools.heap.extra(|| time(1, || run(runner, who.engine, tensors))))
+        };
+        let ((first, extra_bytes), resident_bytes) = match &fresh {
+            Some(fresh) => {
                 fresh.broadcast(|_| ()); // until all have started: a thread allocates as it starts
-                let mut runner = Runner::new(settings.level, &fresh);
-                tools.heap.extra(|| resident(|| time(1, || run(&mut runner, who.engine, tensors))))
+                counted(&mut Runner::new(settings.level, fresh), tensors)
             }
-            _ => tools.heap.extra(|| resident(|| time(1, || run(&mut runner, who.engine, tensors)))),
+            None => counted(&mut runner, tensors),
         };
         let mut calls = calls_for(first?);
         if calls > 1 || who.engine == Engine::Parallel {
