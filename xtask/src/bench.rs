@@ -86,7 +86,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Where the report page goes.
-    #[arg(long, value_name = "DIR", default_value = "target/attn-bench")]
+    #[arg(long, value_name = "DIR", default_value = "target/attn-bench", conflicts_with = "input")]
     report: PathBuf,
     /// Instruction-set level (see `cargo xtask levels`); default: the best of this machine.
     #[arg(long, value_name = "LEVEL")]
@@ -99,18 +99,21 @@ pub(crate) struct Args {
     #[arg(long)]
     causal: bool,
     /// Head dimensions of the cost curve; default: 64, with --full 64 and 128.
-    #[arg(long, value_name = "D,…", value_delimiter = ',')]
+    #[arg(long, value_name = "D,…", value_delimiter = ',', conflicts_with = "input")]
     head_dim: Vec<usize>,
     /// Number types of the cost curve: f32, f16, bf16; default: f32, with --full all.
     #[arg(long, value_name = "TYPE,…", value_delimiter = ',', value_parser = number)]
     dtype: Vec<Number>,
     /// Heads of the cost curve.
-    #[arg(long, value_name = "H", default_value_t = 1)]
+    #[arg(long, value_name = "H", default_value_t = 1, conflicts_with = "input")]
     heads: usize,
     /// Longest sequence of the cost curve.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "input")]
     max_n: Option<usize>,
 }
+
+/// More would measure the scheduler.
+const MOST_THREADS_PER_CORE: usize = 16;
 
 /// Why a command ends without a result. The text is for the person who typed it.
 #[derive(Debug)]
@@ -143,7 +146,10 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     if args.peers && args.python.is_none() && crate::peers::python().exists() {
         args.python = Some(crate::peers::python().to_string_lossy().into_owned());
     }
-    let result = match &args.input {
+    if let Some(ignored) = args.level.is_none().then(crate::levels::ignored).flatten() {
+        eprintln!("bench: {ignored}");
+    }
+    let result = args.json.as_deref().map_or(Ok(()), writable).and_then(|()| match &args.input {
         _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
         None if args.kernels || args.peers => kernels::run(&args),
@@ -151,7 +157,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
             Err(Failure::Argument("--python and --shapes go with --kernels or --peers".into()))
         }
         None => curve::run(&args),
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -174,11 +180,19 @@ impl Args {
         })
     }
 
+    /// Complains of numbers of threads that compute nothing, or bring the machine down.
+    fn threads_are_possible(&self) -> Result<(), Failure> {
+        let most = MOST_THREADS_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        match self.threads.iter().find(|&&n| n == 0 || n > most) {
+            None => Ok(()),
+            Some(0) => Err(Failure::Argument("--threads: 0 threads compute nothing".into())),
+            Some(n) => Err(Failure::Argument(format!("--threads: {n} is too many for this machine; at most {most}"))),
+        }
+    }
+
     /// The numbers of threads asked for, or one per core.
     fn threads(&self) -> Result<Vec<usize>, Failure> {
-        if self.threads.contains(&0) {
-            return Err(Failure::Argument("--threads: 0 threads compute nothing".into()));
-        }
+        self.threads_are_possible()?;
         Ok(match self.threads.as_slice() {
             [] => vec![std::thread::available_parallelism().map_or(1, std::num::NonZero::get)],
             some => some.to_vec(),
@@ -187,9 +201,9 @@ impl Args {
 
     /// The one number of threads that everything but the cost curve runs with.
     fn one_thread_count(&self, default: usize) -> Result<usize, Failure> {
+        self.threads_are_possible()?;
         match self.threads.as_slice() {
             [] => Ok(default),
-            [0] => Err(Failure::Argument("--threads: 0 threads compute nothing".into())),
             [one] => Ok(*one),
             _ => Err(Failure::Argument("only the cost curve takes several numbers of --threads".into())),
         }
@@ -231,17 +245,37 @@ fn some_case(args: &Args, names: &[String], all: &[String]) -> Result<(), Failur
 
 /// What was typed, for reports.
 fn command_line() -> String {
-    let quote = |arg: String| if arg.contains(' ') { format!("'{arg}'") } else { arg };
-    std::iter::once("cargo xtask".to_string()).chain(std::env::args().skip(1).map(quote)).collect::<Vec<_>>().join(" ")
+    let quote = |arg: std::ffi::OsString| {
+        let arg = arg.to_string_lossy().into_owned();
+        if arg.contains(' ') { format!("'{arg}'") } else { arg }
+    };
+    std::iter::once("cargo xtask".to_string())
+        .chain(std::env::args_os().skip(1).map(quote))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Complains of a file that cannot be written before anything has been measured for it. Leaves nothing behind.
+fn writable(path: &Path) -> Result<(), Failure> {
+    let there = path.exists();
+    write_with(path, |path| std::fs::OpenOptions::new().append(true).create(true).open(path).map(drop))?;
+    if !there {
+        std::fs::remove_file(path).map_err(|error| Failure::File(path.to_path_buf(), error))?;
+    }
+    Ok(())
 }
 
 /// Writes a file, making its folder where it is missing.
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    write_with(path, |path| std::fs::write(path, text))
+}
+
+fn write_with(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Failure> {
     let failed = |error| Failure::File(path.to_path_buf(), error);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
-    std::fs::write(path, text).map_err(failed)
+    write(path).map_err(failed)
 }
 
 /// Arguments as they would be typed, for tests.

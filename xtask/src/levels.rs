@@ -56,15 +56,20 @@ fn absent() -> impl Iterator<Item = String> {
     Level::names().filter_map(|name| Level::by_name(name).err().map(|error| format!("Absent: {name}: {error}")))
 }
 
+/// What to say where `ATTN_LEVEL` asks for a level that does not run here.
+pub(crate) fn ignored() -> Option<String> {
+    let name = std::env::var_os("ATTN_LEVEL")?.to_string_lossy().into_owned();
+    let error = Level::by_name(&name).err()?;
+    Some(format!("ATTN_LEVEL={name} is ignored: {error}"))
+}
+
 /// Which level runs unless one is asked for, and why.
 fn default_level() -> String {
     let level = Level::detect().name();
-    match std::env::var("ATTN_LEVEL") {
-        Ok(name) => match Level::by_name(&name) {
-            Ok(_) => format!("Default: {level}, by ATTN_LEVEL"),
-            Err(error) => format!("Default: {level}; ATTN_LEVEL={name} is ignored: {error}"),
-        },
-        Err(_) => format!("Default: {level}, the best of this machine; ATTN_LEVEL=NAME forces another"),
+    match (ignored(), std::env::var_os("ATTN_LEVEL")) {
+        (Some(ignored), _) => format!("Default: {level}; {ignored}"),
+        (None, Some(_)) => format!("Default: {level}, by ATTN_LEVEL"),
+        (None, None) => format!("Default: {level}, the best of this machine; ATTN_LEVEL=NAME forces another"),
     }
 }
 

@@ -62,7 +62,20 @@ enum Command {
     Vectors(vectors::Args),
 }
 
+/// Ends quietly where whoever read our output has stopped reading (`cargo xtask bench | head`): to `println!` that is a panic.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>();
+        if text.is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe")) {
+            std::process::exit(141); // as the signal would have it: 128 + SIGPIPE
+        }
+        usual(panic);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_with_the_reader();
     match Cli::parse().command {
         Command::Bench(args) => bench::run(*args),
         Command::Conformance(args) => conformance::run(args),
