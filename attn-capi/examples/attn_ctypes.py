@@ -101,6 +101,8 @@ class Library:
         shape = (*q.shape[:3], v.shape[3])
         if out is None:
             out = np.empty(shape, q.dtype)
+        elif not out.flags.writeable:
+            raise ValueError("out is read-only")
         tensors.append(_tensor(out, "out", dtype))
         lse = np.empty(shape[:3], np.float32) if return_lse else None
 

@@ -281,7 +281,7 @@ pub unsafe extern "C" fn attn_workspace_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_workspace_bytes(workspace: *const AttnWorkspace, bytes: *mut usize) -> AttnStatus {
     // SAFETY: the caller vouches for both pointers.
-    guard(|| unsafe { raw::store("bytes", bytes, raw::handle("workspace", workspace)?.bytes()) })
+    guard(|| unsafe { raw::store("bytes", bytes, raw::handle("workspace", workspace)?.bytes()?) })
 }
 
 /// Frees a workspace; null is ignored.

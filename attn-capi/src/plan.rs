@@ -1,6 +1,6 @@
 //! Plans and workspaces: what a caller keeps between calls.
 
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, TryLockError};
 
 use attn_core::AttnShape;
 use attn_simd::{Level, Line, Workspace};
@@ -81,7 +81,7 @@ pub struct AttnWorkspace {
 impl AttnWorkspace {
     /// For so many threads (0 for all), and large enough for a plan.
     pub(crate) fn new(plan: Option<&AttnPlan>, threads: usize) -> Result<Self> {
-        let all = rayon::current_num_threads().max(1); // more could never work at once
+        let all = attn_parallel::threads().max(1); // more could never work at once
         let count = if threads == 0 { all } else { threads.min(all) };
         let mut scratch = vec![Workspace::new(); count];
         for one in &mut scratch {
@@ -91,8 +91,14 @@ impl AttnWorkspace {
     }
 
     /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        scratch.iter().map(Workspace::bytes).sum()
+    ///
+    /// Does not wait for a call that uses it, which may be the one that asks, in a function of the caller's.
+    pub(crate) fn bytes(&self) -> Result<usize> {
+        let scratch = match self.scratch.try_lock() {
+            Ok(scratch) => scratch,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Error::Busy),
+        };
+        Ok(scratch.iter().map(Workspace::bytes).sum())
     }
 }

@@ -56,7 +56,8 @@ pub(crate) unsafe fn copy<T: Struct>(from: *const T) -> Result<T> {
     // SAFETY: not null, aligned, and begins with its size.
     let found = unsafe { from.cast::<usize>().read() };
     let known = size_of::<T>();
-    if !(size_of::<usize>()..=LARGEST).contains(&found) {
+    // A size that ends inside a field would make half a pointer of it: what compilers lay out ends at a multiple of the alignment.
+    if !(size_of::<usize>()..=LARGEST).contains(&found) || !found.is_multiple_of(align_of::<T>()) {
         return Err(Error::StructSize { what: T::NAME, found, known });
     }
     let mut copy = core::mem::MaybeUninit::<T>::zeroed();

@@ -30,6 +30,16 @@ fn join(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
     a.and(b)
 }
 
+/// How many threads a call from here can use: those of the current rayon pool, or one per core in a process that was forked from one
+/// that had a pool (its threads did not come along).
+///
+/// ```
+/// assert!(attn_parallel::threads() >= 1);
+/// ```
+pub fn threads() -> usize {
+    if pool_was_lost() { available() } else { rayon::current_num_threads() }
+}
+
 fn available() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

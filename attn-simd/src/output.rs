@@ -117,6 +117,9 @@ impl<'o> Queue<'o> {
 
     /// How many blocks there are in all.
     pub(crate) fn len(&self) -> usize {
+        if self.shape.value_dim == 0 && self.lse.data.is_none() {
+            return 0; // nothing would be written, and no memory bounds the number of rows
+        }
         self.shape.batch * self.shape.q_heads * self.shape.q_len.div_ceil(self.q_tile)
     }
 

@@ -298,7 +298,7 @@ impl Explain {
 
     /// Whether the call runs on matrix tiles.
     pub fn uses_tiles(&self) -> bool {
-        self.layout.is_ok()
+        self.kernel == Kernel::Tiled && self.layout.is_ok()
     }
 }
 

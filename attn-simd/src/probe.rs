@@ -132,6 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "ten minutes of nothing but the model's arithmetic")]
     fn tiles_are_probed_on_the_model_too() {
         let rate = tiles(&mut crate::tile::model::Model::new(), 0.0);
         assert!(rate.is_finite() && rate > 0.0);

@@ -27,13 +27,13 @@ fn an_older_caller_gets_the_defaults_for_what_it_does_not_know() {
     let (status, want) = call(&words(&causal));
     assert_eq!((status, want[0]), (AttnStatus::Ok, 3.0)); // the first row sees the first value only
     // A header that ended behind `causal`.
-    let known = std::mem::offset_of!(AttnOptions, causal) + 4;
+    let known = (std::mem::offset_of!(AttnOptions, causal) + 4).next_multiple_of(8);
     let mut old = words(&causal);
-    old.truncate(known.div_ceil(8));
+    old.truncate(known / 8);
     old[0] = known;
     assert_eq!(call(&old), (AttnStatus::Ok, want));
     // A header that ended before it, although something stands there in memory.
-    old[0] = known - 4;
+    old[0] = std::mem::offset_of!(AttnOptions, causal) / 8 * 8;
     let (status, out) = call(&old);
     assert_eq!(status, AttnStatus::Ok);
     assert!(out[0] > 3.0, "causal was read from behind the end of the struct: {out:?}");
@@ -55,6 +55,13 @@ fn a_newer_caller_must_not_use_what_this_version_does_not_know() {
 fn impossible_sizes_are_refused() {
     for size in [0, 1, 7, 1 << 20, usize::MAX] {
         assert_eq!(call(&[size, 0, 0]).0, AttnStatus::StructSize, "{size}");
+    }
+    // Sizes that end inside a field would make half a pointer of it.
+    let whole = words(&options());
+    for size in (8..8 * whole.len()).filter(|size| size % 8 != 0) {
+        let mut cut = whole.clone();
+        cut[0] = size;
+        assert_eq!(call(&cut).0, AttnStatus::StructSize, "{size}");
     }
 }
 

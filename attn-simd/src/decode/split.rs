@@ -248,7 +248,8 @@ impl<'w> Split<'w> {
     pub fn run(mut self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         if self.call.sizes == Sizes::default() {
-            return Ok(()); // no rows
+            self.clear_padding(); // no sequence has a query, but rows may have been given
+            return Ok(());
         }
         let (state, lines) = workspace.split_at_mut(state_lines(self.call.value_dim));
         let state = Cutter::new(state).floats(self.call.state_len(MAX_ROWS));

@@ -52,7 +52,7 @@ macro_rules! stored {
 }
 stored! {
     f32 => load_ptr, |x| x;
-    f16 => load_f16_ptr, f16::to_f32;
+    f16 => load_f16_ptr, super::widen_f16;
     bf16 => load_bf16_ptr, bf16::to_f32;
     i8 => load_i8_ptr, f32::from;
 }

@@ -108,10 +108,15 @@ fn items(
             ),
             _ => unreachable!("levels with tiles have these vectors"),
         };
-        // What tiles could not hold, row by row, so that a row's bits do not depend on its neighbours'.
+        // What tiles could not hold. A row's bits do not depend on its neighbours', so that neighbours share a block.
         for (block, rows) in odd.into_iter().enumerate() {
-            for lane in (0..SIDE).filter(|lane| rows >> lane & 1 == 1) {
-                sweep::blocks(job, claim.part(block * SIDE + lane, 1), vector);
+            let (mut lane, mut rest) = (0, rows);
+            while rest != 0 {
+                lane += rest.trailing_zeros() as usize;
+                let count = (rows >> lane).trailing_ones() as usize;
+                sweep::strip(job, claim.part(block * SIDE + lane, count), vector);
+                lane += count;
+                rest = rows.checked_shr(lane as u32).unwrap_or(0);
             }
         }
         unit.refresh(); // closures have run

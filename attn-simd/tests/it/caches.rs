@@ -44,6 +44,24 @@ fn plain(level: Level, attn: &Attention<'_>, all: &Inputs<f32>, sequence: usize,
     attend_views(&Pinned(level), &causal, q.view(), k.view(), v.view()).expect("accepted").out
 }
 
+/// Rows behind a sequence's last query are 0 and their lse −∞, also where no sequence has a query.
+#[test]
+fn rows_without_a_query_are_cleared() {
+    let all = Inputs::<f32>::plain(shape((2, HEADS, KV_HEADS, 3, 5, DIM, WIDE)), 62);
+    for level in Level::available() {
+        for counts in [[0, 0], [0, 2]] {
+            let view = CacheView::of_tensors(all.k.view(), all.v.view()).expect("a cache");
+            let q = all.q.view();
+            let (out, lse) = step(level, &Attention::new(), q, Queries::First(&counts), view).expect("accepted");
+            for (n, (row, lse)) in out.chunks(WIDE).zip(&lse).enumerate() {
+                let computed = n % 3 < counts[n / (3 * HEADS)];
+                assert_eq!(row.iter().all(|&x| x == 0.0), !computed, "{level:?} {counts:?}: row {n} is {row:?}");
+                assert_eq!(*lse == f32::NEG_INFINITY, !computed, "{level:?} {counts:?}: lse {n} is {lse}");
+            }
+        }
+    }
+}
+
 /// Contiguous and paged, in every layout, ragged, packed and padded: the bits of plain calls.
 #[test]
 fn every_layout_gives_the_same_bits() {

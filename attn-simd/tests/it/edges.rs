@@ -110,6 +110,20 @@ fn huge_dims_without_rows_need_no_scratch() {
     }
 }
 
+/// No memory bounds the number of rows that have no elements and no lse: nothing is computed for them.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn rows_that_write_nothing_cost_nothing() {
+    let x = [0.0f32; 0];
+    let q = View::new(&x, Layout::Bhsd, [1, 1, 1 << 40, 0]).expect("an empty tensor");
+    let k = View::new(&x, Layout::Bhsd, [1, 1, KEYS, 0]).expect("an empty tensor");
+    for level in Level::available() {
+        let mut out = [0.0f32; 0];
+        let view = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 1 << 40, 0]).expect("output");
+        forward_at(level, &Attention::new(), q, k, k, view, &mut Workspace::new()).expect("empty sizes are valid");
+    }
+}
+
 /// Rows without elements may have any strides.
 #[test]
 fn strides_of_empty_rows_are_not_looked_at() {

@@ -226,4 +226,6 @@ fn a_plan_says_what_runs_and_why_not_something_faster() {
     assert!(!tiles && text.contains("no tiles: rows of 1000, longer than 512"), "{text}");
     let (tiles, text) = plan([1, 2, 100, 64], &attn.scale(1e10), Dtype::F16);
     assert!(!tiles && text.contains("no tiles: a scale above 2^16"), "{text}");
+    let (tiles, text) = plan([1, 2, 100, 64], &attn.reproducible(), Dtype::F16);
+    assert!(!tiles && text.contains("decode"), "{text}");
 }

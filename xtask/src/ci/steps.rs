@@ -269,11 +269,14 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "examples",
-        proves: "an application runs the kernels on a rayon pool of its own",
+        proves: "an application runs the kernels on a rayon pool of its own; processes share one attention and merge what they found",
         minutes: 10,
         one_core: false,
         needs: &[],
-        runs: &[cargo(&["run", "-p", "attn-parallel", "--example", "own_pool"])],
+        runs: &[
+            cargo(&["run", "-p", "attn-parallel", "--example", "own_pool"]),
+            cargo(&["run", "-p", "attn-parallel", "--example", "processes"]),
+        ],
     },
     Step {
         name: "capi",
