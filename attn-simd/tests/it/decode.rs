@@ -9,26 +9,10 @@ use attn_testing::laws::{self, Answer, attend, oracle, same_bits};
 use attn_testing::tolerance::ETA;
 use attn_testing::{Engine, Number, engine_calls};
 
-/// The kernels as a plan chooses them.
-struct Chosen(Level);
+use super::laws::Simd;
 
 /// One order of accumulation for every number of queries.
 pub(super) struct Pinned(pub(super) Level);
-
-impl Engine for Chosen {
-    fn name(&self) -> &'static str {
-        "simd"
-    }
-    fn level(&self) -> Option<&'static str> {
-        Some(self.0.name())
-    }
-    fn supports_dtype(&self, dtype: Dtype) -> bool {
-        dtype != Dtype::F64
-    }
-    engine_calls!(f32, f16, bf16; |this, call| {
-        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
-    });
-}
 
 impl Engine for Pinned {
     fn name(&self) -> &'static str {
@@ -78,7 +62,7 @@ fn long_sequences_match_the_reference() {
         let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
         for attn in [Attention::new(), causal, causal.softcap(20.0).sinks(&[1.5, -2.0, 0.0, 3.0, 1.0, 0.5])] {
             if attn.get_sinks().is_none_or(|sinks| sinks.len() == dims.q_heads) {
-                let answer = attend(&Chosen(level), &attn, &inputs);
+                let answer = attend(&Simd(level), &attn, &inputs);
                 oracle(&attn, &inputs).check(ETA, &answer, &(level, dims));
             }
         }
@@ -105,14 +89,14 @@ fn decoding_and_prefilling_give_the_same_bits() {
     let window = causal.mask(causal.get_mask().and(Mask::window(530, 0, Align::BottomRight)));
     for level in Level::available() {
         for attn in [causal, window, causal.softcap(4.0).sinks(&[0.0, 1.0, 2.0, -3.0])] {
-            let whole = attend(&Chosen(level), &attn, &inputs);
+            let whole = attend(&Simd(level), &attn, &inputs);
             for (first, count) in [(0, 1), (1, 1), (62, 3), (511, 1), (512, 2), (513, 1), (560, 40), (599, 1)] {
                 let end = first + count;
                 let mut part = Inputs::<f32>::plain(shape((1, 4, 2, count, end, 24, 17)), 0);
                 part.q.each(|[b, h, s, d], x| *x = inputs.q.at([b, h, first + s, d]));
                 part.k.each(|at, x| *x = inputs.k.at(at));
                 part.v.each(|at, x| *x = inputs.v.at(at));
-                let got = attend(&Chosen(level), &attn, &part);
+                let got = attend(&Simd(level), &attn, &part);
                 for head in 0..4 {
                     let (here, there) = (head * count, head * len + first);
                     let what = (level, first, count, head);
@@ -162,7 +146,7 @@ fn the_cut_changes_no_bit() {
             base.mask(Mask::kv_lens(&[0, 1500])),
         ] {
             let plan = Plan::new(&attn, inputs.shape, level).expect("accepted");
-            let whole = attend(&Chosen(level), &attn, &inputs);
+            let whole = attend(&Simd(level), &attn, &inputs);
             for threads in [1, 2, 3, 7, 64, 10_000] {
                 let got = in_parts(&plan, &inputs, threads);
                 same_bits(&got.out, &whole.out, &(level, threads));

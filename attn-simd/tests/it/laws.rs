@@ -5,7 +5,8 @@ use attn_simd::{Level, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls};
 
-struct Simd(Level);
+/// The kernels as a plan chooses them.
+pub(super) struct Simd(pub(super) Level);
 
 impl Engine for Simd {
     fn name(&self) -> &'static str {
