@@ -16,6 +16,8 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+pub(crate) mod cpuid;
 pub(crate) mod portable;
 pub(crate) mod product;
 pub(crate) mod rows;

@@ -44,6 +44,7 @@
 
 extern crate alloc;
 
+mod caches;
 pub mod decode;
 mod input;
 mod isa;
@@ -59,6 +60,7 @@ mod tile;
 mod tiles;
 mod workspace;
 
+pub use caches::Caches;
 pub use input::{Input, KernelElement};
 pub use level::{Level, LevelError, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};

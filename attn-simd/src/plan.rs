@@ -4,6 +4,7 @@ use core::fmt;
 
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Modifier, Outputs, Precision, Problem, Result, View};
 
+use crate::caches::Caches;
 use crate::decode::{self, Split};
 use crate::input::KernelElement;
 use crate::job::{Job, Scoring, log2_scale};
@@ -37,6 +38,7 @@ pub struct Plan<'p, 'a, M = ()> {
     problem: Problem<'p, 'a, M>,
     level: Level,
     tiles: Tiles,
+    caches: Caches,
     kernel: Kernel,
 }
 
@@ -66,7 +68,16 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         }
         // A pinned order of accumulation is that of the decode kernel, whatever the number of queries.
         let decode = attn.is_reproducible() || decode::is_few(&shape);
-        Ok(Self { problem, level, tiles, kernel: if decode { Kernel::Decode } else { Kernel::Tiled } })
+        let kernel = if decode { Kernel::Decode } else { Kernel::Tiled };
+        Ok(Self { problem, level, tiles, caches: Caches::detect(), kernel })
+    }
+
+    /// Lays the blocks out for other caches than those of the core that made the plan. Changes no bit of a result, but
+    /// [`workspace_lines`](Self::workspace_lines).
+    #[must_use]
+    pub fn for_caches(mut self, caches: Caches) -> Self {
+        self.caches = caches;
+        self
     }
 
     /// The sizes.
@@ -92,7 +103,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         if self.shape().rows() == 0 {
             return Scratch::default(); // no block will ask for it, and the dims of a tensor without rows may be anything
         }
-        self.tiles.scratch(self.problem.shape(), self.problem.attn().get_bias().is_some(), pack_k)
+        self.tiles.scratch(self.shape(), self.caches, self.problem.attn().get_bias().is_some(), pack_k)
     }
 
     /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len` or
@@ -192,7 +203,19 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         let scratch = Scratch { strip: 1, ..self.scratch(!pack::is_direct(&job.k)) };
         let lines = self.workspace_lines();
         let vector_lines = self.vector_lines();
-        Ok(Work::Blocks(Blocks { level: self.level, job, queue, layout, scratch, vector_lines, lines }))
+        let most = self.tiles.strip(&shape, self.caches);
+        let far = Tiles::is_far(&shape, self.caches);
+        Ok(Work::Blocks(Blocks {
+            level: self.level,
+            job,
+            queue,
+            layout,
+            scratch,
+            strip: most,
+            far,
+            vector_lines,
+            lines,
+        }))
     }
 
     /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
@@ -217,6 +240,9 @@ pub enum Work<'w> {
 /// Strips that there are for each thread at least, so that none waits long for the last one.
 const STRIPS_PER_THREAD: usize = 4;
 
+/// The same where a strip shares no work, only what is read from beyond the second cache: that gains less than waiting could lose.
+const FAR_STRIPS_PER_THREAD: usize = 24;
+
 /// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of them, and
 /// the result is the same bits whoever does.
 pub struct Blocks<'w> {
@@ -226,6 +252,10 @@ pub struct Blocks<'w> {
     /// Where the call runs on matrix tiles.
     layout: Option<Layout>,
     scratch: Scratch,
+    /// Most blocks of a strip.
+    strip: usize,
+    /// Whether a head's keys and values are read from beyond the caches.
+    far: bool,
     vector_lines: usize,
     lines: usize,
 }
@@ -242,16 +272,21 @@ impl Blocks<'_> {
         self.queue.len()
     }
 
-    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be widened or made contiguous, each
-    /// thread then takes strips of as many blocks at once as leave enough for all, which share that work. Changes no bit.
+    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be widened or made contiguous, or are too
+    /// many for the caches, each thread then takes strips of as many blocks at once as leave enough for all, which share that work and
+    /// what is read. Changes no bit.
     #[must_use]
     pub fn shared_by(mut self, threads: usize) -> Self {
         let packs = !pack::is_direct(&self.job.k) || !pack::is_direct(&self.job.v);
-        if packs && self.layout.is_none() {
-            let fair = if threads <= 1 { usize::MAX } else { self.count() / threads.saturating_mul(STRIPS_PER_THREAD) };
-            self.scratch.strip = self.job.tiles.strip(&self.job.shape).min(fair).max(1);
-            self.queue.cut(self.job.tiles.q_tile() * self.scratch.strip);
-        }
+        let of_a_thread = match packs {
+            _ if self.layout.is_some() => return self,
+            true => STRIPS_PER_THREAD,
+            false if self.far => FAR_STRIPS_PER_THREAD,
+            false => return self,
+        };
+        let fair = if threads <= 1 { usize::MAX } else { self.count() / threads.saturating_mul(of_a_thread) };
+        self.scratch.strip = self.strip.min(fair).max(1);
+        self.queue.cut(self.job.tiles.q_tile() * self.scratch.strip);
         self
     }
 

@@ -1,4 +1,4 @@
-//! How large the blocks are: pure functions of the level and the shape.
+//! How large the blocks are: pure functions of the level, the shape and the caches.
 //!
 //! A block of `q_tile` queries meets the keys in tiles of `kv_tile`. `Qᵀ`, the scores of one tile and the output of the block
 //! are what the inner loops touch over and over; at head_dim 64 they are 12 KiB each with AVX-512 and stay in L1. Keys and
@@ -6,11 +6,15 @@
 //! is why the largest block that registers allow is taken.
 //!
 //! Keys and values that are not plain `f32` rows are widened or gathered tile by tile. A strip of several blocks does that once
-//! for all of them; what the blocks keep then lies in L2. The tile of keys decides the order of sums and with it the bits, so that
-//! nothing here asks for the sizes of this machine's caches: one level gives the same bits on every machine.
+//! for all of them; what the blocks keep then lies in L2. So do the blocks of a sequence whose keys and values are too many for
+//! the caches: each tile of them is a stretch that stays while all blocks of the strip pass over it.
+//!
+//! The tile of keys decides the order of sums and with it the bits, which are to be the same on every machine of a level: it follows
+//! from the level alone. How long a strip is changes no bit, and follows from the shape and this machine's [`Caches`].
 
 use attn_core::AttnShape;
 
+use crate::caches::Caches;
 use crate::level::Level;
 
 /// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
@@ -21,10 +25,6 @@ pub(crate) const MAX_Q_TILE: usize = 64;
 
 /// Most blocks of a strip.
 pub(crate) const STRIP: usize = 8;
-
-/// Bytes that the queries and outputs of a strip may take: half of the smallest second cache that the levels meet (256 KiB). Four
-/// times as many on Zen 4 (1 MiB) showed no gain above the noise of that run.
-const STRIP_BYTES: usize = 128 << 10;
 
 /// Block sizes of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +71,11 @@ impl Tiles {
         rows.div_ceil(self.lanes)
     }
 
-    /// Most blocks of a strip: as many as [`STRIP_BYTES`] hold the queries and outputs of.
-    pub(crate) const fn strip(&self, shape: &AttnShape) -> usize {
+    /// Most blocks of a strip: as many as a quarter of the second cache holds the queries and outputs of:
+    /// keys and values pass through the rest.
+    pub(crate) const fn strip(&self, shape: &AttnShape, caches: Caches) -> usize {
         let block = (shape.head_dim + shape.value_dim + 1) * self.q_tile() * size_of::<f32>();
-        let most = STRIP_BYTES / block;
+        let most = caches.l2 / 4 / block;
         if most == 0 {
             1
         } else if most < STRIP {
@@ -84,11 +85,20 @@ impl Tiles {
         }
     }
 
+    /// Whether keys and values of a head are more than the caches can be expected to keep from one block to the next: four times the
+    /// second cache, which is about what a core has of the one it shares.
+    ///
+    /// Measured on Zen 5 (1 MiB; one thread), in strips of eight against one by one: 8 MiB ×1.02, 4 MiB ×0.99 to 1.01.
+    pub(crate) const fn is_far(shape: &AttnShape, caches: Caches) -> bool {
+        let row = (shape.head_dim + shape.value_dim).saturating_mul(size_of::<f32>());
+        row != 0 && shape.kv_len / 4 > caches.l2 / row
+    }
+
     /// Floats of each array in a block's scratch.
-    pub(crate) const fn scratch(&self, shape: &AttnShape, with_bias: bool, pack_k: bool) -> Scratch {
+    pub(crate) const fn scratch(&self, shape: &AttnShape, caches: Caches, with_bias: bool, pack_k: bool) -> Scratch {
         let width = self.q_tile();
         Scratch {
-            strip: self.strip(shape),
+            strip: self.strip(shape, caches),
             q: channels_of(shape.head_dim, self.lanes, 1) * width,
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
@@ -126,4 +136,41 @@ pub(crate) struct Scratch {
     pub(crate) v: usize,
     /// `bias[key][query]`.
     pub(crate) bias: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(kv_len: usize, head_dim: usize, value_dim: usize) -> AttnShape {
+        AttnShape::new([1, 1, 9, head_dim], [1, 1, kv_len, head_dim], [1, 1, kv_len, value_dim]).unwrap()
+    }
+
+    #[test]
+    fn strips_fit_the_second_cache_and_scratch_fits_the_strips() {
+        for level in Level::available() {
+            let tiles = Tiles::of(level.vectors());
+            for l2 in [0, 100 << 10, 256 << 10, 1 << 20, 2 << 20, usize::MAX] {
+                for dim in [0, 1, 40, 64, 128, 512, 1 << 20] {
+                    let (shape, caches) = (shape(100, dim, dim), Caches { l2 });
+                    let strip = tiles.strip(&shape, caches);
+                    assert!((1..=STRIP).contains(&strip));
+                    let floats = strip * tiles.q_tile() * (2 * dim + 1);
+                    assert!(strip == 1 || floats * size_of::<f32>() <= l2 / 4, "{strip} blocks of {dim} in {l2}");
+                    assert_eq!(tiles.scratch(&shape, caches, false, false).strip, strip);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn far_is_what_four_second_caches_do_not_hold() {
+        let caches = Caches { l2: 1 << 20 };
+        // Keys and values of 64 + 64 floats take 512 bytes a token: 8192 of them are 4 MiB.
+        assert!(!Tiles::is_far(&shape(8192, 64, 64), caches));
+        assert!(Tiles::is_far(&shape(8196, 64, 64), caches));
+        assert!(Tiles::is_far(&shape(4100, 128, 128), caches));
+        assert!(!Tiles::is_far(&shape(1 << 40, 0, 0), caches), "no bytes at all");
+        assert!(Tiles::is_far(&shape(1 << 40, 1, 0), caches));
+    }
 }

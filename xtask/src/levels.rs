@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use attn_bench::report::table;
 use attn_core::{Attention, AttnShape, Dtype};
-use attn_simd::{Level, Plan};
+use attn_simd::{Caches, Level, Plan};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -27,6 +27,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
             println!("{}", table::table(&["level", "floats a vector", "inputs", "kernel"], 4, rows));
             absent().for_each(|line| println!("{line}"));
             println!("{}", default_level());
+            println!("Second cache: {} KiB a core, as the blocks are laid out for", Caches::detect().l2 >> 10);
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -226,16 +226,16 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
     }
 }
 
-/// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys. `p`:
-/// `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`,
-/// times `NQ·LANES`. `between` is called before each group of `M`.
+/// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys; without
+/// factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`;
+/// `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. `between` is called before each group of `M`.
 #[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     values: Panel<'_>,
     sizes: (usize, usize),
     reach: &Reach<NQ>,
-    weights: (&[f32], &[f32]),
+    weights: (&[f32], Option<&[f32]>),
     o: &mut [f32],
     between: impl FnMut(),
 ) {
@@ -251,7 +251,7 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     values: Panel<'_>,
     (depth, columns): (usize, usize),
     reach: &Reach<NQ>,
-    (p, factor): (&[f32], &[f32]),
+    (p, factor): (&[f32], Option<&[f32]>),
     o: &mut [f32],
     mut between: impl FnMut(),
 ) {
@@ -260,10 +260,12 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         return;
     }
     let a = values.checked(depth, columns);
-    assert!(p.len() >= depth * width && factor.len() >= width && o.len() >= padded(columns, M) * width);
+    assert!(
+        p.len() >= depth * width && factor.is_none_or(|f| f.len() >= width) && o.len() >= padded(columns, M) * width
+    );
     assert!(reach.end[NQ - 1] <= depth);
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
-    let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
+    let factors: Option<[I::F; NQ]> = factor.map(|factor| core::array::from_fn(|n| isa.load(&factor[n * I::LANES..])));
     let all = reach.is_all(depth);
     let mut first = 0;
     while first < columns {
@@ -307,7 +309,7 @@ unsafe fn whole_group<I: Isa, const NQ: usize, const M: usize>(
     a: *const f32,
     stride: isize,
     (p, depth): (*const f32, usize),
-    factors: &[I::F; NQ],
+    factors: &Option<[I::F; NQ]>,
     o: *mut f32,
 ) {
     // SAFETY: the caller vouches for these addresses.
@@ -319,7 +321,7 @@ unsafe fn whole_group<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// `o[m][n] = o[m][n]·factor[n] + acc[m][n]`.
+/// `o[m][n] = o[m][n]·factor[n] + acc[m][n]`; without factors as if `o` held zeros.
 ///
 /// # Safety
 /// `o` is readable and writable for `M·NQ` vectors.
@@ -327,7 +329,7 @@ unsafe fn whole_group<I: Isa, const NQ: usize, const M: usize>(
 unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     acc: &[[I::F; NQ]; M],
-    factors: &[I::F; NQ],
+    factors: &Option<[I::F; NQ]>,
     o: *mut f32,
 ) {
     for (m, row) in acc.iter().enumerate() {
@@ -335,7 +337,12 @@ unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
             // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
             unsafe {
                 let slot = o.add((m * NQ + n) * I::LANES);
-                isa.store_ptr(isa.mul_add(isa.load_ptr(slot), factors[n], *x), slot);
+                let sum = match factors {
+                    Some(factors) => isa.mul_add(isa.load_ptr(slot), factors[n], *x),
+                    // What a row of zeros would give: never −0.
+                    None => isa.add(*x, isa.splat(0.0)),
+                };
+                isa.store_ptr(sum, slot);
             }
         }
     }

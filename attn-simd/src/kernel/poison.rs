@@ -41,7 +41,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     job: &Job<'_>,
     tile: Tile,
     (bits, reach): (&[u64], &Reach<NQ>),
-    (p, factor): (&[f32], &[f32]),
+    (p, factor): (&[f32], Option<&[f32]>),
     out: &mut [f32],
     scratch: &mut [f32],
 ) {

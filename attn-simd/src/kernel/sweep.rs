@@ -171,7 +171,6 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Strip<'_, '_, '_, '_, NQ
             if job.q_factor != 1.0 {
                 q.iter_mut().for_each(|x| *x *= job.q_factor);
             }
-            buffers.out.of(n).fill(0.0);
             State { max: buffers.max.of(n), sum: buffers.sum.of(n), factor: &mut [] }.reset();
             if !ranges.any.is_empty() {
                 any = any.start.min(ranges.any.start)..any.end.max(ranges.any.end);
@@ -179,6 +178,8 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Strip<'_, '_, '_, '_, NQ
         }
 
         let mut bits = [0; KV_TILE];
+        // Blocks whose outputs hold nothing yet, not even zeros.
+        let mut fresh = [true; STRIP];
         let mut ahead = Ahead::nothing();
         let mut from = any.start;
         while from < any.end {
@@ -238,7 +239,7 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Strip<'_, '_, '_, '_, NQ
                     visible::kept(job, tile, &mut kept);
                     visible::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
                 }
-                let (factor, out) = (&*buffers.factor, buffers.out.of(n));
+                let (factor, out) = ((!core::mem::take(&mut fresh[n])).then_some(&*buffers.factor), buffers.out.of(n));
                 let v = pack::panel(isa, &job.v, all, to - from, shape.value_dim, buffers.v, &mut v_there);
                 let v = v.skip(key - from);
                 let guarded = cover == Cover::Partial || job.bias.is_some();
@@ -267,6 +268,9 @@ impl<const NQ: usize, const MS: usize, const MV: usize> Strip<'_, '_, '_, '_, NQ
         }
         for (n, (rows, _)) in blocks.iter().enumerate() {
             let (out, mut part) = (buffers.out.of(n), claim.part(rows.first - top, rows.count));
+            if fresh[n] {
+                out.fill(0.0);
+            }
             finish::write(isa, job, (buffers.max.of(n), buffers.sum.of(n)), out, width, &mut part);
         }
     }

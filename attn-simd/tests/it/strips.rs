@@ -1,18 +1,29 @@
 //! Blocks that share widened or gathered tiles compute what each computes alone: the bits of the same numbers as plain `f32` rows,
-//! which every block reads for itself.
+//! which every block reads for itself. So do blocks that share what they read of a sequence too long for the caches.
 
 use attn_core::half::f16;
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
+use attn_simd::{Caches, KernelElement, Level, Plan, Work, Workspace};
 
 const HEADS: [usize; 2] = [2, 1];
 
 /// Output and lse as bits, with strips for so many threads.
-fn bits<T: KernelElement>(level: Level, attn: &Attention<'_>, [q, k, v]: [View<'_, T>; 3], threads: usize) -> Vec<u32> {
+fn bits<T: KernelElement>(level: Level, attn: &Attention<'_>, inputs: [View<'_, T>; 3], threads: usize) -> Vec<u32> {
+    bits_on(Caches::detect(), level, attn, inputs, threads)
+}
+
+/// The same, on a core with such caches.
+fn bits_on<T: KernelElement>(
+    caches: Caches,
+    level: Level,
+    attn: &Attention<'_>,
+    [q, k, v]: [View<'_, T>; 3],
+    threads: usize,
+) -> Vec<u32> {
     let shape = attn_core::AttnShape::new(q.sizes(), k.sizes(), v.sizes()).unwrap();
     let (mut out, mut lse) = (vec![f32::NAN; shape.rows() * shape.value_dim], vec![f32::NAN; shape.rows()]);
     let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
-    let plan = Plan::new(attn, shape, level).unwrap();
+    let plan = Plan::new(attn, shape, level).unwrap().for_caches(caches);
     let mut workspace = Workspace::new();
     let Work::Blocks(blocks) = plan.work(q, k, v, outputs).unwrap() else { panic!("many queries are tiled") };
     blocks.shared_by(threads).run(workspace.lines(plan.workspace_lines())).unwrap();
@@ -81,4 +92,29 @@ fn a_dense_mask_and_values_that_are_not_finite() {
     check(&attn, [300, 200, 24, 40], &[(3, f32::NAN), (64, f32::INFINITY), (150, f32::NEG_INFINITY)]);
     let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
     check(&causal, [300, 200, 24, 40], &[(70, f32::NAN), (199, f32::INFINITY)]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "large")]
+fn caches_of_any_size() {
+    let (q_len, kv_len, dim) = (230, 1900, 40);
+    let numbers = |n: usize| -> Vec<f32> { (0..n).map(|i| (i as f32 * 0.7).sin()).collect() };
+    let (q, kv) = (numbers(q_len * dim), numbers(kv_len * dim));
+    let q = View::new(&q, Layout::Bhsd, [1, 1, q_len, dim]).unwrap();
+    let kv = View::new(&kv, Layout::Bhsd, [1, 1, kv_len, dim]).unwrap();
+    let masks = [Mask::none(), Mask::causal(Align::BottomRight), Mask::window(600, 0, Align::BottomRight)];
+    for mask in masks {
+        let attn = Attention::new().mask(mask);
+        for level in Level::available() {
+            // So large a cache holds everything: block by block. The others hold strips of one, of some and of all blocks, but not the
+            // sequence.
+            let want = bits_on(Caches { l2: 1 << 30 }, level, &attn, [q, kv, kv], 1);
+            for l2 in [0, 60 << 10, 140 << 10] {
+                for threads in [1, 2] {
+                    let got = bits_on(Caches { l2 }, level, &attn, [q, kv, kv], threads);
+                    assert!(got == want, "{}, {l2} bytes, {threads} threads", level.name());
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,71 @@
+//! How large the caches of a core are: with shape and level, all that block sizes follow from.
+
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+use crate::isa::cpuid;
+
+/// The sizes of a core's own caches that block sizes follow from.
+///
+/// They decide how many blocks of queries share a stretch of keys and values before it leaves the caches, and with that memory traffic
+/// and scratch; never a bit of a result, which is the same on every machine of one [`Level`](crate::Level). The tiles themselves, whose
+/// sizes do decide bits, are laid out for a first cache of 32 KiB, which every level's machines have.
+///
+/// ```
+/// use attn_simd::Caches;
+/// assert!(Caches::detect().l2 >= Caches::SMALLEST.l2);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Caches {
+    /// Bytes of the second cache: the largest that a core has for itself.
+    pub l2: usize,
+}
+
+impl Caches {
+    /// The smallest that the kernels are laid out for; what cannot be asked is taken for this.
+    pub const SMALLEST: Self = Self { l2: 256 << 10 };
+
+    /// The largest that is believed: a virtual machine may say anything.
+    const LARGEST: Self = Self { l2: 16 << 20 };
+
+    /// What this core says of itself, within reason; [`SMALLEST`](Self::SMALLEST) where there is no way to ask. Asked once per process.
+    pub fn detect() -> Self {
+        #[cfg(all(target_arch = "x86_64", feature = "std"))]
+        {
+            use std::sync::OnceLock;
+            static CACHES: OnceLock<Caches> = OnceLock::new();
+            *CACHES.get_or_init(|| Self::within_reason(cpuid::second_cache()))
+        }
+        #[cfg(not(all(target_arch = "x86_64", feature = "std")))]
+        Self::SMALLEST
+    }
+
+    #[cfg(all(target_arch = "x86_64", feature = "std"))]
+    fn within_reason(l2: usize) -> Self {
+        Self { l2: l2.clamp(Self::SMALLEST.l2, Self::LARGEST.l2) }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64", feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_machine_says_is_held_within_reason() {
+        assert_eq!(Caches::within_reason(0), Caches::SMALLEST);
+        assert_eq!(Caches::within_reason(1 << 20).l2, 1 << 20);
+        assert_eq!(Caches::within_reason(usize::MAX), Caches::LARGEST);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[cfg_attr(miri, ignore = "reads files")]
+    fn the_cpu_and_the_system_agree() {
+        let cache = |what: &str| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index2/{what}"));
+        let (Ok(level), Ok(kind), Ok(size)) = (cache("level"), cache("type"), cache("size")) else { return };
+        // A guest's system may show less than its CPU does, or nothing.
+        if let ("2", "Unified", Some(Ok(kib))) =
+            (level.trim(), kind.trim(), size.trim().strip_suffix('K').map(str::parse::<usize>))
+        {
+            assert_eq!(cpuid::second_cache(), kib << 10);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What CPUID says of the second cache of the core that asks.
+
+#![allow(unsafe_code, reason = "CPUID is not a safe function in the oldest compiler that is promised")]
+#![allow(unused_unsafe, reason = "it is one in newer compilers")]
+
+/// Bytes of the second cache, 0 where CPUID lists none. Intel and its like list caches in leaf 4, AMD in leaf 0x8000001d, in one form.
+#[cfg(not(miri))]
+pub(crate) fn second_cache() -> usize {
+    use core::arch::x86_64::{__cpuid, __cpuid_count};
+    const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
+    const DATA: u32 = 1;
+    const BOTH: u32 = 3;
+    // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is.
+    unsafe {
+        let amd = __cpuid(0x8000_0000).eax >= 0x8000_001d && __cpuid(0x8000_0001).ecx & TOPOLOGY_EXTENSIONS != 0;
+        let leaf = match amd {
+            true => 0x8000_001d,
+            false if __cpuid(0).eax >= 4 => 4,
+            false => return 0,
+        };
+        // Four or five caches are usual, and type 0 ends the list.
+        for index in 0..8 {
+            let cache = __cpuid_count(leaf, index);
+            let (kind, level) = (cache.eax & 0x1f, cache.eax >> 5 & 7);
+            if kind == 0 {
+                break;
+            }
+            if level == 2 && (kind == DATA || kind == BOTH) {
+                let (ways, partitions, line) = (cache.ebx >> 22, cache.ebx >> 12 & 0x3ff, cache.ebx & 0xfff);
+                return [ways, partitions, line, cache.ecx]
+                    .map(|n| n as usize + 1)
+                    .into_iter()
+                    .fold(1, usize::saturating_mul);
+            }
+        }
+    }
+    0
+}
+
+/// Miri has no CPUID beyond the detection of features.
+#[cfg(miri)]
+pub(crate) fn second_cache() -> usize {
+    0
+}
