@@ -109,11 +109,13 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn scale_by_pow2(self, p: f32x4, n: f32x4, y: f32x4) -> f32x4 {
-        // 127 is the exponent's bias; an n outside of the normal range is a lane that is zeroed below, or a NaN.
-        let n = n.fast_max(f32x4::splat(-126.0));
+        // 127 is the exponent's bias. What is zeroed below is multiplied by 1: most processors stumble over products that are subnormal,
+        // zeroed or not.
+        let vanishes = y.simd_lt(f32x4::splat(-126.0));
+        let n = vanishes.bitselect(f32x4::ZERO, n);
         let pow = n.to_array().map(|n| f32::from_bits(((n + 127.0) as i32 as u32) << 23));
         let scaled = p * f32x4::new(pow);
-        let scaled = y.simd_lt(f32x4::splat(-126.0)).bitselect(f32x4::ZERO, scaled);
+        let scaled = vanishes.bitselect(f32x4::ZERO, scaled);
         y.simd_ge(y).bitselect(scaled, y)
     }
 
