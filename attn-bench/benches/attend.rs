@@ -80,6 +80,7 @@ fn masks(c: &mut Criterion) {
         ("alibi", What::Alibi, true),
         ("softcap", What::Softcap(30.0), false),
         ("dropout", What::Dropout(0.1), false),
+        ("spread", What::Spread(60.0), false),
     ];
     for (name, what, causal) in all {
         let case = Case { causal, ..square(4, 1024, 64) };

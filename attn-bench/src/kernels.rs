@@ -42,6 +42,8 @@ pub enum What {
     Softcap(f64),
     /// Weights dropped with this probability.
     Dropout(f64),
+    /// Queries multiplied by this: most weights become tiny, and those below f32's normal range must slow nothing down.
+    Spread(f64),
 }
 
 impl What {
@@ -55,6 +57,7 @@ impl What {
             Self::Keep => ("keep", 0.0),
             Self::Softcap(cap) => ("softcap", cap),
             Self::Dropout(p) => ("dropout", p),
+            Self::Spread(factor) => ("spread", factor),
         }
     }
 
@@ -65,6 +68,7 @@ impl What {
             "window" => value.and_then(|v| v.parse().ok()).map(Self::Window),
             "softcap" => number(|c| c.is_finite() && c > 0.0).map(Self::Softcap),
             "dropout" => number(|p| (0.0..1.0).contains(&p)).map(Self::Dropout),
+            "spread" => number(|f| f.is_finite() && f > 0.0).map(Self::Spread),
             _ if value.is_some() => None,
             "plain" => Some(Self::Plain),
             "alibi" => Some(Self::Alibi),
@@ -171,6 +175,7 @@ impl Kernel {
         let Case { q_heads, q_len, kv_len, .. } = self.case;
         let mut inputs = Inputs { tensors: Tensors::new(self.case, 11), extra: Vec::new(), keep: Vec::new() };
         match self.what {
+            What::Spread(factor) => inputs.tensors.q.iter_mut().for_each(|q| *q *= factor as f32),
             What::Bias => inputs.extra = normal(5, q_len * kv_len),
             What::Keep => {
                 // Standard normals exceed −1.2816 nine times in ten.
@@ -219,7 +224,7 @@ impl Inputs {
         let dense = [1, 1, case.q_len, case.kv_len];
         let attn = case.attention();
         let attn = match kernel.what {
-            What::Plain => attn,
+            What::Plain | What::Spread(_) => attn,
             What::Window(left) => attn.mask(window(case, left)),
             What::Alibi => attn.alibi(Alibi { slopes: &self.extra, align: Align::BottomRight }),
             What::Bias => attn.bias(View::new(&self.extra, Layout::Bhsd, dense)?),
@@ -330,7 +335,11 @@ pub fn measure(
         });
     }
     let comparable = !matches!(kernel.what, What::Dropout(_));
-    let oracle = if kernel.what == What::Plain && pass == 0 { Some(last_rows(&inputs.tensors)?) } else { None };
+    let oracle = if matches!(kernel.what, What::Plain | What::Spread(_)) && pass == 0 {
+        Some(last_rows(&inputs.tensors)?)
+    } else {
+        None
+    };
     let error = |out: &[f32]| oracle.as_ref().map(|oracle| distance(&kernel.case, out, oracle));
     let results = others
         .into_iter()
@@ -430,7 +439,8 @@ mod tests {
         let gqa = kernels.iter().find(|k| k.name == "gqa1024d128c").unwrap();
         let case = Case { q_heads: 32, kv_heads: 8, causal: true, ..Case::square(1024, 128) };
         assert_eq!((gqa.case, gqa.what), (case, What::Plain));
-        for what in [What::Window(256), What::Softcap(30.0), What::Dropout(0.1), What::Alibi, What::Bias, What::Keep] {
+        let special = [What::Window(256), What::Softcap(30.0), What::Dropout(0.1), What::Spread(60.0)];
+        for what in special.into_iter().chain([What::Alibi, What::Bias, What::Keep]) {
             assert!(kernels.iter().any(|k| k.what == what), "{what:?}");
         }
     }
@@ -445,6 +455,7 @@ mod tests {
             ("a 1 1 1 4 4 8 0 fancy -", "fancy"),
             ("a 1 1 1 4 4 8 0 softcap:-1 -", "softcap"),
             ("a 1 1 1 4 4 8 0 dropout:1 -", "dropout"),
+            ("a 1 1 1 4 4 8 0 spread:0 -", "spread"),
             ("a 1 1 1 4 4 8 0 plain:3 -", "plain:3"),
             ("a 1 4 3 4 4 8 0 plain -", "4 query heads"),
             ("a 1 1 1 4 4 8 0 plain slow", "slow"),
@@ -476,7 +487,7 @@ mod tests {
         let pool = engine::pool(1).unwrap();
         let repeat = Repeat { at_least: 2, at_most: 2, seconds: 0.0 };
         let setup = Setup { level: Level::detect(), pool: &pool, repeat, sample_seconds: 1e-6, probe_seconds: 1e-4 };
-        for what in ["plain", "window:3", "alibi", "bias", "keep", "softcap:2", "dropout:0.3"] {
+        for what in ["plain", "window:3", "alibi", "bias", "keep", "softcap:2", "dropout:0.3", "spread:9"] {
             for causal in [0, 1] {
                 let kernel = parse(&format!("k 1 4 2 20 20 8 {causal} {what} -")).unwrap().remove(0);
                 let result = measure(&kernel, &setup, 0, &mut [], &mut Vec::new()).unwrap();

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::kernels::{Inputs, Kernel};
+use crate::kernels::{Inputs, Kernel, What};
 
 /// The program that runs in Python.
 const SCRIPT: &str = include_str!("../python/torch_peer.py");
@@ -140,7 +140,8 @@ impl Peer {
     /// [`PeerError`].
     pub fn load(&mut self, kernel: &Kernel, inputs: &Inputs) -> Result<Vec<String>, PeerError> {
         let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
-        let (what, value) = kernel.what.parts();
+        // Queries are sent multiplied: to a peer, these are plain ones.
+        let (what, value) = if let What::Spread(_) = kernel.what { What::Plain } else { kernel.what }.parts();
         let floats = tensors.map(Vec::len);
         self.send(
             &json!({"op": "load", "case": kernel.case, "what": what, "value": value, "floats": floats}),
