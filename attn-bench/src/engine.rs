@@ -90,6 +90,27 @@ pub fn pool(threads: usize) -> std::result::Result<ThreadPool, String> {
     ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| format!("cannot start {threads} threads: {e}"))
 }
 
+/// Runs `call` with a pool of `threads` new threads that have all started, and returns after they have ended: what they start and
+/// end with is not mistaken for something of another call.
+///
+/// # Errors
+/// As [`pool`].
+pub fn with_fresh_pool<R>(threads: usize, call: impl FnOnce(&ThreadPool) -> R) -> std::result::Result<R, String> {
+    let mut handles = Vec::new();
+    let pool = ThreadPoolBuilder::new().num_threads(threads).spawn_handler(|thread| {
+        handles.push(std::thread::Builder::new().spawn(|| thread.run())?);
+        Ok(())
+    });
+    let pool = pool.build().map_err(|e| format!("cannot start {threads} threads: {e}"))?;
+    pool.broadcast(|_| ());
+    let result = call(&pool);
+    drop(pool); // tells them to end
+    for handle in handles {
+        let _ = handle.join();
+    }
+    Ok(result)
+}
+
 /// Runs `call` where the engine is used: on the caller's thread, or for the parallel engine on one of the pool's, so that
 /// calls back to back do not each pay for handing over to the pool.
 pub fn inside<R: Send>(engine: Engine, pool: &ThreadPool, call: impl FnOnce() -> R + Send) -> R {
@@ -171,6 +192,22 @@ impl<'p> Runner<'p> {
 mod tests {
     use super::*;
     use crate::case::{Case, Tensors};
+
+    #[test]
+    fn a_fresh_pool_has_ended_with_all_that_its_threads_held() {
+        use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+        static ENDED: AtomicUsize = AtomicUsize::new(0);
+        struct Held;
+        impl Drop for Held {
+            fn drop(&mut self) {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                ENDED.fetch_add(1, SeqCst);
+            }
+        }
+        thread_local!(static HELD: Held = const { Held });
+        let threads = with_fresh_pool(3, |pool| pool.broadcast(|_| HELD.with(|_| ())).len()).unwrap();
+        assert_eq!((threads, ENDED.load(SeqCst)), (3, 3));
+    }
 
     #[test]
     fn a_window_over_everything_is_exact_and_what_is_cheaper_counts_less() {

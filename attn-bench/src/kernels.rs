@@ -315,6 +315,9 @@ pub fn measure(
             std::thread::sleep(SPIN);
         }
         let before = peak();
+        if threads > 1 {
+            ours(1)?; // a pool that sleeps is woken, not measured; peers' below as well
+        }
         let (wall, ran) = ours(calls)?;
         peaks.push(0.5 * (before + peak()));
         samples.push(wall);
@@ -322,7 +325,13 @@ pub fn measure(
             thread.push(ran);
         }
         spent += wall * f64::from(calls);
-        others.retain_mut(|other| match peers[other.process].time(&other.name, other.calls) {
+        let timed = |peer: &mut Peer, name: &str, calls: u32| {
+            if threads > 1 {
+                peer.time(name, 1)?;
+            }
+            peer.time(name, calls)
+        };
+        others.retain_mut(|other| match timed(&mut peers[other.process], &other.name, other.calls) {
             Ok(took) => {
                 spent += took.wall * f64::from(other.calls);
                 other.samples.push(if threads == 1 { took.processor } else { took.wall });

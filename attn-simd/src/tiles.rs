@@ -72,17 +72,11 @@ impl Tiles {
     }
 
     /// Most blocks of a strip: as many as a quarter of the second cache holds the queries and outputs of:
-    /// keys and values pass through the rest.
+    /// keys and values pass through the rest. No more than a head has.
     pub(crate) const fn strip(&self, shape: &AttnShape, caches: Caches) -> usize {
         let block = (shape.head_dim + shape.value_dim + 1) * self.q_tile() * size_of::<f32>();
-        let most = caches.l2 / 4 / block;
-        if most == 0 {
-            1
-        } else if most < STRIP {
-            most
-        } else {
-            STRIP
-        }
+        let most = min(caches.l2 / 4 / block, shape.q_len.div_ceil(self.q_tile()));
+        if most == 0 { 1 } else { min(most, STRIP) }
     }
 
     /// Whether keys and values of a head are more than the caches can be expected to keep from one block to the next: four times the
@@ -108,6 +102,10 @@ impl Tiles {
             bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },
         }
     }
+}
+
+const fn min(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
 }
 
 /// Rounds channels up to whole vectors and whole groups of rows: squares of LANES × LANES are transposed in and out, and groups of
@@ -143,7 +141,7 @@ mod tests {
     use super::*;
 
     fn shape(kv_len: usize, head_dim: usize, value_dim: usize) -> AttnShape {
-        AttnShape::new([1, 1, 9, head_dim], [1, 1, kv_len, head_dim], [1, 1, kv_len, value_dim]).unwrap()
+        AttnShape::new([1, 1, 1 << 20, head_dim], [1, 1, kv_len, head_dim], [1, 1, kv_len, value_dim]).unwrap()
     }
 
     #[test]
@@ -158,6 +156,12 @@ mod tests {
                     let floats = strip * tiles.q_tile() * (2 * dim + 1);
                     assert!(strip == 1 || floats * size_of::<f32>() <= l2 / 4, "{strip} blocks of {dim} in {l2}");
                     assert_eq!(tiles.scratch(&shape, caches, false, false).strip, strip);
+                    let two = AttnShape { q_len: tiles.q_tile() + 1, ..shape };
+                    assert_eq!(
+                        tiles.strip(&two, caches),
+                        strip.min(2),
+                        "blocks that a head does not have take no scratch"
+                    );
                 }
             }
         }

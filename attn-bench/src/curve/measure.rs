@@ -3,7 +3,8 @@
 //! The whole grid of cases is gone through in several passes, so that the samples of one case come from moments that are minutes
 //! apart: how far its passes lie apart is what comparisons take for noise. Within a pass, at each length, samples are taken in
 //! rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of the machine hits all engines
-//! and the probe alike. The parallel engine has rounds of its own against a probe on all of its threads. The first pass begins
+//! and the probe alike. The parallel engine has rounds of its own against a probe on all of its threads, each sample right after a call
+//! that does not count: as in a model, whose layers follow each other. The first pass begins
 //! each case with one call on empty scratch, which gives its extra memory. An engine that would take too long at a length, judged
 //! by its time at the length before and its growth, is not run there, and the curve says so.
 
@@ -275,18 +276,17 @@ impl<'p> Started<'p> {
         let fits = |pool: &&ThreadPool| who.engine.one_thread() || pool.current_num_threads() == who.threads;
         let pool = tools.pools.iter().find(fits).ok_or(MeasureError::Threads(who.threads))?;
         let mut runner = Runner::new(settings.level, pool);
-        // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
-        let apart = who.engine == Engine::Parallel && pass == 0;
-        let fresh = if apart { engine::pool(who.threads).ok() } else { None };
         // The heap is looked at inside: reading the resident set allocates.
         let counted = |runner: &mut Runner<'_>, tensors: &mut Tensors<T>| {
             resident(|| tools.heap.extra(|| time(1, || run(runner, who.engine, tensors))))
         };
-        let ((first, extra_bytes), resident_bytes) = match &fresh {
-            Some(fresh) => {
-                fresh.broadcast(|_| ()); // until all have started: a thread allocates as it starts
-                counted(&mut Runner::new(settings.level, fresh), tensors)
-            }
+        // Workers keep their scratch from call to call: only threads that never ran one show what a call needs.
+        let apart = who.engine == Engine::Parallel && pass == 0;
+        let fresh = |tensors: &mut Tensors<T>| {
+            engine::with_fresh_pool(who.threads, |fresh| counted(&mut Runner::new(settings.level, fresh), tensors)).ok()
+        };
+        let ((first, extra_bytes), resident_bytes) = match if apart { fresh(tensors) } else { None } {
+            Some(counts) => counts,
             None => counted(&mut runner, tensors),
         };
         let mut calls = calls_for(first?);
@@ -330,8 +330,13 @@ fn sample_rounds<T: Stored>(
         let mut before = peak(settings.probe_seconds);
         for s in started.iter_mut().filter(|s| wants(s)) {
             let (runner, who, calls) = (&mut s.runner, s.who, s.point.calls_per_sample);
-            let (wall, thread) =
-                engine::inside(who.engine, s.pool, || both(calls, || run(runner, who.engine, tensors)))?;
+            let (wall, thread) = engine::inside(who.engine, s.pool, || {
+                if !who.engine.one_thread() {
+                    // The pool sleeps: that the system wakes it, and perhaps on one core first, is not the engine's time.
+                    run(runner, who.engine, tensors)?;
+                }
+                both(calls, || run(runner, who.engine, tensors))
+            })?;
             let after = peak(settings.probe_seconds);
             s.spent += wall * f64::from(calls);
             s.point.samples.0.push(wall);
