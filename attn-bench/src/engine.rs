@@ -82,12 +82,27 @@ fn windowed(mask: Mask<'_>) -> Mask<'_> {
     mask.and(Mask::window(WINDOW / 2, WINDOW / 2, Align::BottomRight))
 }
 
-/// A pool of `threads` threads (0 = one per core).
+/// A pool of `threads` threads (0 = one per core). One per core stay each on its own: a system that now and then lets two of them
+/// share a core would be measured, not the engine.
 ///
 /// # Errors
 /// A message where the threads cannot be started.
 pub fn pool(threads: usize) -> std::result::Result<ThreadPool, String> {
-    ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| format!("cannot start {threads} threads: {e}"))
+    let cores = if own_cores(threads) { core_affinity::get_core_ids().unwrap_or_default() } else { Vec::new() };
+    let stay = move |thread: usize| {
+        if let Some(core) = cores.get(thread) {
+            core_affinity::set_for_current(*core); // where it may not, the system decides as before
+        }
+    };
+    let builder = ThreadPoolBuilder::new().num_threads(threads).start_handler(stay);
+    builder.build().map_err(|e| format!("cannot start {threads} threads: {e}"))
+}
+
+/// Whether so many threads (0 = one per core) are held to a core each: fewer than there are would have to know which cores are halves
+/// of one, more have none of their own, and one has nobody to share with.
+pub fn own_cores(threads: usize) -> bool {
+    let cores = core_affinity::get_core_ids().map_or(0, |cores| cores.len());
+    cores > 1 && (threads == 0 || threads == cores)
 }
 
 /// Runs `call` with a pool of `threads` new threads that have all started, and returns after they have ended: what they start and

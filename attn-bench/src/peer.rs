@@ -83,6 +83,9 @@ impl Peer {
         for variable in ["PEER_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"] {
             command.env(variable, threads.to_string());
         }
+        if crate::engine::own_cores(threads) {
+            command.env("OMP_PROC_BIND", "true"); // as our own pool's threads; onnxruntime does so by itself
+        }
         if avx2 {
             command.env("ATEN_CPU_CAPABILITY", "avx2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
             command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2");
