@@ -8,7 +8,7 @@
 //! crossovers ([`crossover`]), the reports ([`report`]) and their comparison ([`compare`]). A run can be narrowed ([`filter`]),
 //! be followed ([`progress`]) and go on after an interruption ([`journal`]).
 //!
-//! The parts of a layer are timed by [`parts`]; [`roofline`] has the roofs of the machine and what the cost model says under them.
+//! The parts of a layer are timed by [`parts`], with whatever multiplies matrices ([`product`]); [`roofline`] has the roofs of the machine and what the cost model says under them.
 //! Real tensors come from [`tensors`] and run in [`layers`]; single kernels are measured by [`kernels`], beside the libraries
 //! of a Python process ([`peer`]).
 //!
@@ -34,6 +34,7 @@ pub mod naive;
 pub mod parts;
 pub mod peer;
 pub mod probe;
+pub mod product;
 pub mod progress;
 pub mod report;
 pub mod roofline;

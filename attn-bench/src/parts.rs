@@ -10,13 +10,11 @@
 //! - **recurrent**: `hₜ = tanh(xₜ·W + hₜ₋₁·U)` (Elman 1990), `4·n·d²`: the products with `W` all at once, those with `U` in `n` steps
 //!   that wait for each other.
 //!
-//! Products are those of the `ndarray` crate (`matrixmultiply`, which goes up to AVX2): what an application gets without a BLAS.
-//! On processors with wider vectors the fused kernel has an advantage over them that is not due to fusing.
+//! Products are the caller's ([`Multiply`]), and the report names them. Where they use narrower vectors than the fused kernel, it has an
+//! advantage over them that is not due to fusing.
 
 use attn_core::{Attention, AttnError, Layout, View, ViewMut};
 use attn_simd::{Level, Workspace};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, Axis, Slice};
 use serde::{Deserialize, Serialize};
 
 use crate::case::normal;
@@ -24,6 +22,7 @@ use crate::clock::{Repeat, both, median};
 use crate::fit::PowerLaw;
 use crate::journal::Journal;
 use crate::naive;
+use crate::product::{Multiply, Place};
 use crate::progress::Progress;
 
 /// What to measure.
@@ -37,6 +36,8 @@ pub struct Settings {
     pub sizes: Vec<usize>,
     /// Level of the fused kernel.
     pub level: Level,
+    /// Products of matrices.
+    pub multiply: Multiply,
     /// Rounds at each length.
     pub repeat: Repeat,
 }
@@ -83,6 +84,9 @@ pub struct Layer {
     pub width: usize,
     /// Heads.
     pub heads: usize,
+    /// Who multiplied.
+    #[serde(default)]
+    pub products: String,
     /// The parts, by ascending length.
     pub points: Vec<Parts>,
 }
@@ -144,108 +148,117 @@ pub fn measure(settings: &Settings, journal: &mut Journal, progress: &mut dyn Pr
         points.push(parts);
     }
     progress.end();
-    Ok(Layer { width, heads, points })
+    Ok(Layer { width, heads, products: settings.multiply.name.into(), points })
 }
 
-/// Buffers for one length.
+/// Buffers for one length: matrices row by row, a token each.
 struct Bench {
     n: usize,
+    width: usize,
     heads: usize,
-    x: Array2<f32>,
-    weights: [Array2<f32>; 4],
-    qkv: [Array2<f32>; 3],
-    scores: Array2<f32>,
-    out: Array2<f32>,
-    y: Array2<f32>,
+    multiply: Multiply,
+    x: Vec<f32>,
+    weights: [Vec<f32>; 4],
+    qkv: [Vec<f32>; 3],
+    scores: Vec<f32>,
+    out: Vec<f32>,
+    y: Vec<f32>,
     workspace: Workspace,
-}
-
-/// Independent normal numbers with this deviation.
-fn matrix(rows: usize, columns: usize, seed: u64, deviation: f32) -> Array2<f32> {
-    let numbers = normal(seed, rows * columns);
-    Array2::from_shape_fn((rows, columns), |(r, c)| numbers[r * columns + c] * deviation)
 }
 
 impl Bench {
     fn new(n: usize, settings: &Settings) -> Self {
-        let Settings { width, heads, .. } = *settings;
+        let Settings { width, heads, multiply, .. } = *settings;
         // A deviation of 1/√d keeps projections of normal tokens normal.
         let deviation = (width as f32).sqrt().recip();
+        let weight = |seed, by: f32| normal(seed, width * width).into_iter().map(|w| w * by).collect();
+        let scale = ((width / heads) as f32).sqrt().recip();
         Self {
             n,
+            width,
             heads,
-            x: matrix(n, width, 1, 1.0),
-            weights: [2, 3, 4, 5].map(|seed| matrix(width, width, seed, deviation)),
-            qkv: [(); 3].map(|()| Array2::zeros((n, width))),
-            scores: Array2::zeros((n, n)),
-            out: Array2::zeros((n, width)),
-            y: Array2::zeros((n, width)),
+            multiply,
+            x: normal(1, n * width),
+            // The scale of the scores is in the first of them: nobody multiplies n² numbers by it.
+            weights: [(2, scale), (3, 1.0), (4, 1.0), (5, 1.0)].map(|(seed, by)| weight(seed, by * deviation)),
+            qkv: [(); 3].map(|()| vec![0.0; n * width]),
+            scores: vec![0.0; n * n],
+            out: vec![0.0; n * width],
+            y: vec![0.0; n * width],
             workspace: Workspace::new(),
         }
     }
 
-    /// q, k and v from x, and y from the attention's output.
-    fn project(&mut self) {
-        let [wq, wk, wv, wo] = &self.weights;
-        for (w, to) in [wq, wk, wv].into_iter().zip(&mut self.qkv) {
-            general_mat_mul(1.0, &self.x, w, 0.0, to);
-        }
-        general_mat_mul(1.0, &self.out, wo, 0.0, &mut self.y);
+    /// The tokens' features.
+    fn tokens(&self) -> Place {
+        Place::whole(self.n, self.width)
     }
 
     /// The columns of a head.
-    fn head(of: &Array2<f32>, head: usize, heads: usize) -> ArrayView2<'_, f32> {
-        let dim = of.ncols() / heads;
-        of.slice_axis(Axis(1), Slice::from(head * dim..(head + 1) * dim))
+    fn head(&self, head: usize) -> Place {
+        let dim = self.width / self.heads;
+        self.tokens().columns(head * dim, dim)
+    }
+
+    /// q, k and v from x, and y from the attention's output.
+    fn project(&mut self) {
+        let (tokens, square, product) = (self.tokens(), Place::whole(self.width, self.width), self.multiply.product);
+        let [wq, wk, wv, wo] = &self.weights;
+        for (w, to) in [wq, wk, wv].into_iter().zip(&mut self.qkv) {
+            product((to, tokens), (&self.x, tokens), (w, square));
+        }
+        product((&mut self.y, tokens), (&self.out, tokens), (wo, square));
     }
 
     /// `Q·Kᵀ` of a head.
     fn score(&mut self, head: usize) {
-        let scale = ((self.x.ncols() / self.heads) as f32).sqrt().recip();
+        let (head, square) = (self.head(head), Place::whole(self.n, self.n));
         let [q, k, _] = &self.qkv;
-        let (q, k) = (Self::head(q, head, self.heads), Self::head(k, head, self.heads));
-        general_mat_mul(scale, &q, &k.t(), 0.0, &mut self.scores);
+        (self.multiply.product)((&mut self.scores, square), (q, head), (k, head.transposed()));
     }
 
     /// The softmax of its rows.
     fn softmax(&mut self) {
-        for mut row in self.scores.rows_mut() {
-            // Rows of a matrix that was just made are contiguous.
-            if let Some(row) = row.as_slice_mut() {
-                naive::softmax(row);
-            }
+        for row in self.scores.chunks_exact_mut(self.n) {
+            naive::softmax(row);
         }
     }
 
     /// `P·V` of a head.
     fn weigh(&mut self, head: usize) {
-        let dim = self.out.ncols() / self.heads;
-        let values = Self::head(&self.qkv[2], head, self.heads);
-        let mut to = self.out.slice_axis_mut(Axis(1), Slice::from(head * dim..(head + 1) * dim));
-        general_mat_mul(1.0, &self.scores, &values, 0.0, &mut to);
+        let (head, square) = (self.head(head), Place::whole(self.n, self.n));
+        (self.multiply.product)((&mut self.out, head), (&self.scores, square), (&self.qkv[2], head));
     }
 
     /// The fused kernel, on the projections as they lie: no copy.
     fn fuse(&mut self, level: Level) -> Result<(), AttnError> {
-        let sizes = [1, self.heads, self.n, self.out.ncols() / self.heads];
-        let [q, k, v] = [&self.qkv[0], &self.qkv[1], &self.qkv[2]].map(|x| x.as_slice().unwrap_or_default());
+        let sizes = [1, self.heads, self.n, self.width / self.heads];
         let view = |x| View::new(x, Layout::Bshd, sizes);
-        let out = ViewMut::new(self.out.as_slice_mut().unwrap_or_default(), Layout::Bshd, sizes)?;
-        attn_simd::forward_at(level, &Attention::new(), view(q)?, view(k)?, view(v)?, out, &mut self.workspace)
+        let [q, k, v] = &self.qkv;
+        let out = ViewMut::new(&mut self.out, Layout::Bshd, sizes)?;
+        attn_simd::forward_at(
+            level,
+            &Attention::new().scale(1.0),
+            view(q)?,
+            view(k)?,
+            view(v)?,
+            out,
+            &mut self.workspace,
+        )
     }
 
-    /// The recurrent layer over all tokens, into y.
+    /// The recurrent layer over all tokens, into y. What its weights hold does not matter to its time.
     fn recur(&mut self) {
+        let (tokens, square) = (self.tokens(), Place::whole(self.width, self.width));
         let [w, u, ..] = &self.weights;
-        general_mat_mul(1.0, &self.x, w, 0.0, &mut self.y);
+        (self.multiply.product)((&mut self.y, tokens), (&self.x, tokens), (w, square));
         // Rows of `u` are taken as columns of U: one dot product per feature.
-        let mut state = vec![0.0f32; self.x.ncols()];
-        for mut row in self.y.rows_mut() {
-            for (h, u) in row.iter_mut().zip(u.rows()) {
-                let product = u.as_slice().map_or(0.0, |u| naive::dot(u, &state));
-                *h = (*h + product).tanh();
+        let mut state = vec![0.0f32; self.width];
+        for row in self.y.chunks_exact_mut(self.width) {
+            for (h, u) in row.iter_mut().zip(u.chunks_exact(self.width)) {
+                *h = (*h + naive::dot(u, &state)).tanh();
             }
-            row.iter().zip(&mut state).for_each(|(new, old)| *old = *new);
+            state.copy_from_slice(row);
         }
     }
 
@@ -290,11 +303,12 @@ fn timed(mut call: impl FnMut()) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::product::NDARRAY;
     use crate::progress::Silent;
 
     fn settings() -> Settings {
         let repeat = Repeat { at_least: 1, at_most: 1, seconds: 0.0 };
-        Settings { width: 24, heads: 3, sizes: vec![5, 20], level: Level::detect(), repeat }
+        Settings { width: 24, heads: 3, sizes: vec![5, 20], level: Level::detect(), multiply: NDARRAY, repeat }
     }
 
     #[test]
@@ -318,10 +332,11 @@ mod tests {
         let mut bench = Bench::new(4, &settings());
         bench.recur();
         let [w, u, ..] = &bench.weights;
-        let mut state = ndarray::Array1::<f32>::zeros(24);
-        for (x, y) in bench.x.rows().into_iter().zip(bench.y.rows()) {
-            state = (x.dot(w) + u.dot(&state)).mapv(f32::tanh);
-            assert!(state.iter().zip(y).all(|(a, b)| (a - b).abs() < 1e-5), "{state} {y}");
+        let mut state = vec![0.0f32; 24];
+        for (x, y) in bench.x.chunks(24).zip(bench.y.chunks(24)) {
+            let from = |i: usize| (0..24).map(|j| x[j] * w[j * 24 + i] + u[i * 24 + j] * state[j]).sum::<f32>().tanh();
+            state = (0..24).map(from).collect();
+            assert!(state.iter().zip(y).all(|(a, b)| (a - b).abs() < 1e-5), "{state:?} {y:?}");
         }
     }
 
@@ -350,8 +365,12 @@ mod tests {
             recurrent: 40.0 * n as f64 * 1e6,
             ..Parts::default()
         };
-        let layer =
-            |sizes: &[usize]| Layer { width: 1000, heads: 1, points: sizes.iter().map(|&n| point(n)).collect() };
+        let layer = |sizes: &[usize]| Layer {
+            width: 1000,
+            heads: 1,
+            products: String::new(),
+            points: sizes.iter().map(|&n| point(n)).collect(),
+        };
         let near = layer(&[500, 1000, 1500, 3000]).crossing(|p| p.fused, |p| p.projections).unwrap();
         assert!(near.measured && (near.n / 2000.0 - 1.0).abs() < 1e-9, "{near:?}");
         let far = layer(&[500, 1000, 1500, 3000]).crossing(|p| p.fused, |p| p.recurrent).unwrap();

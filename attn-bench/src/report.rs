@@ -132,7 +132,7 @@ pub(crate) mod tests {
                 recurrent: 39.0 * linear,
             }
         };
-        Layer { width: 512, heads: 8, points: [256, 1024, 4096].map(part).to_vec() }
+        Layer { width: 512, heads: 8, products: "hand".into(), points: [256, 1024, 4096].map(part).to_vec() }
     }
 
     /// A made-up curve: quadratic times, quadratic memory for the naive engine and constant memory for the others.

@@ -4,7 +4,6 @@
 //! fetch      weights from the package registries, by the ordinary clients, checked by SHA-256
 //! tensors    safetensors files and what a model wants of them
 //! gguf       the same of quantised files
-//! matmul     the one door to the `gemm` crate
 //! engine     attn-core's modules with its products and attn-parallel's kernels
 //! minilm     an encoder: how alike sentences are
 //! smollm2    a decoder: text, word by word, over a cache of keys and values
@@ -18,7 +17,6 @@ mod check;
 mod engine;
 mod fetch;
 mod gguf;
-mod matmul;
 pub(crate) mod minilm;
 #[cfg(test)]
 mod real_heads;

@@ -13,6 +13,7 @@ mod dist;
 mod embedded;
 mod heatmap;
 mod levels;
+mod matmul;
 mod no_panic;
 mod peers;
 mod tidy;

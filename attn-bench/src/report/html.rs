@@ -184,7 +184,7 @@ const STYLE: &str = "
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #9aa4ad; --grid: #343a41; --page: #15181b;
   --card: #1f2428; --naive: #ff9a56; --streaming: #e89bd0; --simd: #63b8ff; --parallel: #3fd0a0;
   --windowed: #b3a6ff; --linear: #e0c040; } }
-body { margin: 2.5rem auto; padding: 0 1.2rem; max-width: 52rem; background: var(--page); color: var(--ink);
+body { margin: 2.5rem auto; padding: 0 1.2rem; max-width: 58rem; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
 h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem; }
 .sub { color: var(--soft); margin: .3rem 0 1.4rem; }

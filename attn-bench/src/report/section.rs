@@ -15,7 +15,7 @@ pub(super) struct Section {
 }
 
 impl Section {
-    fn new(title: impl Into<String>, note: &str, table: Table) -> Self {
+    fn new(title: impl Into<String>, note: impl Into<String>, table: Table) -> Self {
         Self { title: title.into(), note: note.into(), table }
     }
 }
@@ -28,7 +28,8 @@ pub(super) fn sections(report: &Report) -> Vec<Section> {
     }
     if let Some(layer) = &report.layer {
         let title = format!("The parts of a layer of width {}", layer.width);
-        sections.push(Section::new(title, PARTS, table::parts(layer)));
+        let note = format!("One thread. Products by {}, the fused kernel at the level measured.", layer.products);
+        sections.push(Section::new(title, note, table::parts(layer)));
         sections.push(Section::new("Where attention overtakes the rest", CROSSINGS, table::crossings(layer)));
     }
     sections.push(Section::new("At other widths", CROSSOVERS, table::crossovers(report)));
@@ -43,9 +44,6 @@ const GROWTH: &str = "Power laws fitted by least squares on the logarithms, over
     output; n^0 is flat.";
 
 const TIMES: &str = "Medians. Windowed and linear compute something else.";
-
-const PARTS: &str =
-    "One thread. Products by ndarray (matrixmultiply, up to AVX2), the fused kernel at the level measured.";
 
 const CROSSINGS: &str = "Both sides measured; between two lengths the crossing is interpolated, beyond them the power laws through \
     the larger ones are followed and the result is marked as predicted.";

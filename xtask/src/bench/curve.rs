@@ -14,6 +14,7 @@ use attn_bench::roofline::Roofs;
 
 use super::progress::Terminal;
 use super::{Args, COUNTED, Failure, command_line, compare, some_case, write};
+use crate::matmul::GEMM;
 
 /// How often the slower cases of a comparison are measured again.
 const AGAIN: usize = 2;
@@ -92,7 +93,7 @@ fn layer_settings(args: &Args) -> Result<Option<parts::Settings>, Failure> {
     let (width, longest, repeat) = Effort::of(args).layer;
     let longest = longest.min(args.max_n.unwrap_or(longest));
     let sizes = (7..usize::BITS - 1).map(|e| 1 << e).take_while(|&n| n <= longest).collect();
-    let settings = parts::Settings { width, heads: width / 64, sizes, level: args.level()?, repeat };
+    let settings = parts::Settings { width, heads: width / 64, sizes, level: args.level()?, multiply: GEMM, repeat };
     Ok(args.filter()?.accepts(&layer_name(&settings)).then_some(settings))
 }
 

@@ -3,11 +3,12 @@
 //! Heads are split and joined by strides alone. Where the features of a position lie side by side, a projection is one product;
 //! where each head has a block of its own, it is one per head.
 
+use attn_bench::product::Place;
 use attn_core::module::Engine;
 use attn_core::{Attention, AttnShape, Linear, Modifier, Outputs, Result, View, ViewMut};
 use attn_parallel::Kernels;
 
-use super::matmul::{Place, add_product};
+use crate::matmul::add_product;
 
 /// The engine, which can keep what attention saw and gave.
 #[derive(Default)]

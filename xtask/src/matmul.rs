@@ -1,45 +1,34 @@
 //! The one door to the `gemm` crate, which multiplies matrices at addresses: lengths are checked here.
 #![allow(unsafe_code, reason = "gemm takes pointers")]
 
+use attn_bench::product::{Multiply, Place};
 use gemm::Parallelism;
 
-/// Where a matrix lies in a slice: element `(r, c)` at `offset + r·strides[0] + c·strides[1]`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) offset: usize,
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) strides: [usize; 2],
+/// The product of one thread, for the parts of a layer in the report.
+pub(crate) const GEMM: Multiply = Multiply { name: "the gemm crate (up to AVX-512)", product: product_alone };
+
+fn product_alone(to: (&mut [f32], Place), left: (&[f32], Place), right: (&[f32], Place)) {
+    multiply(to, left, right, false, Parallelism::None);
 }
 
-impl Place {
-    /// Whether every element lies in a slice of this length.
-    fn is_in(&self, len: usize) -> bool {
-        let Some((r, c)) = self.rows.checked_sub(1).zip(self.cols.checked_sub(1)) else { return true };
-        let reach = |n: usize, stride: usize| n.checked_mul(stride).filter(|&far| isize::try_from(far).is_ok());
-        let last = reach(r, self.strides[0])
-            .zip(reach(c, self.strides[1]))
-            .and_then(|(r, c)| r.checked_add(c)?.checked_add(self.offset));
-        last.is_some_and(|last| last < len)
-    }
+/// Whether every element lies in a slice of this length.
+fn is_in(place: Place, len: usize) -> bool {
+    let Place { offset, rows, cols, strides } = place;
+    let Some((r, c)) = rows.checked_sub(1).zip(cols.checked_sub(1)) else { return true };
+    let reach = |n: usize, stride: usize| n.checked_mul(stride).filter(|&far| isize::try_from(far).is_ok());
+    let last = reach(r, strides[0]).zip(reach(c, strides[1])).and_then(|(r, c)| r.checked_add(c)?.checked_add(offset));
+    last.is_some_and(|last| last < len)
+}
 
-    /// Whether no two elements share memory: one stride passes over all that the other one reaches.
-    fn is_disjoint(&self) -> bool {
-        let over =
-            |small: usize, n: usize, large: usize| small > 0 && small.checked_mul(n).is_some_and(|all| large >= all);
-        let [r, c] = self.strides;
-        match (self.rows, self.cols) {
-            (0 | 1, 0 | 1) => true,
-            (0 | 1, _) => c > 0,
-            (_, 0 | 1) => r > 0,
-            _ => over(c, self.cols, r) || over(r, self.rows, c),
-        }
-    }
-
-    /// Rows as columns.
-    pub(super) fn transposed(self) -> Self {
-        let [r, c] = self.strides;
-        Self { rows: self.cols, cols: self.rows, strides: [c, r], ..self }
+/// Whether no two elements share memory: one stride passes over all that the other one reaches.
+fn is_disjoint(place: Place) -> bool {
+    let over = |small: usize, n: usize, large: usize| small > 0 && small.checked_mul(n).is_some_and(|all| large >= all);
+    let Place { rows, cols, strides: [r, c], .. } = place;
+    match (rows, cols) {
+        (0 | 1, 0 | 1) => true,
+        (0 | 1, _) => c > 0,
+        (_, 0 | 1) => r > 0,
+        _ => over(c, cols, r) || over(r, rows, c),
     }
 }
 
@@ -47,13 +36,25 @@ impl Place {
 ///
 /// # Panics
 /// Where sizes disagree, a matrix does not lie in its slice, or elements of `y` share memory.
-pub(super) fn add_product((y, to): (&mut [f32], Place), (x, left): (&[f32], Place), (w, right): (&[f32], Place)) {
+pub(crate) fn add_product(to: (&mut [f32], Place), left: (&[f32], Place), right: (&[f32], Place)) {
+    multiply(to, left, right, true, Parallelism::Rayon(0));
+}
+
+/// `y = x·w`, or added to what `y` holds.
+fn multiply(
+    (y, to): (&mut [f32], Place),
+    (x, left): (&[f32], Place),
+    (w, right): (&[f32], Place),
+    add: bool,
+    threads: Parallelism,
+) {
     assert_eq!((to.rows, to.cols, left.cols), (left.rows, right.cols, right.rows), "sizes of a product");
-    assert!(to.is_in(y.len()) && left.is_in(x.len()) && right.is_in(w.len()), "a matrix reaches out of its slice");
-    assert!(to.is_disjoint(), "elements of a product share memory");
-    if to.rows == 0 || to.cols == 0 || left.cols == 0 {
-        return; // nothing to add; an empty matrix may have an offset beyond its slice
+    assert!(is_in(to, y.len()) && is_in(left, x.len()) && is_in(right, w.len()), "a matrix reaches out of its slice");
+    assert!(is_disjoint(to), "elements of a product share memory");
+    if to.rows == 0 || to.cols == 0 || (add && left.cols == 0) {
+        return; // nothing to write; an empty matrix may have an offset beyond its slice
     }
+    assert!(left.cols > 0, "a product of nothing is nobody's");
     let signed = |stride: usize| stride as isize; // what matters of it has been multiplied and fits
     // SAFETY: all elements of the three matrices lie in their slices, which are borrowed for the call, `y` exclusively;
     // elements of `y` do not share memory (all asserted above). A stride along a side of length 1 is never multiplied by more
@@ -66,7 +67,7 @@ pub(super) fn add_product((y, to): (&mut [f32], Place), (x, left): (&[f32], Plac
             y.as_mut_ptr().add(to.offset),
             signed(to.strides[1]),
             signed(to.strides[0]),
-            true,
+            add,
             x.as_ptr().add(left.offset),
             signed(left.strides[1]),
             signed(left.strides[0]),
@@ -78,7 +79,7 @@ pub(super) fn add_product((y, to): (&mut [f32], Place), (x, left): (&[f32], Plac
             false,
             false,
             false,
-            Parallelism::Rayon(0),
+            threads,
         );
     }
 }
@@ -87,8 +88,8 @@ pub(super) fn add_product((y, to): (&mut [f32], Place), (x, left): (&[f32], Plac
 mod tests {
     use super::*;
 
-    fn place(rows: usize, cols: usize) -> Place {
-        Place { offset: 0, rows, cols, strides: [cols, 1] }
+    const fn place(rows: usize, cols: usize) -> Place {
+        Place::whole(rows, cols)
     }
 
     /// Small whole numbers, whose products are exact in any order.
@@ -107,6 +108,10 @@ mod tests {
             let mut got = vec![2.0f32; m * n];
             add_product((&mut got, place(m, n)), (&x, place(m, k)), (&w, place(k, n)));
             assert_eq!(got, want, "{m} {n} {k}");
+            if k > 0 {
+                (GEMM.product)((&mut got, place(m, n)), (&x, place(m, k)), (&w, place(k, n)));
+                assert!(got.iter().zip(&want).all(|(y, sum)| *y == sum - 2.0), "what was there does not count");
+            }
 
             // The transposed product, and a result with gaps.
             let mut gaps = vec![2.0f32; 3 + m * (n + 2)];
@@ -121,13 +126,13 @@ mod tests {
 
     #[test]
     fn places_know_how_far_they_reach() {
-        assert!(place(3, 4).is_in(12) && !place(3, 4).is_in(11));
-        assert!(Place { offset: 1, ..place(3, 4) }.is_in(13) && !Place { offset: 1, ..place(3, 4) }.is_in(12));
-        assert!(place(0, 4).is_in(0));
-        assert!(!Place { strides: [usize::MAX, 1], ..place(3, 4) }.is_in(12));
-        assert!(!Place { strides: [3, 1], ..place(3, 4) }.is_disjoint());
-        assert!(!Place { strides: [0, 1], ..place(3, 4) }.is_disjoint());
-        assert!(place(3, 4).is_disjoint() && place(3, 4).transposed().is_disjoint());
+        assert!(is_in(place(3, 4), 12) && !is_in(place(3, 4), 11));
+        assert!(is_in(Place { offset: 1, ..place(3, 4) }, 13) && !is_in(Place { offset: 1, ..place(3, 4) }, 12));
+        assert!(is_in(place(0, 4), 0));
+        assert!(!is_in(Place { strides: [usize::MAX, 1], ..place(3, 4) }, 12));
+        assert!(!is_disjoint(Place { strides: [3, 1], ..place(3, 4) }));
+        assert!(!is_disjoint(Place { strides: [0, 1], ..place(3, 4) }));
+        assert!(is_disjoint(place(3, 4)) && is_disjoint(place(3, 4).transposed()));
     }
 
     #[test]
