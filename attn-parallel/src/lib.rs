@@ -26,7 +26,7 @@ mod threads;
 pub use attn_simd::decode::{Queries, Step};
 pub use module::Kernels;
 pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
-pub use step::{attend_cache, run_step};
+pub use step::{attend_cache, run_step, run_step_on};
 pub use threads::threads;
 
 // The examples of the pages that people read first are run as tests here, where all engines are at hand.

@@ -52,7 +52,36 @@ pub fn run_step<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
     q: View<'_, Q>,
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
+    run_step_on(usize::MAX, step, q, outputs)
+}
+
+/// As [`run_step`], on no more than `threads` threads of the pool (and on one where `threads` is 0). The result is the same bits
+/// for any number.
+///
+/// ```
+/// use attn_core::kv_cache::CacheView;
+/// use attn_core::{Attention, Layout, View, ViewMut};
+/// use attn_parallel::{Queries, Step, run_step_on};
+/// use attn_simd::Level;
+/// let (q, kv, mut out) = ([1.0f32; 16], [0.25f32; 7 * 16], [0.0f32; 16]);
+/// let (q, kv) = (View::matrix(&q, 1, 16)?, View::matrix(&kv, 7, 16)?); // one query, seven tokens
+/// let attn = Attention::new();
+/// let step = Step::new(&attn, q.sizes(), Queries::All, CacheView::of_tensors(kv, kv)?, Level::detect())?;
+/// run_step_on(1, &step, q, ViewMut::matrix(&mut out, 1, 16)?)?; // this thread only
+/// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
+/// # Ok::<(), attn_core::AttnError>(())
+/// ```
+///
+/// # Errors
+/// As [`Step::split`].
+pub fn run_step_on<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    threads: usize,
+    step: &Step<'_, '_, '_, M>,
+    q: View<'_, Q>,
+    outputs: impl Into<Outputs<'o, O>>,
+) -> Result<()> {
     let call = step.split(q, outputs)?;
-    let useful = call.parts_at_most().min((step.bytes() as f64 * step.passes() as f64 / BYTES_PER_THREAD) as usize + 1);
+    let worth = (step.bytes() as f64 * step.passes() as f64 / BYTES_PER_THREAD) as usize + 1; // a cast from float saturates
+    let useful = threads.min(call.parts_at_most()).min(worth);
     split::run(call, useful, &Own)
 }

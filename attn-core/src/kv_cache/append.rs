@@ -27,18 +27,21 @@ pub struct AppendCache<'c, T> {
     lens: &'c mut [usize],
 }
 
+/// Checks a cache's sizes, and every length against the capacity.
+pub(super) fn check(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result<()> {
+    let [batch, kv_heads, capacity, head_dim] = k;
+    AttnShape::new([batch, kv_heads, 0, head_dim], k, v)?;
+    AttnError::check_size("cache lens against batch", batch, lens.len())?;
+    lens.iter().enumerate().try_for_each(|(at, &len)| check_at_most("cache lens", at, len, capacity))
+}
+
 impl<'c, T: Element> AppendCache<'c, T> {
     /// Takes the memory as it is: `lens` of zeros for an empty cache.
     ///
     /// # Errors
     /// [`AttnError::Size`] where k, v and lens disagree; [`AttnError::Index`] for a length above the capacity.
     pub fn new(k: ViewMut<'c, T>, v: ViewMut<'c, T>, lens: &'c mut [usize]) -> Result<Self> {
-        let [batch, kv_heads, capacity, head_dim] = k.sizes();
-        AttnShape::new([batch, kv_heads, 0, head_dim], k.sizes(), v.sizes())?;
-        AttnError::check_size("cache lens against batch", batch, lens.len())?;
-        for (at, &len) in lens.iter().enumerate() {
-            check_at_most("cache lens", at, len, capacity)?;
-        }
+        check(k.sizes(), v.sizes(), lens)?;
         Ok(Self { k, v, lens })
     }
 

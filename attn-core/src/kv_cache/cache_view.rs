@@ -100,6 +100,47 @@ impl<'c, T: Copy> CacheView<'c, T> {
         }
     }
 
+    /// Rows of slots of which each sequence fills the first `lens[b]`, as [`AppendCache`] has them, to be read only: k
+    /// `[batch, kv_heads, capacity, head_dim]`, v `[batch, kv_heads, capacity, value_dim]`.
+    ///
+    /// ```
+    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::{Layout, View};
+    /// let slots = [0.0f32; 2 * 4]; // two sequences of up to four tokens of dim 1
+    /// let slots = View::new(&slots, Layout::Bhsd, [2, 1, 4, 1])?;
+    /// let cache = CacheView::of_slots(slots, slots, &[3, 4])?;
+    /// assert_eq!((cache.len(0), cache.len(1)), (3, 4));
+    /// assert!(CacheView::of_slots(slots, slots, &[3, 5]).is_err());
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AppendCache::new`].
+    pub fn of_slots(k: View<'c, T>, v: View<'c, T>, lens: &'c [usize]) -> Result<Self> {
+        super::append::check(k.sizes(), v.sizes(), lens)?;
+        Ok(Self::new(k, v, Place::Rows { first: 0, ends: Lengths::PerBatch(lens) }))
+    }
+
+    /// Rings behind sinks, as [`RingCache`] has them, to be read only; `seen[b]` tokens have come so far.
+    ///
+    /// ```
+    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::View;
+    /// let slots = [0.0f32; 5];
+    /// let slots = View::matrix(&slots, 5, 1)?;
+    /// let cache = CacheView::of_ring(slots, slots, &[12], 2, 3)?;
+    /// assert_eq!((cache.len(0), cache.has_dropped(0)), (5, true));
+    /// assert!(CacheView::of_ring(slots, slots, &[12], 2, 4).is_err());
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`RingCache::new`].
+    pub fn of_ring(k: View<'c, T>, v: View<'c, T>, seen: &'c [usize], sinks: usize, window: usize) -> Result<Self> {
+        let slots = super::ring::check(k.sizes(), v.sizes(), seen, (sinks, window))?;
+        Ok(Self::new(k, v, Place::Ring { seen, slots }))
+    }
+
     /// Keys: `[batch or pages, kv_heads, slots, head_dim]`.
     pub const fn k(&self) -> View<'c, T> {
         self.k

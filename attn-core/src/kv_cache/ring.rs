@@ -56,6 +56,14 @@ pub struct RingCache<'c, T: Element> {
     rope: Option<RopeTables<'c, T::Compute>>,
 }
 
+/// Checks a ring's sizes.
+pub(super) fn check(k: [usize; 4], v: [usize; 4], seen: &[usize], (sinks, window): (usize, usize)) -> Result<Slots> {
+    let [batch, kv_heads, slots, head_dim] = k;
+    AttnShape::new([batch, kv_heads, 0, head_dim], k, v)?;
+    AttnError::check_size("seen against batch", batch, seen.len())?;
+    Slots::new(sinks, window, slots)
+}
+
 impl<'c, T: Element> RingCache<'c, T> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
@@ -69,10 +77,8 @@ impl<'c, T: Element> RingCache<'c, T> {
         sinks: usize,
         window: usize,
     ) -> Result<Self> {
-        let [batch, kv_heads, slots, head_dim] = k.sizes();
-        AttnShape::new([batch, kv_heads, 0, head_dim], k.sizes(), v.sizes())?;
-        AttnError::check_size("seen against batch", batch, seen.len())?;
-        Ok(Self { k, v, seen, slots: Slots::new(sinks, window, slots)?, rope: None })
+        let slots = check(k.sizes(), v.sizes(), seen, (sinks, window))?;
+        Ok(Self { k, v, seen, slots, rope: None })
     }
 
     /// Turns queries and keys by their place in the cache: at each token the `n` keys held stand at `0..n`, the query at
