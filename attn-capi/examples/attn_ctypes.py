@@ -4,6 +4,10 @@
     attn_ctypes.load("target/dist/lib/libattn.so")
     out = attn_ctypes.sdpa(q, k, v, causal="bottom_right")
 
+    cache = attn_ctypes.Cache(k_slots, v_slots)  # your arrays; also rings and pages
+    cache.append(k_new, v_new)
+    out = cache.decode(q)
+
 Arrays are [batch, heads, seq, dim] with any strides: a transposed, sliced or reversed view is read where it lies. float32 and
 float16 are taken by their own dtype, bfloat16 as uint16 bits with dtype="bf16". Run as a program, this file compares the
 library with the formula written in NumPy:
@@ -43,6 +47,16 @@ class _Options(ctypes.Structure):
                 ("drop", ctypes.POINTER(_Tensor)), ("bias", ctypes.POINTER(_Tensor))]
 
 
+class _Cache(ctypes.Structure):
+    _fields_ = [("struct_size", _SIZE), ("kind", _U32), ("reserved", _U32), ("k", ctypes.POINTER(_Tensor)),
+                ("v", ctypes.POINTER(_Tensor)), ("lens", _PTR), ("lens_len", _SIZE), ("sinks", _SIZE), ("window", _SIZE),
+                ("block_table", _PTR), ("block_table_len", _SIZE)]
+
+
+class _Queries(ctypes.Structure):
+    _fields_ = [("struct_size", _SIZE), ("lens", _PTR), ("lens_len", _SIZE), ("cu", _PTR), ("cu_len", _SIZE)]
+
+
 class AttnError(ValueError):
     """What the library refused; nothing has been written."""
 
@@ -78,6 +92,21 @@ def _tensor(array, name, halves):
     return tensor
 
 
+def _table(array):
+    """Address and length, of None too."""
+    return (None, 0) if array is None else (array.ctypes.data, array.size)
+
+
+def _lengths(values, name):
+    """A contiguous array of size_t; one that is such an array already is used as it is."""
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or array.size and array.min() < 0:
+        raise TypeError(f"{name} must be integers of at least 0")
+    return np.ascontiguousarray(array, np.uintp)
+
+
 class Library:
     """A loaded libattn."""
 
@@ -86,7 +115,10 @@ class Library:
         for name in ("attn_version", "attn_levels", "attn_last_error"):
             getattr(self._lib, name).restype = ctypes.c_char_p
         tensor = ctypes.POINTER(_Tensor)
-        self._lib.attn_forward.argtypes = [ctypes.POINTER(_Options), tensor, tensor, tensor, tensor, _PTR, _SIZE]
+        options, cache = ctypes.POINTER(_Options), ctypes.POINTER(_Cache)
+        self._lib.attn_forward.argtypes = [options, tensor, tensor, tensor, tensor, _PTR, _SIZE]
+        self._lib.attn_decode.argtypes = [options, cache, tensor, ctypes.POINTER(_Queries), tensor, _PTR, _SIZE]
+        self._lib.attn_cache_append.argtypes = [cache, tensor, tensor, _PTR, _SIZE]
         self.version = self._lib.attn_version().decode()
         self.levels = self._lib.attn_levels().decode().split()
 
@@ -121,10 +153,72 @@ class Library:
             given = _tensor(mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask, "mask", dtype)
             field = "keep" if given.dtype == _BOOL else "bias"
             setattr(options, field, ctypes.pointer(given))
-        status = self._lib.attn_forward(
-            options, *tensors, None if lse is None else lse.ctypes.data, 0 if lse is None else lse.size)
+        self._check(self._lib.attn_forward(options, *tensors, *_table(lse)))
+        return (out, lse) if return_lse else out
+
+    def _check(self, status):
         if status:
             raise AttnError(f"{self._lib.attn_last_error().decode()} (status {status})")
+
+
+class Cache:
+    """Keys and values of a batch of sequences of different lengths, in arrays of yours.
+
+    k, v      [B, Hkv, slots, D], [B, Hkv, slots, Dv]; pages with block_table: [pages, Hkv, page_size, D]
+    lens      tokens of each sequence, an array of np.uintp that append() adds to; None: none yet
+    window    with it, and sinks, a ring: the first `sinks` tokens and the last `window` are kept, and lens counts all
+    block_table  int32 [B, width]: the pages of each sequence in order
+    dtype     "bf16" or "f16": what uint16 arrays are
+
+    What holds no token is never read. load() comes first.
+    """
+
+    def __init__(self, k, v, lens=None, *, block_table=None, sinks=0, window=None, dtype=None):
+        if _library is None:
+            raise RuntimeError("call load(path) first")
+        if not (k.flags.writeable and v.flags.writeable):
+            raise ValueError("a cache's arrays must be writeable")
+        self._dtype, self._library = dtype, _library
+        self._keep = k, v  # alive as long as this object
+        self._k, self._v = _tensor(k, "k", dtype), _tensor(v, "v", dtype)
+        if block_table is not None:
+            block_table = np.ascontiguousarray(block_table, np.int32)
+        self._block_table = block_table
+        if lens is None:
+            lens = np.zeros(len(k if block_table is None else block_table), np.uintp)
+        if lens.dtype != np.uintp or not lens.flags.c_contiguous:
+            raise TypeError("lens must be a contiguous array of np.uintp, which append() adds to")
+        self.lens = lens
+        kind = 2 if block_table is not None else 1 if window is not None else 0
+        self._struct = _Cache(ctypes.sizeof(_Cache), kind, 0, ctypes.pointer(self._k), ctypes.pointer(self._v),
+                              *_table(lens), sinks, 0 if window is None else window, *_table(block_table))
+
+    def append(self, k, v, counts=None):
+        """Appends k, v [B, Hkv, n, D]: all n tokens to every sequence, or the first counts[b]."""
+        counts = _lengths(counts, "counts")
+        tensors = _tensor(k, "k", self._dtype), _tensor(v, "v", self._dtype)
+        self._library._check(self._library._lib.attn_cache_append(self._struct, *tensors, *_table(counts)))
+
+    def decode(self, q, *, q_lens=None, cu_q=None, scale=None, softcap=None, threads=0, dtype=None, return_lse=False,
+               out=None):
+        """Attention of the last tokens of every sequence, whose keys are in the cache already: causal, one call for all.
+
+        q [B, Hq, Sq, D]; of sequence b only the first q_lens[b] rows are queries. Or packed, with cu_q: [1, Hq, total, D],
+        sequence b at cu_q[b]:cu_q[b + 1]. Returns [B, Hq, Sq, Dv] of q's dtype, or of out's.
+        """
+        q_lens, cu_q = _lengths(q_lens, "q_lens"), _lengths(cu_q, "cu_q")
+        if out is None:
+            out = np.empty((*q.shape[:3], self._v.shape[3]), q.dtype)
+        elif not out.flags.writeable:
+            raise ValueError("out is read-only")
+        dtype = dtype or self._dtype
+        lse = np.empty(q.shape[:3], np.float32) if return_lse else None
+        options = _Options(ctypes.sizeof(_Options), threads=threads, softcap=softcap or 0.0)
+        if scale is not None:
+            options.has_scale, options.scale = 1, scale
+        queries = _Queries(ctypes.sizeof(_Queries), *_table(q_lens), *_table(cu_q))
+        self._library._check(self._library._lib.attn_decode(
+            options, self._struct, _tensor(q, "q", dtype), queries, _tensor(out, "out", dtype), *_table(lse)))
         return (out, lse) if return_lse else out
 
 
@@ -189,6 +283,43 @@ def _bf16(x):
     return bits, (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def _decoded(rng):
+    """Two sequences through each kind of cache, in chunks and token by token; what the last step differs by from the formula."""
+    normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)
+    q, k, v = normal(2, 8, 40, 64), normal(2, 2, 40, 64), normal(2, 2, 40, 32)
+    nan = lambda *shape: np.full(shape, np.nan, np.float32)  # what holds no token is never read
+    pages = rng.permutation(12).astype(np.int32).reshape(2, 6)
+    caches = {
+        "decoding over slots": (Cache(nan(2, 2, 50, 64), nan(2, 2, 50, 32)), 40),
+        "decoding over pages": (Cache(nan(12, 2, 7, 64), nan(12, 2, 7, 32), block_table=pages), 40),
+        "decoding over a ring": (Cache(nan(2, 2, 12, 64), nan(2, 2, 12, 32), sinks=3, window=9), 9),
+    }
+    for name, (cache, window) in caches.items():
+        worst, at = 0.0, 0
+        for n in (9, 3, 1, 1, 1):
+            end = at + n
+            cache.append(k[:, :, at:end], v[:, :, at:end])
+            got, lse = cache.decode(q[:, :, end - 1:end], return_lse=True)
+            j = np.arange(end)
+            seen = (j < 3) | (j >= end - window)
+            want, want_lse = _naive(*(x.astype(np.float64) for x in (q[:, :, end - 1:end], k[:, :, :end], v[:, :, :end])),
+                                    seen, np.float64(0), None, None)
+            worst = max(worst, np.abs(got - want).max(), np.abs(lse - want_lse).max())
+            at = end
+        yield name, worst
+    # Different lengths in one call: three tokens of the first sequence and one of the second, packed.
+    cache, _ = caches["decoding over slots"]
+    cache.append(k[:, :, 15:18], v[:, :, 15:18], counts=[3, 1])
+    packed = np.concatenate([q[:1, :, 15:18], q[1:, :, 15:16]], axis=2)
+    got = cache.decode(packed, cu_q=[0, 3, 4])
+    rows = [(0, 15), (0, 16), (0, 17), (1, 15)]
+    worst = 0.0
+    for n, (b, i) in enumerate(rows):
+        one = [x[b:b + 1].astype(np.float64) for x in (q[:, :, i:i + 1], k[:, :, :i + 1], v[:, :, :i + 1])]
+        worst = max(worst, np.abs(got[:, :, n:n + 1] - _naive(*one, np.True_, np.float64(0), None, None)[0]).max())
+    yield "sequences of different lengths", worst
+
+
 def _demonstrate(path):
     library = load(path)
     print(f"attn {library.version}, levels: {' '.join(library.levels)}")
@@ -225,6 +356,9 @@ def _demonstrate(path):
         right = error <= bound and (lse[~seen] == -np.inf).all()
         fine &= bool(right)
         print(f"{'ok   ' if right else 'WRONG'} {name}: largest difference {error:.1e}")
+    for name, error in _decoded(rng):
+        fine &= error <= 4e-6
+        print(f"{'ok   ' if error <= 4e-6 else 'WRONG'} {name}: largest difference {error:.1e}")
     kept = np.empty((2, 50, 8, 64), np.float32).swapaxes(1, 2)
     fine &= sdpa(q, k, v, out=kept) is kept and bool((kept == sdpa(q, k, v)).all())
     for wrong in (lambda: sdpa(q, k[:, :, :, :32], v), lambda: sdpa(q, k, v, out=q), lambda: sdpa(q, k, v, softcap=-1.0)):

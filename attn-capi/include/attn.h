@@ -93,6 +93,17 @@ typedef enum AttnPrecision {
   ATTN_PRECISION_FAST = 1,
 } AttnPrecision;
 
+// How a cache lays out its tokens.
+typedef enum AttnCacheKind {
+  // k and v are [batch, kv_heads, capacity, dim]; lens[b] tokens fill the first slots of sequence b.
+  ATTN_CACHE_KIND_APPEND = 0,
+  // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. lens[b] counts
+  // all tokens that have come.
+  ATTN_CACHE_KIND_RING = 1,
+  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
+  ATTN_CACHE_KIND_PAGED = 2,
+} AttnCacheKind;
+
 // Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
 // its own.
 typedef struct AttnPlan AttnPlan;
@@ -120,11 +131,11 @@ typedef struct AttnTensor {
   uint32_t reserved;
 } AttnTensor;
 
-// Changes a score; called from several threads at once, and must not throw.
+// Changes a score; called from several threads at once. A C++ exception that leaves it ends the process.
 typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
-// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once, and must not
-// throw.
+// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++ exception
+// that leaves it ends the process.
 typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
@@ -240,7 +251,54 @@ typedef struct AttnOptions {
   AttnVisibleIf visible_if;
   // Handed to map_score and visible_if.
   void *user_data;
+  // Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in
+  // chunks or token by token; slower for many queries. attn_decode() is always so.
+  uint32_t reproducible;
+  // Zero.
+  uint32_t reserved_too;
 } AttnOptions;
+
+// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read.
+typedef struct AttnCache {
+  // sizeof(AttnCache)
+  size_t struct_size;
+  // An AttnCacheKind.
+  uint32_t kind;
+  // Zero.
+  uint32_t reserved;
+  // Keys; f32, f16 or bf16.
+  const struct AttnTensor *k;
+  // Values, of the dtype of k.
+  const struct AttnTensor *v;
+  // Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens, write a
+  // smaller number (but not to a ring that has dropped any).
+  size_t *lens;
+  // Entries in lens: sequences.
+  size_t lens_len;
+  // Rings: tokens that are kept from the beginning.
+  size_t sinks;
+  // Rings: tokens that are kept from the end, at least 1.
+  size_t window;
+  // Pages: [batch, width], row by row; entries behind a sequence's last page are not looked at.
+  const int32_t *block_table;
+  // Entries in block_table: a multiple of lens_len.
+  size_t block_table_len;
+} AttnCache;
+
+// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds
+// already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+typedef struct AttnQueries {
+  // sizeof(AttnQueries)
+  size_t struct_size;
+  // Only the first lens[b] rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+  const size_t *lens;
+  // Entries in lens: batch.
+  size_t lens_len;
+  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at cu[b] <= row < cu[b + 1].
+  const size_t *cu;
+  // Entries in cu: batch + 1.
+  size_t cu_len;
+} AttnQueries;
 
 // Sizes of a call. Query head h reads key/value head h / (q_heads / kv_heads).
 typedef struct AttnShape {
@@ -311,9 +369,48 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              float *lse,
                              size_t lse_len);
 
+// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already: decode
+// steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a sequence sees
+// all its tokens, the one before all but the last.
+//
+// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype of f32,
+// f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for attn_forward().
+//
+// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending order.
+// Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on neither the threads,
+// nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+//
+// The caller vouches for this:
+// As for attn_forward; nobody writes to the cache during the call.
+enum AttnStatus attn_decode(const struct AttnOptions *options,
+                            const struct AttnCache *cache,
+                            const struct AttnTensor *q,
+                            const struct AttnQueries *queries,
+                            const struct AttnTensor *out,
+                            float *lse,
+                            size_t lse_len);
+
+// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n, head_dim], v_new
+// [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or says for each sequence how
+// many of the n are its tokens; the others are padding (not for rings). Nothing is written unless there is room for all: slots,
+// or pages that no other sequence reads. A ring makes room by itself.
+//
+// Whoever writes keys and values to their slots otherwise need not call this.
+//
+// The caller vouches for this:
+// As for attn_forward; nobody else touches the cache during the call.
+enum AttnStatus attn_cache_append(const struct AttnCache *cache,
+                                  const struct AttnTensor *k_new,
+                                  const struct AttnTensor *v_new,
+                                  const size_t *new_lens,
+                                  size_t new_lens_len);
+
 // Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-// attn_forward() on the first keys and become those on all, as if the call had been one. Both tensors are f32; the lses are
-// [batch, heads, seq] without gaps, lse_len each. Sinks count once: give them to one of the calls only.
+// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors are f32
+// and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger part each; the
+// lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part. (attn_plan_partial() keeps maximum
+// and sum apart and has none of that.) The lses are [batch, heads, seq] without gaps, lse_len each. Sinks count once: give
+// them to one of the calls only.
 //
 // The caller vouches for this:
 // As for attn_forward.
@@ -374,6 +471,50 @@ enum AttnStatus attn_plan_run(const struct AttnPlan *plan,
                               const struct AttnTensor *out,
                               float *lse,
                               size_t lse_len);
+
+// Numbers in the rows that attn_plan_partial() writes: batch * q_heads * q_len * (2 + value_dim).
+//
+// The caller vouches for this:
+// plan came from attn_plan_create(); len points to a size_t.
+enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
+
+// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys from first
+// on, [batch, kv_heads, n, ...] with first + n <= kv_len; masks, biases and positions mean what they mean for the whole. Leaves
+// behind a row of max, sum and value_dim undivided sums for each query, [batch, q_heads, q_len] of them, rows_len numbers in all.
+// Rows may be sent as they are between machines of one byte order, are joined by attn_merge_partials() in any order, and ended
+// by attn_plan_finish(). k and v share a dtype, q may have another.
+//
+// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
+// multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.
+//
+// The caller vouches for this:
+// As for attn_plan_run.
+enum AttnStatus attn_plan_partial(const struct AttnPlan *plan,
+                                  struct AttnWorkspace *workspace,
+                                  size_t first,
+                                  const struct AttnTensor *q,
+                                  const struct AttnTensor *k,
+                                  const struct AttnTensor *v,
+                                  float *rows,
+                                  size_t rows_len);
+
+// Joins rows over some keys with rows over others, in f32: rows become those over both. Both hold len numbers, rows of
+// 2 + value_dim each. A row that has seen nothing changes no bit of the other.
+//
+// The caller vouches for this:
+// rows and others point to len numbers each; nobody else touches rows during the call.
+enum AttnStatus attn_merge_partials(float *rows, const float *others, size_t len, size_t value_dim);
+
+// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run() does.
+//
+// The caller vouches for this:
+// As for attn_plan_run; rows points to rows_len numbers.
+enum AttnStatus attn_plan_finish(const struct AttnPlan *plan,
+                                 const float *rows,
+                                 size_t rows_len,
+                                 const struct AttnTensor *out,
+                                 float *lse,
+                                 size_t lse_len);
 
 // Frees a plan; null is ignored.
 //

@@ -16,9 +16,9 @@ use crate::error::{guard, last};
 use crate::merge;
 use crate::options::attention;
 use crate::plan::{AttnPlan, AttnWorkspace};
-use crate::raw;
+use crate::raw::{self, Copies};
 use crate::tensor::{self, Extents};
-use crate::types::{AttnOptions, AttnShape, AttnStatus, AttnTensor};
+use crate::types::{AttnCache, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 
 /// Version of the library, "major.minor.patch". ATTN_VERSION is the header's.
 #[unsafe(no_mangle)]
@@ -101,10 +101,10 @@ pub unsafe extern "C" fn attn_forward(
     lse_len: usize,
 ) -> AttnStatus {
     guard(|| {
-        let mut extents = Extents::new();
+        let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
         let (asked, call) = unsafe {
-            let asked = raw::asked(options, &mut extents)?;
+            let asked = raw::asked(options, &mut extents, &copies)?;
             (asked, raw::call([q, k, v], out, lse, lse_len, &mut extents)?)
         };
         let nodes = asked.tables.nodes()?;
@@ -114,9 +114,69 @@ pub unsafe extern "C" fn attn_forward(
     })
 }
 
+/// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already: decode
+/// steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a sequence sees
+/// all its tokens, the one before all but the last.
+///
+/// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype of f32,
+/// f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for attn_forward().
+///
+/// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending order.
+/// Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on neither the threads,
+/// nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+///
+/// # Safety
+/// As for attn_forward; nobody writes to the cache during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_decode(
+    options: *const AttnOptions,
+    cache: *const AttnCache,
+    q: *const AttnTensor,
+    queries: *const AttnQueries,
+    out: *const AttnTensor,
+    lse: *mut f32,
+    lse_len: usize,
+) -> AttnStatus {
+    guard(|| {
+        let (mut extents, copies) = (Extents::new(), Copies::default());
+        // SAFETY: the caller vouches for all pointers.
+        let (asked, call) = unsafe {
+            let asked = raw::asked(options, &mut extents, &copies)?;
+            (asked, raw::decode(cache, q, queries, out, (lse, lse_len), &mut extents)?)
+        };
+        let nodes = asked.tables.nodes()?;
+        let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
+        call::decode(attn, asked.callbacks, asked.level, asked.options.threads, call)
+    })
+}
+
+/// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n, head_dim], v_new
+/// [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or says for each sequence how
+/// many of the n are its tokens; the others are padding (not for rings). Nothing is written unless there is room for all: slots,
+/// or pages that no other sequence reads. A ring makes room by itself.
+///
+/// Whoever writes keys and values to their slots otherwise need not call this.
+///
+/// # Safety
+/// As for attn_forward; nobody else touches the cache during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_cache_append(
+    cache: *const AttnCache,
+    k_new: *const AttnTensor,
+    v_new: *const AttnTensor,
+    new_lens: *const usize,
+    new_lens_len: usize,
+) -> AttnStatus {
+    // SAFETY: the caller vouches for all pointers.
+    guard(|| unsafe { raw::append(cache, [k_new, v_new], (new_lens, new_lens_len)) }?.run())
+}
+
 /// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-/// attn_forward() on the first keys and become those on all, as if the call had been one. Both tensors are f32; the lses are
-/// [batch, heads, seq] without gaps, lse_len each. Sinks count once: give them to one of the calls only.
+/// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors are f32
+/// and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger part each; the
+/// lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part. (attn_plan_partial() keeps maximum
+/// and sum apart and has none of that.) The lses are [batch, heads, seq] without gaps, lse_len each. Sinks count once: give
+/// them to one of the calls only.
 ///
 /// # Safety
 /// As for attn_forward.
@@ -149,9 +209,9 @@ pub unsafe extern "C" fn attn_explain(
     text_size: usize,
 ) -> AttnStatus {
     guard(|| {
-        let mut extents = Extents::new();
+        let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe { (raw::asked(options, &mut extents)?, raw::shape(shape)?) };
+        let (asked, shape) = unsafe { (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?) };
         let nodes = asked.tables.nodes()?;
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
         let told = call::explain(attn, asked.callbacks, asked.level, shape, tensor::dtype("dtype", dtype)?)?;
@@ -175,9 +235,9 @@ pub unsafe extern "C" fn attn_plan_create(
     plan: *mut *mut AttnPlan,
 ) -> AttnStatus {
     guard(|| {
-        let mut extents = Extents::new();
+        let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe { (raw::asked(options, &mut extents)?, raw::shape(shape)?) };
+        let (asked, shape) = unsafe { (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?) };
         let raw::Asked { options, tables, described, masks, callbacks, level } = asked;
         let made = AttnPlan::new(options, &tables, (described, &masks), callbacks, level, shape)?;
         // SAFETY: the caller vouches for the pointer to a pointer.
@@ -208,8 +268,8 @@ pub unsafe extern "C" fn attn_plan_explain(
 ) -> AttnStatus {
     // SAFETY: the caller vouches for the plan, the tensors of its options and the text's bytes.
     guard(|| unsafe {
-        let plan = raw::handle("plan", plan)?;
-        let masks = plan.described.masks(&mut Extents::new())?;
+        let (plan, copies) = (raw::handle("plan", plan)?, Copies::default());
+        let masks = plan.described.masks(&mut Extents::new(), &copies)?;
         raw::write_text(text, text_size, &plan.explain(&masks, tensor::dtype("dtype", dtype)?)?)
     })
 }
@@ -234,15 +294,104 @@ pub unsafe extern "C" fn attn_plan_run(
     lse_len: usize,
 ) -> AttnStatus {
     guard(|| {
-        let mut extents = Extents::new();
+        let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
         let (plan, workspace, masks, call) = unsafe {
             let plan = raw::handle("plan", plan)?;
             let workspace = if workspace.is_null() { None } else { Some(raw::handle("workspace", workspace)?) };
-            let masks = plan.described.masks(&mut extents)?;
+            let masks = plan.described.masks(&mut extents, &copies)?;
             (plan, workspace, masks, raw::call([q, k, v], out, lse, lse_len, &mut extents)?)
         };
         plan.run(&masks, workspace, call)
+    })
+}
+
+/// Numbers in the rows that attn_plan_partial() writes: batch * q_heads * q_len * (2 + value_dim).
+///
+/// # Safety
+/// plan came from attn_plan_create(); len points to a size_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut usize) -> AttnStatus {
+    // SAFETY: the caller vouches for both pointers.
+    guard(|| unsafe { raw::store("len", len, raw::handle("plan", plan)?.partial_len()?) })
+}
+
+/// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys from first
+/// on, [batch, kv_heads, n, ...] with first + n <= kv_len; masks, biases and positions mean what they mean for the whole. Leaves
+/// behind a row of max, sum and value_dim undivided sums for each query, [batch, q_heads, q_len] of them, rows_len numbers in all.
+/// Rows may be sent as they are between machines of one byte order, are joined by attn_merge_partials() in any order, and ended
+/// by attn_plan_finish(). k and v share a dtype, q may have another.
+///
+/// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
+/// multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.
+///
+/// # Safety
+/// As for attn_plan_run.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_plan_partial(
+    plan: *const AttnPlan,
+    workspace: *mut AttnWorkspace,
+    first: usize,
+    q: *const AttnTensor,
+    k: *const AttnTensor,
+    v: *const AttnTensor,
+    rows: *mut f32,
+    rows_len: usize,
+) -> AttnStatus {
+    guard(|| {
+        let (mut extents, copies) = (Extents::new(), Copies::default());
+        // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
+        let (plan, workspace, masks, part) = unsafe {
+            let plan = raw::handle("plan", plan)?;
+            let workspace = if workspace.is_null() { None } else { Some(raw::handle("workspace", workspace)?) };
+            let masks = plan.described.masks(&mut extents, &copies)?;
+            (plan, workspace, masks, raw::part(first, [q, k, v], (rows, rows_len), &mut extents)?)
+        };
+        plan.partial(&masks, workspace, part)
+    })
+}
+
+/// Joins rows over some keys with rows over others, in f32: rows become those over both. Both hold len numbers, rows of
+/// 2 + value_dim each. A row that has seen nothing changes no bit of the other.
+///
+/// # Safety
+/// rows and others point to len numbers each; nobody else touches rows during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_merge_partials(
+    rows: *mut f32,
+    others: *const f32,
+    len: usize,
+    value_dim: usize,
+) -> AttnStatus {
+    guard(|| {
+        // SAFETY: the caller vouches for both pointers.
+        let (rows, others) = unsafe { raw::parts(rows, others, len)? };
+        Ok(attn_core::partial::merge(rows, others, value_dim)?)
+    })
+}
+
+/// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run() does.
+///
+/// # Safety
+/// As for attn_plan_run; rows points to rows_len numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_plan_finish(
+    plan: *const AttnPlan,
+    rows: *const f32,
+    rows_len: usize,
+    out: *const AttnTensor,
+    lse: *mut f32,
+    lse_len: usize,
+) -> AttnStatus {
+    guard(|| {
+        let (mut extents, copies) = (Extents::new(), Copies::default());
+        // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
+        let (plan, masks, end) = unsafe {
+            let plan = raw::handle("plan", plan)?;
+            let masks = plan.described.masks(&mut extents, &copies)?;
+            (plan, masks, raw::finish((rows, rows_len), out, (lse, lse_len), &mut extents)?)
+        };
+        plan.finish(&masks, end)
     })
 }
 

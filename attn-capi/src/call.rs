@@ -2,8 +2,10 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
+use attn_simd::decode::{Queries, Source, Step};
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
+use crate::cache::Tokens;
 use crate::error::{Error, Result};
 use crate::raw::{Callbacks, Output};
 use crate::types::AttnDtype;
@@ -40,6 +42,15 @@ fn sizes(input: &Input<'_>) -> [usize; 4] {
     }
 }
 
+/// Queries against a cache.
+pub(crate) struct Decode<'a> {
+    pub(crate) q: Input<'a>,
+    pub(crate) queries: Queries<'a>,
+    pub(crate) tokens: Tokens<'a>,
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
 /// The options with the caller's functions, if there are any: the two kinds of calls that are compiled.
 macro_rules! with_callbacks {
     ($attn:expr, $callbacks:expr, |$whole:ident| $body:expr) => {
@@ -57,6 +68,8 @@ macro_rules! with_callbacks {
     };
 }
 
+pub(crate) use with_callbacks;
+
 /// Computes.
 pub(crate) fn run(
     attn: Attention<'_>,
@@ -67,6 +80,47 @@ pub(crate) fn run(
     call: Call<'_>,
 ) -> Result<()> {
     with_callbacks!(attn, callbacks, |attn| typed(&Plan::new(attn, planned, level)?, scratch, call))
+}
+
+/// Computes over a cache, on at most so many threads, 0 for all.
+pub(crate) fn decode(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    threads: usize,
+    call: Decode<'_>,
+) -> Result<()> {
+    let Decode { q, queries, tokens, out, lse } = call;
+    let sizes = sizes(&q);
+    let threads = if threads == 0 { usize::MAX } else { threads };
+    with_callbacks!(attn, callbacks, |attn| {
+        let step = match tokens.source()? {
+            Source::F32(cache) => Step::new(attn, sizes, queries, cache, level)?,
+            Source::F16(cache) => Step::new(attn, sizes, queries, cache, level)?,
+            Source::Bf16(cache) => Step::new(attn, sizes, queries, cache, level)?,
+        };
+        match q {
+            Input::F32(q) => step_to_output(threads, &step, q, out, lse),
+            Input::F16(q) => step_to_output(threads, &step, q, out, lse),
+            Input::Bf16(q) => step_to_output(threads, &step, q, out, lse),
+        }
+    })
+}
+
+/// Picks the output type of a step.
+fn step_to_output<T: KernelElement, M: Modifier + Sync>(
+    threads: usize,
+    step: &Step<'_, '_, '_, M>,
+    q: View<'_, T>,
+    out: Output<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<()> {
+    match out {
+        Output::F32(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
+        Output::F16(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
+        Output::Bf16(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
+    }
+    Ok(())
 }
 
 /// Checks options against sizes, and says what would run.

@@ -17,14 +17,16 @@
 //! # Inside
 //!
 //! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices, `tensor`
-//! the arithmetic that proves they may; `options`, `call` and `plan` are safe code over `attn-parallel`. The header is generated
+//! the arithmetic that proves they may; `options`, `cache`, `call`, `partial` and `plan` are safe code over `attn-parallel`. The header is generated
 //! from these files by cbindgen; a test holds the committed one equal to them.
 
 pub mod abi;
+mod cache;
 mod call;
 mod error;
 mod merge;
 mod options;
+mod partial;
 mod plan;
 mod raw;
 mod tensor;

@@ -190,14 +190,19 @@ pub(crate) fn attention<'a>(
     masks: &Masks<'a>,
     nodes: &'a [Option<usize>],
 ) -> Result<Attention<'a>> {
-    if o.reserved != 0 {
-        return Err(Error::Unknown { what: "AttnOptions.reserved", value: o.reserved });
+    for (what, value) in [("AttnOptions.reserved", o.reserved), ("AttnOptions.reserved_too", o.reserved_too)] {
+        if value != 0 {
+            return Err(Error::Unknown { what, value });
+        }
     }
     let mut attn = Attention::new().mask(mask(o, tables, masks, nodes)?);
     match o.precision {
         value if value == AttnPrecision::Exact as u32 => {}
         value if value == AttnPrecision::Fast as u32 => attn = attn.precision(Precision::Fast),
         value => return Err(Error::Unknown { what: "precision", value }),
+    }
+    if o.reproducible != 0 {
+        attn = attn.reproducible();
     }
     if o.has_scale != 0 {
         attn = attn.scale(o.scale);

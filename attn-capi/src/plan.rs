@@ -1,6 +1,6 @@
 //! Plans and workspaces: what a caller keeps between calls.
 
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use attn_core::AttnShape;
 use attn_simd::{Level, Line, Workspace};
@@ -8,6 +8,7 @@ use attn_simd::{Level, Line, Workspace};
 use crate::call::{self, Call, Scratch};
 use crate::error::{Error, Result};
 use crate::options::{Kept, Masks, Tables, attention};
+use crate::partial::{self, Finish, Part};
 use crate::raw::{Callbacks, Described};
 use crate::types::{AttnDtype, AttnOptions};
 
@@ -55,13 +56,35 @@ impl AttnPlan {
         let Some(workspace) = workspace else {
             return run(Scratch::OfThreads(self.options.threads));
         };
-        let mut scratch = match workspace.scratch.try_lock() {
-            Ok(scratch) => scratch,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(), // what scratch holds means nothing
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy),
-        };
+        let mut scratch = workspace.lock()?;
         let most = if self.options.threads == 0 { scratch.len() } else { self.options.threads.min(scratch.len()) };
         run(Scratch::Given(&mut scratch[..most]))
+    }
+
+    /// Numbers that the rows of a part hold.
+    pub(crate) fn partial_len(&self) -> Result<usize> {
+        Ok(attn_core::partial::len(&self.shape)?)
+    }
+
+    /// Attends to a part of the keys, on this thread.
+    pub(crate) fn partial(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, part: Part<'_>) -> Result<()> {
+        let tables = self.kept.tables();
+        let attn = attention(&self.options, &tables, masks, &self.nodes)?;
+        let compute = |scratch: &mut _| partial::compute(attn, self.callbacks, self.level, self.shape, scratch, part);
+        match workspace {
+            None => compute(&mut Workspace::new()),
+            Some(workspace) => match workspace.lock()?.first_mut() {
+                None => compute(&mut Workspace::new()),
+                Some(scratch) => compute(scratch),
+            },
+        }
+    }
+
+    /// Ends a call whose parts have been merged.
+    pub(crate) fn finish(&self, masks: &Masks<'_>, end: Finish<'_>) -> Result<()> {
+        let tables = self.kept.tables();
+        let attn = attention(&self.options, &tables, masks, &self.nodes)?;
+        partial::finish(attn, self.level, self.shape, end)
     }
 
     /// What runs.
@@ -94,11 +117,14 @@ impl AttnWorkspace {
     ///
     /// Does not wait for a call that uses it, which may be the one that asks, in a function of the caller's.
     pub(crate) fn bytes(&self) -> Result<usize> {
-        let scratch = match self.scratch.try_lock() {
-            Ok(scratch) => scratch,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy),
-        };
-        Ok(scratch.iter().map(Workspace::bytes).sum())
+        Ok(self.lock()?.iter().map(Workspace::bytes).sum())
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Vec<Workspace>>> {
+        match self.scratch.try_lock() {
+            Ok(scratch) => Ok(scratch),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()), // what scratch holds means nothing
+            Err(TryLockError::WouldBlock) => Err(Error::Busy),
+        }
     }
 }

@@ -7,18 +7,24 @@
 
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
-use core::ffi::{CStr, c_char, c_void};
+mod cache;
+mod options;
+
+pub(crate) use cache::{append, decode};
+pub(crate) use options::{Asked, Callbacks, Copies, Described, asked};
+
+use core::ffi::c_char;
 use core::ops::Range;
 
 use attn_core::half::{bf16, f16};
-use attn_core::{At, AttnError, Bias, View, ViewMut};
-use attn_simd::{Input, Level};
+use attn_core::{AttnError, View, ViewMut};
+use attn_simd::Input;
 
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::options::{Masks, Tables};
+use crate::partial::{Finish, Part};
 use crate::tensor::{Extents, Reach, dtype, reach};
-use crate::types::{AttnDtype, AttnMapScore, AttnOptions, AttnShape, AttnTensor, AttnVisibleIf};
+use crate::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnTensor};
 
 /// A struct of the header.
 ///
@@ -41,6 +47,15 @@ unsafe impl Struct for AttnShape {
 // SAFETY: as above; an optional function pointer is null or what the caller vouches for as a function.
 unsafe impl Struct for AttnOptions {
     const NAME: &'static str = "AttnOptions";
+}
+
+// SAFETY: numbers and raw pointers only, behind a size.
+unsafe impl Struct for AttnCache {
+    const NAME: &'static str = "AttnCache";
+}
+// SAFETY: as above.
+unsafe impl Struct for AttnQueries {
+    const NAME: &'static str = "AttnQueries";
 }
 
 /// A struct of no version is as large as this: what is larger was never a size.
@@ -169,167 +184,6 @@ pub(crate) unsafe fn input<'a>(
     }
 }
 
-/// A boolean tensor; `None` where there is none.
-///
-/// # Safety
-/// As [`elements`], with bytes.
-unsafe fn bools<'a>(
-    what: &'static str,
-    tensor: Option<&AttnTensor>,
-    extents: &mut Extents,
-) -> Result<Option<View<'a, bool>>> {
-    let Some(tensor) = tensor else {
-        return Ok(None);
-    };
-    if tensor.dtype != AttnDtype::Bool as u32 {
-        return Err(Error::Dtype { what, wanted: "BOOL", value: tensor.dtype });
-    }
-    // SAFETY: the caller vouches for the elements, and every pattern is a byte.
-    let (data, offset) = unsafe { elements::<u8>(what, tensor, extents)? };
-    // A whole pass without a branch, which a compiler turns into lanes; the place is looked for only where there is one.
-    if data.iter().fold(0, |all, &byte| all | byte) > 1
-        && let Some(at) = data.iter().position(|&byte| byte > 1)
-    {
-        return Err(Error::NotBool { what, at, value: data[at] });
-    }
-    // SAFETY: a bool is one byte of value 0 or 1, which all of these are.
-    let data = unsafe { core::slice::from_raw_parts(data.as_ptr().cast::<bool>(), data.len()) };
-    Ok(Some(View::strided(data, tensor.shape, tensor.strides, offset)?))
-}
-
-/// An additive bias; `None` where there is none.
-///
-/// # Safety
-/// As [`elements`], with the elements that `dtype` names.
-unsafe fn bias<'a>(what: &'static str, tensor: Option<&AttnTensor>, extents: &mut Extents) -> Result<Option<Bias<'a>>> {
-    let Some(tensor) = tensor else {
-        return Ok(None);
-    };
-    // SAFETY: the caller vouches for the elements; all these types are valid for every pattern.
-    unsafe {
-        Ok(Some(match dtype(what, tensor.dtype)? {
-            AttnDtype::F32 => Bias::F32(view::<f32>(what, tensor, extents)?),
-            AttnDtype::F16 => Bias::F16(view::<f16>(what, tensor, extents)?),
-            AttnDtype::Bf16 => Bias::Bf16(view::<bf16>(what, tensor, extents)?),
-            AttnDtype::F64 => Bias::F64(view::<f64>(what, tensor, extents)?),
-            AttnDtype::Bool => {
-                return Err(Error::Dtype { what, wanted: "F32, F16, BF16 or F64", value: tensor.dtype });
-            }
-        }))
-    }
-}
-
-/// The tables of some options.
-///
-/// # Safety
-/// Each pointer points to as many elements as the length beside it says, which nobody writes during `'a`.
-pub(crate) unsafe fn tables<'a>(options: &AttnOptions, extents: &mut Extents) -> Result<Tables<'a>> {
-    // SAFETY: the caller's promise is the same for each.
-    unsafe {
-        Ok(Tables {
-            prefix: table("prefix_lens", options.prefix_lens, options.prefix_lens_len, extents)?,
-            kv_lens: table("kv_lens", options.kv_lens, options.kv_lens_len, extents)?,
-            kv_starts: table("kv_starts", options.kv_starts, options.kv_starts_len, extents)?,
-            q_lens: table("q_lens", options.q_lens, options.q_lens_len, extents)?,
-            cu_q: table("cu_q", options.cu_q, options.cu_q_len, extents)?,
-            cu_k: table("cu_k", options.cu_k, options.cu_k_len, extents)?,
-            parents: table("tree_parents", options.tree_parents, options.tree_len, extents)?,
-            slopes: table("alibi_slopes", options.alibi_slopes, options.alibi_slopes_len, extents)?,
-            sinks: table("sinks", options.sinks, options.sinks_len, extents)?,
-        })
-    }
-}
-
-/// What options say about their tensors: sizes and addresses, which a plan keeps.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Described {
-    keep: Option<AttnTensor>,
-    drop: Option<AttnTensor>,
-    blocks: Option<AttnTensor>,
-    dropout_keep: Option<AttnTensor>,
-    bias: Option<AttnTensor>,
-}
-
-impl Described {
-    /// Copies the structs that options point to.
-    ///
-    /// # Safety
-    /// Each pointer is null, or points to a struct of the size that it begins with.
-    pub(crate) unsafe fn of(options: &AttnOptions) -> Result<Self> {
-        // SAFETY: the caller's promise is the same for each.
-        let tensor = |from: *const AttnTensor| unsafe { if from.is_null() { Ok(None) } else { copy(from).map(Some) } };
-        Ok(Self {
-            keep: tensor(options.keep)?,
-            drop: tensor(options.drop)?,
-            blocks: tensor(options.blocks)?,
-            dropout_keep: tensor(options.dropout_keep)?,
-            bias: tensor(options.bias)?,
-        })
-    }
-
-    /// The tensors themselves.
-    ///
-    /// # Safety
-    /// The caller vouches for the elements of each, and nobody writes them during `'a`.
-    pub(crate) unsafe fn masks<'a>(&self, extents: &mut Extents) -> Result<Masks<'a>> {
-        // SAFETY: the caller's promise is the same for each.
-        unsafe {
-            Ok(Masks {
-                keep: bools("keep", self.keep.as_ref(), extents)?,
-                drop: bools("drop", self.drop.as_ref(), extents)?,
-                blocks: bools("blocks", self.blocks.as_ref(), extents)?,
-                dropout_keep: bools("dropout_keep", self.dropout_keep.as_ref(), extents)?,
-                bias: bias("bias", self.bias.as_ref(), extents)?,
-            })
-        }
-    }
-}
-
-/// The level that a name asks for; the best one for null.
-///
-/// # Safety
-/// `name` is null or a string that ends with 0.
-pub(crate) unsafe fn level(name: *const c_char) -> Result<Level> {
-    if name.is_null() {
-        return Ok(Level::detect());
-    }
-    // SAFETY: the caller vouches for the string.
-    let name = unsafe { CStr::from_ptr(name) };
-    let unknown = Error::Level(attn_simd::LevelError::Unknown);
-    Level::by_name(name.to_str().map_err(|_| unknown)?).map_err(Error::Level)
-}
-
-/// Options and everything that they point to.
-#[derive(Debug)]
-pub(crate) struct Asked<'a> {
-    pub(crate) options: AttnOptions,
-    pub(crate) tables: Tables<'a>,
-    pub(crate) described: Described,
-    pub(crate) masks: Masks<'a>,
-    pub(crate) callbacks: Option<Callbacks>,
-    pub(crate) level: Level,
-}
-
-/// Reads options; null stands for the defaults.
-///
-/// # Safety
-/// `options` is null, or all that it points to is as the header says, and nobody writes it during `'a`.
-pub(crate) unsafe fn asked<'a>(options: *const AttnOptions, extents: &mut Extents) -> Result<Asked<'a>> {
-    // SAFETY: the caller vouches for everything; all zeros are the defaults of a `Struct`.
-    unsafe {
-        let options = if options.is_null() { core::mem::zeroed() } else { copy(options)? };
-        let described = Described::of(&options)?;
-        Ok(Asked {
-            options,
-            tables: tables(&options, extents)?,
-            described,
-            masks: described.masks(extents)?,
-            callbacks: Callbacks::of(&options),
-            level: level(options.level)?,
-        })
-    }
-}
-
 /// Reads sizes.
 ///
 /// # Safety
@@ -361,6 +215,54 @@ pub(crate) unsafe fn call<'a>(
         let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
         let (out, lse) = outputs(out, lse, lse_len, extents)?;
         Ok(Call { q, k, v, out, lse })
+    }
+}
+
+/// Reads the arguments of a call on a part of the keys.
+///
+/// # Safety
+/// As [`elements`] for all, and nobody else touches `rows` during `'a`.
+pub(crate) unsafe fn part<'a>(
+    first: usize,
+    [q, k, v]: [*const AttnTensor; 3],
+    (rows, rows_len): (*mut f32, usize),
+    extents: &mut Extents,
+) -> Result<Part<'a>> {
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
+        Ok(Part { first, q, k, v, rows: table_mut("rows", rows, rows_len, extents)?.unwrap_or_default() })
+    }
+}
+
+/// Reads the arguments of what ends a call on parts.
+///
+/// # Safety
+/// As [`elements`] for all, and nobody else touches the outputs during `'a`.
+pub(crate) unsafe fn finish<'a>(
+    (rows, rows_len): (*const f32, usize),
+    out: *const AttnTensor,
+    (lse, lse_len): (*mut f32, usize),
+    extents: &mut Extents,
+) -> Result<Finish<'a>> {
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let rows = table("rows", rows, rows_len, extents)?.unwrap_or_default();
+        let (out, lse) = outputs(out, lse, lse_len, extents)?;
+        Ok(Finish { rows, out, lse })
+    }
+}
+
+/// Reads the rows of two parts; the first are to be written.
+///
+/// # Safety
+/// Both point to `len` numbers if they are not null; nobody writes them, or touches the first, during `'a`.
+pub(crate) unsafe fn parts<'a>(rows: *mut f32, others: *const f32, len: usize) -> Result<(&'a mut [f32], &'a [f32])> {
+    let mut extents = Extents::new();
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let others = table("others", others, len, &mut extents)?.unwrap_or_default();
+        Ok((table_mut("rows", rows, len, &mut extents)?.unwrap_or_default(), others))
     }
 }
 
@@ -484,30 +386,46 @@ pub(crate) unsafe fn outputs<'a>(
     let out = unsafe {
         let tensor = copy(out)?;
         match dtype("out", tensor.dtype)? {
-            AttnDtype::F32 => Output::F32(view_mut::<f32>(&tensor, extents)?),
-            AttnDtype::F16 => Output::F16(view_mut::<f16>(&tensor, extents)?),
-            AttnDtype::Bf16 => Output::Bf16(view_mut::<bf16>(&tensor, extents)?),
+            AttnDtype::F32 => Output::F32(view_mut::<f32>("out", &tensor, extents)?),
+            AttnDtype::F16 => Output::F16(view_mut::<f16>("out", &tensor, extents)?),
+            AttnDtype::Bf16 => Output::Bf16(view_mut::<bf16>("out", &tensor, extents)?),
             AttnDtype::F64 | AttnDtype::Bool => {
                 return Err(Error::Dtype { what: "out", wanted: "F32, F16 or BF16", value: tensor.dtype });
             }
         }
     };
-    if lse.is_null() && lse_len == 0 {
-        return Ok((out, None));
+    // SAFETY: the caller's promise is the same.
+    Ok((out, unsafe { table_mut("lse", lse, lse_len, extents)? }))
+}
+
+/// A table to write; `None` where there is none.
+///
+/// # Safety
+/// `data` is null, or points to `len` elements that nobody else reads or writes during `'a`.
+unsafe fn table_mut<'a, T>(
+    what: &'static str,
+    data: *mut T,
+    len: usize,
+    extents: &mut Extents,
+) -> Result<Option<&'a mut [T]>> {
+    if data.is_null() && len == 0 {
+        return Ok(None);
     }
-    address("lse", lse.cast_const())?;
-    extents.write("lse", bytes("lse", lse.cast_const(), lse_len)?)?;
+    address(what, data.cast_const())?;
+    extents.write(what, bytes(what, data.cast_const(), len)?)?;
     // SAFETY: not null, aligned, of a size that a slice can have, meets nothing else of this call; the caller vouches for it.
-    let lse = unsafe { core::slice::from_raw_parts_mut(lse, lse_len) };
-    Ok((out, Some(lse)))
+    Ok(Some(unsafe { core::slice::from_raw_parts_mut(data, len) }))
 }
 
 /// A view to write through.
 ///
 /// # Safety
 /// As [`elements`], and nobody else reads or writes the elements during `'a`.
-unsafe fn view_mut<'a, T: Copy>(tensor: &AttnTensor, extents: &mut Extents) -> Result<ViewMut<'a, T>> {
-    let what = "out";
+unsafe fn view_mut<'a, T: Copy>(
+    what: &'static str,
+    tensor: &AttnTensor,
+    extents: &mut Extents,
+) -> Result<ViewMut<'a, T>> {
     let Reach { first, count, offset } = reach(what, tensor)?;
     if count == 0 {
         return Ok(ViewMut::strided(&mut [], tensor.shape, tensor.strides, 0)?);
@@ -520,33 +438,4 @@ unsafe fn view_mut<'a, T: Copy>(tensor: &AttnTensor, extents: &mut Extents) -> R
     // SAFETY: as above; not null, aligned, of a size that a slice can have, and meets nothing that this call reads.
     let data = unsafe { core::slice::from_raw_parts_mut(data, count) };
     Ok(ViewMut::strided(data, tensor.shape, tensor.strides, offset)?)
-}
-
-/// The caller's functions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Callbacks {
-    map_score: AttnMapScore,
-    visible_if: AttnVisibleIf,
-    user_data: *mut c_void,
-}
-
-// SAFETY: the header says that both are called from several threads at once, with the pointer that the caller gave for it.
-unsafe impl Sync for Callbacks {}
-
-impl Callbacks {
-    /// The caller's functions, if there is one.
-    pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
-        let AttnOptions { map_score, visible_if, user_data, .. } = *options;
-        (map_score.is_some() || visible_if.is_some()).then_some(Self { map_score, visible_if, user_data })
-    }
-
-    /// The new score.
-    pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
-        self.map_score.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
-    }
-
-    /// Whether the key stays visible.
-    pub(crate) fn visible(&self, At { batch, head, query, key }: At) -> bool {
-        self.visible_if.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
-    }
 }

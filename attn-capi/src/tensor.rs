@@ -72,7 +72,8 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// Four tensors, the lse, five tensors of the options and nine tables, with room to spare.
+    /// The most is a decode call: four tensors, the lse, the cache's two tables and one of queries, and of the options five tensors
+    /// and nine tables; with room to spare.
     const MAX: usize = 24;
 
     pub(crate) fn new() -> Self {

@@ -140,15 +140,81 @@ pub struct AttnShape {
     pub value_dim: usize,
 }
 
-/// Changes a score; called from several threads at once, and must not throw.
+/// How a cache lays out its tokens.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnCacheKind {
+    /// k and v are [batch, kv_heads, capacity, dim]; lens[b] tokens fill the first slots of sequence b.
+    Append = 0,
+    /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. lens[b] counts
+    /// all tokens that have come.
+    Ring = 1,
+    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
+    Paged = 2,
+}
+
+/// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnCache {
+    /// sizeof(AttnCache)
+    pub struct_size: usize,
+    /// An AttnCacheKind.
+    pub kind: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Keys; f32, f16 or bf16.
+    pub k: *const AttnTensor,
+    /// Values, of the dtype of k.
+    pub v: *const AttnTensor,
+    /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens, write a
+    /// smaller number (but not to a ring that has dropped any).
+    pub lens: *mut usize,
+    /// Entries in lens: sequences.
+    pub lens_len: usize,
+    /// Rings: tokens that are kept from the beginning.
+    pub sinks: usize,
+    /// Rings: tokens that are kept from the end, at least 1.
+    pub window: usize,
+    /// Pages: [batch, width], row by row; entries behind a sequence's last page are not looked at.
+    pub block_table: *const i32,
+    /// Entries in block_table: a multiple of lens_len.
+    pub block_table_len: usize,
+}
+
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds
+/// already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnQueries {
+    /// sizeof(AttnQueries)
+    pub struct_size: usize,
+    /// Only the first lens[b] rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+    pub lens: *const usize,
+    /// Entries in lens: batch.
+    pub lens_len: usize,
+    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at cu[b] <= row < cu[b + 1].
+    pub cu: *const usize,
+    /// Entries in cu: batch + 1.
+    pub cu_len: usize,
+}
+
+/// Changes a score; called from several threads at once. A C++ exception that leaves it ends the process.
 pub type AttnMapScore = Option<
-    extern "C" fn(score: f64, batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> f64,
+    extern "C-unwind" fn(
+        score: f64,
+        batch: usize,
+        head: usize,
+        query: usize,
+        key: usize,
+        user_data: *mut c_void,
+    ) -> f64,
 >;
 
-/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once, and must not
-/// throw.
+/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++ exception
+/// that leaves it ends the process.
 pub type AttnVisibleIf =
-    Option<extern "C" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
+    Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
 /// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
 /// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it.
@@ -276,4 +342,10 @@ pub struct AttnOptions {
     pub visible_if: AttnVisibleIf,
     /// Handed to map_score and visible_if.
     pub user_data: *mut c_void,
+
+    /// Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in
+    /// chunks or token by token; slower for many queries. attn_decode() is always so.
+    pub reproducible: u32,
+    /// Zero.
+    pub reserved_too: u32,
 }

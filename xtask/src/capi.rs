@@ -67,6 +67,18 @@ pub(crate) fn run(args: Args) -> ExitCode {
 const C: &[&str] = &["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
 const CXX: &[&str] = &["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
 
+/// Runs a program that must end by an abort.
+fn aborts(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    // No status: a signal ended it. Its name is part of the text of the status on every system that has signals.
+    if output.status.code().is_some() || !output.status.to_string().contains("SIGABRT") {
+        return Err(format!("{command:?}: {}, where an abort is promised: {said}", output.status));
+    }
+    println!("an exception from a callback: {}", said.lines().last().unwrap_or_default());
+    Ok(())
+}
+
 struct Places {
     dist: PathBuf,
     source: PathBuf,
@@ -114,12 +126,16 @@ impl Places {
     fn examples(&self) -> Result<(), String> {
         let mut link = self.pkg_config(&["--cflags", "--libs"])?;
         link.push("-lm".into());
-        let c = self.compile("cc", C, "examples/attention.c", "attention-c", &link)?;
-        succeed(&mut self.shared(c))?;
-        let cxx = self.compile("c++", CXX, "examples/attention.cpp", "attention-cxx", &link)?;
-        succeed(&mut self.shared(cxx))?;
+        for name in ["attention", "decode"] {
+            let c = self.compile("cc", C, &format!("examples/{name}.c"), &format!("{name}-c"), &link)?;
+            succeed(&mut self.shared(c))?;
+            let cxx = self.compile("c++", CXX, &format!("examples/{name}.cpp"), &format!("{name}-cxx"), &link)?;
+            succeed(&mut self.shared(cxx))?;
+        }
         let program = self.compile("cc", C, "examples/attention.c", "attention-static", &self.statically()?)?;
-        succeed(&mut Command::new(program))
+        succeed(&mut Command::new(program))?;
+        let throws = self.compile("c++", CXX, "tests/c/throws.cpp", "throws", &link)?;
+        aborts(&mut self.shared(throws))
     }
 
     /// Flags to link the static library, which pkg-config gives beside the shared one's.

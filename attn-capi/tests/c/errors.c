@@ -15,7 +15,7 @@ typedef struct {
     const AttnOptions *given;
     float *lse;
     size_t lse_len;
-    void *blocks[8];
+    void *blocks[12];
     int count;
 } Call;
 
@@ -194,10 +194,168 @@ static void plans(void) {
     if (attn_plan_create(NULL, &shape, &plan) != ATTN_STATUS_OVERFLOW) wrong++;
 }
 
+/* One expectation that is not about attn_forward(). */
+static void expect(const char *name, AttnStatus status, AttnStatus want) {
+    cases++;
+    if (status != want || (want != ATTN_STATUS_OK && !*attn_last_error())) {
+        printf("%s: status %d, wanted %d: %s\n", name, (int)status, (int)want, attn_last_error());
+        wrong++;
+    }
+}
+
+/* A cache of two sequences, one key head, dim 4: slots that hold no token are memory that nobody has written. */
+typedef struct {
+    AttnTensor k, v, q, out, k_new, v_new;
+    AttnCache cache;
+    AttnQueries queries;
+    float *lse;
+    size_t lse_len;
+    int32_t *table;
+    Call owner;
+} Decoding;
+
+enum { SLOTS = 8, STEP = 3 };
+
+static void decoding(Decoding *d, AttnCacheKind kind) {
+    memset(d, 0, sizeof *d);
+    size_t first = kind == ATTN_CACHE_KIND_PAGED ? 4 : 2, slots = kind == ATTN_CACHE_KIND_PAGED ? SLOTS / 2 : SLOTS;
+    for (int i = 0; i < 2; i++) {
+        float *data = block(&d->owner, first * slots * 4 * sizeof *data);
+        attn_tensor_contiguous(i ? &d->v : &d->k, data, ATTN_DTYPE_F32, ATTN_LAYOUT_BHSD, first, 1, slots, 4);
+    }
+    size_t *lens = block(&d->owner, 2 * sizeof *lens);
+    lens[0] = lens[1] = 0;
+    d->k_new = floats(&d->owner, 2, 1, STEP, 4), d->v_new = floats(&d->owner, 2, 1, STEP, 4);
+    d->q = floats(&d->owner, 2, 2, STEP, 4);
+    d->out = floats(&d->owner, 2, 2, STEP, 4);
+    d->lse_len = 2 * 2 * STEP;
+    d->lse = block(&d->owner, d->lse_len * sizeof *d->lse);
+    AttnCache cache = {.struct_size = sizeof cache, .kind = kind, .k = &d->k, .v = &d->v, .lens = lens, .lens_len = 2};
+    if (kind == ATTN_CACHE_KIND_RING) cache.sinks = 1, cache.window = SLOTS - 1;
+    if (kind == ATTN_CACHE_KIND_PAGED) {
+        int32_t *table = d->table = block(&d->owner, 4 * sizeof *table);
+        table[0] = 3, table[1] = 0, table[2] = 1, table[3] = -1;
+        cache.block_table = table, cache.block_table_len = 4;
+    }
+    d->cache = cache;
+    d->queries.struct_size = sizeof d->queries;
+}
+
+static AttnStatus decode(Decoding *d) {
+    return attn_decode(NULL, &d->cache, &d->q, &d->queries, &d->out, d->lse, d->lse_len);
+}
+
+static AttnStatus append(Decoding *d) { return attn_cache_append(&d->cache, &d->k_new, &d->v_new, NULL, 0); }
+
+/* One case: a cache with three tokens of each sequence, broken by the statement. */
+#define DECODE(name, kind, want, ...)                          \
+    do {                                                       \
+        Decoding d;                                            \
+        decoding(&d, kind);                                    \
+        expect("append for " name, append(&d), ATTN_STATUS_OK); \
+        __VA_ARGS__;                                           \
+        expect(name, decode(&d), want);                        \
+        for (int i = 0; i < d.owner.count; i++) free(d.owner.blocks[i]); \
+    } while (0)
+
+static void caches(void) {
+    const AttnCacheKind slots = ATTN_CACHE_KIND_APPEND, ring = ATTN_CACHE_KIND_RING, paged = ATTN_CACHE_KIND_PAGED;
+    size_t one[2] = {1, 0}, many[2] = {4, 0}, packed[3] = {0, 1, 3}, down[3] = {0, 2, 1};
+    DECODE("slots", slots, ATTN_STATUS_OK, (void)d);
+    DECODE("a ring", ring, ATTN_STATUS_OK, (void)d);
+    DECODE("pages", paged, ATTN_STATUS_OK, (void)d);
+    DECODE("a ring that turns", ring, ATTN_STATUS_UNSUPPORTED, for (int i = 0; i < 4; i++) append(&d));
+    DECODE("few queries", slots, ATTN_STATUS_OK, d.queries.lens = one; d.queries.lens_len = 2);
+    DECODE("packed", slots, ATTN_STATUS_OK, d.queries.cu = packed; d.queries.cu_len = 3; d.q.shape[0] = d.out.shape[0] = 1; d.lse_len = 6);
+    DECODE("too many queries", slots, ATTN_STATUS_TABLE, d.queries.lens = many; d.queries.lens_len = 2);
+    DECODE("cu that falls", slots, ATTN_STATUS_TABLE, d.queries.cu = down; d.queries.cu_len = 3; d.q.shape[0] = d.out.shape[0] = 1; d.lse_len = 6);
+    DECODE("both", slots, ATTN_STATUS_OPTION, d.queries.cu = packed; d.queries.cu_len = 3; d.queries.lens = one; d.queries.lens_len = 2);
+    DECODE("tokens beyond the slots", slots, ATTN_STATUS_TABLE, d.cache.lens[1] = SLOTS + 1);
+    DECODE("tokens without end", slots, ATTN_STATUS_TABLE, d.cache.lens[1] = SIZE_MAX);
+    DECODE("fewer tokens than queries", slots, ATTN_STATUS_TABLE, d.cache.lens[0] = STEP - 1);
+    DECODE("short k", slots, ATTN_STATUS_BOUNDS, d.k.len--);
+    DECODE("null v", slots, ATTN_STATUS_NULL_POINTER, d.v.data = NULL);
+    DECODE("no v", slots, ATTN_STATUS_NULL_POINTER, d.cache.v = NULL);
+    DECODE("no lens", slots, ATTN_STATUS_NULL_POINTER, d.cache.lens = NULL);
+    DECODE("kind", slots, ATTN_STATUS_OPTION, d.cache.kind = 9);
+    DECODE("window of another kind", slots, ATTN_STATUS_OPTION, d.cache.window = 1);
+    DECODE("no window", ring, ATTN_STATUS_OPTION, d.cache.window = 0);
+    DECODE("endless window", ring, ATTN_STATUS_OVERFLOW, d.cache.window = SIZE_MAX);
+    DECODE("wide ring", ring, ATTN_STATUS_BOUNDS, d.cache.window = SLOTS);
+    DECODE("no page", paged, ATTN_STATUS_TABLE, d.table[0] = 4);
+    DECODE("negative page", paged, ATTN_STATUS_TABLE, d.table[0] = -1);
+    DECODE("short table", paged, ATTN_STATUS_TABLE, d.cache.block_table_len = 0);
+    DECODE("huge table", paged, ATTN_STATUS_OVERFLOW, d.cache.block_table_len = SIZE_MAX);
+    DECODE("struct size", slots, ATTN_STATUS_STRUCT_SIZE, d.cache.struct_size = 2);
+    DECODE("out in the cache", slots, ATTN_STATUS_OVERLAP, d.out.data = d.k.data);
+    DECODE("other dtypes", slots, ATTN_STATUS_UNSUPPORTED, d.v.dtype = ATTN_DTYPE_F16);
+    /* Appending: refused before anything is written or counted. */
+    DECODE("full", slots, ATTN_STATUS_OK, append(&d); expect("append to a full cache", append(&d), ATTN_STATUS_TABLE));
+    DECODE("no page to write", paged, ATTN_STATUS_OK, expect("append without a page", append(&d), ATTN_STATUS_TABLE));
+    DECODE("k is v", slots, ATTN_STATUS_OK, AttnTensor v = d.v; d.v = d.k; expect("k is v", append(&d), ATTN_STATUS_OVERLAP); d.v = v);
+    DECODE("k_new in k", slots, ATTN_STATUS_OK, d.k_new.data = d.k.data; expect("k_new in k", append(&d), ATTN_STATUS_OVERLAP));
+    DECODE("lens in v", slots, ATTN_STATUS_OK, size_t *lens = d.cache.lens; d.cache.lens = d.v.data; expect("lens in v", append(&d), ATTN_STATUS_OVERLAP); d.cache.lens = lens);
+    DECODE("new dtype", slots, ATTN_STATUS_OK, d.k_new.dtype = ATTN_DTYPE_BF16; expect("new dtype", append(&d), ATTN_STATUS_UNSUPPORTED));
+    DECODE("counts", slots, ATTN_STATUS_OK, expect("counts", attn_cache_append(&d.cache, &d.k_new, &d.v_new, many, 2), ATTN_STATUS_TABLE));
+    DECODE("short counts", slots, ATTN_STATUS_OK, expect("short counts", attn_cache_append(&d.cache, &d.k_new, &d.v_new, one, 1), ATTN_STATUS_SHAPE));
+}
+
+/* Results over parts of the keys, and texts. */
+static void parts(void) {
+    Call c = fresh(1, 2, 1, 3, 6, 4), other = fresh(1, 2, 1, 3, 6, 4);
+    expect("first", attn_forward(NULL, &c.q, &c.k, &c.v, &c.out, c.lse, c.lse_len), ATTN_STATUS_OK);
+    expect("second", attn_forward(NULL, &other.q, &other.k, &other.v, &other.out, other.lse, other.lse_len), ATTN_STATUS_OK);
+    expect("merge", attn_merge_states(&c.out, c.lse, &other.out, other.lse, c.lse_len), ATTN_STATUS_OK);
+    expect("merge with itself", attn_merge_states(&c.out, c.lse, &c.out, other.lse, c.lse_len), ATTN_STATUS_OVERLAP);
+    expect("one lse", attn_merge_states(&c.out, c.lse, &other.out, c.lse, c.lse_len), ATTN_STATUS_OVERLAP);
+    expect("no lse", attn_merge_states(&c.out, NULL, &other.out, other.lse, c.lse_len), ATTN_STATUS_NULL_POINTER);
+    expect("short lse", attn_merge_states(&c.out, c.lse, &other.out, other.lse, c.lse_len - 1), ATTN_STATUS_SHAPE);
+    expect("huge lse", attn_merge_states(&c.out, c.lse, &other.out, other.lse, SIZE_MAX), ATTN_STATUS_OVERFLOW);
+    other.out.len--;
+    expect("short other", attn_merge_states(&c.out, c.lse, &other.out, other.lse, c.lse_len), ATTN_STATUS_BOUNDS);
+    other.out.len++;
+
+    AttnShape shape = {sizeof shape, 1, 2, 1, 3, 6, 4, 4};
+    AttnPlan *plan = NULL;
+    size_t len = 0;
+    expect("plan", attn_plan_create(NULL, &shape, &plan), ATTN_STATUS_OK);
+    expect("len", attn_plan_partial_len(plan, &len), ATTN_STATUS_OK);
+    float *rows = block(&c, len * sizeof *rows), *others = block(&other, len * sizeof *others);
+    AttnTensor k = c.k;
+    k.shape[2] = 4;
+    expect("part", attn_plan_partial(plan, NULL, 0, &c.q, &k, &k, rows, len), ATTN_STATUS_OK);
+    k.shape[2] = 2;
+    expect("other part", attn_plan_partial(plan, NULL, 4, &c.q, &k, &k, others, len), ATTN_STATUS_OK);
+    expect("part beyond the keys", attn_plan_partial(plan, NULL, 5, &c.q, &k, &k, others, len), ATTN_STATUS_TABLE);
+    expect("part without end", attn_plan_partial(plan, NULL, SIZE_MAX, &c.q, &k, &k, others, len), ATTN_STATUS_OVERFLOW);
+    expect("short rows", attn_plan_partial(plan, NULL, 0, &c.q, &k, &k, others, len - 1), ATTN_STATUS_SHAPE);
+    expect("rows in q", attn_plan_partial(plan, NULL, 0, &c.q, &k, &k, c.q.data, len), ATTN_STATUS_OVERLAP);
+    expect("join", attn_merge_partials(rows, others, len, 4), ATTN_STATUS_OK);
+    expect("join rows with themselves", attn_merge_partials(rows, rows, len, 4), ATTN_STATUS_OVERLAP);
+    expect("join half a row", attn_merge_partials(rows, others, len - 1, 4), ATTN_STATUS_SHAPE);
+    expect("join rows without end", attn_merge_partials(rows, others, len, SIZE_MAX), ATTN_STATUS_OVERFLOW);
+    expect("end", attn_plan_finish(plan, rows, len, &c.out, c.lse, c.lse_len), ATTN_STATUS_OK);
+    expect("end with short rows", attn_plan_finish(plan, rows, len - 1, &c.out, c.lse, c.lse_len), ATTN_STATUS_SHAPE);
+    expect("end in the rows", attn_plan_finish(plan, rows, len, &c.out, rows, c.lse_len), ATTN_STATUS_OVERLAP);
+    attn_plan_destroy(plan);
+
+    char *text = block(&c, 16);
+    expect("explain", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_BOUNDS);
+    expect("explain in no room", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 0), ATTN_STATUS_BOUNDS);
+    expect("explain to null", attn_explain(NULL, &shape, ATTN_DTYPE_F32, NULL, 16), ATTN_STATUS_NULL_POINTER);
+    expect("explain bools", attn_explain(NULL, &shape, ATTN_DTYPE_BOOL, text, 16), ATTN_STATUS_OPTION);
+    shape.kv_heads = 0;
+    expect("explain heads", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_SHAPE);
+    for (int i = 0; i < c.count; i++) free(c.blocks[i]);
+    for (int i = 0; i < other.count; i++) free(other.blocks[i]);
+}
+
 int main(void) {
     errors();
     sizes();
     plans();
+    caches();
+    parts();
     printf("%d cases, %d wrong\n", cases, wrong);
     return wrong != 0;
 }

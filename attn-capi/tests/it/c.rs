@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use attn::types::{AttnDtype, AttnOptions, AttnShape, AttnStatus, AttnTensor};
+use attn::types::{AttnCache, AttnCacheKind, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 use attn::{AttnPlan, AttnWorkspace, abi};
 
 /// All zeros but the size: the defaults.
@@ -94,6 +94,62 @@ pub(crate) fn merge(out: &AttnTensor, lse: &mut [f32], other: &AttnTensor, other
     unsafe { abi::attn_merge_states(out, lse.as_mut_ptr(), other, other_lse.as_ptr(), lse.len()) }
 }
 
+/// A cache of plain slots over these tensors.
+pub(crate) fn cache(k: &AttnTensor, v: &AttnTensor, lens: &mut [usize]) -> AttnCache {
+    AttnCache {
+        struct_size: size_of::<AttnCache>(),
+        kind: AttnCacheKind::Append as u32,
+        reserved: 0,
+        k,
+        v,
+        lens: lens.as_mut_ptr(),
+        lens_len: lens.len(),
+        sinks: 0,
+        window: 0,
+        block_table: ptr::null(),
+        block_table_len: 0,
+    }
+}
+
+/// A tensor that a cache points to.
+pub(crate) fn borrowed<'a>(from: *const AttnTensor) -> &'a AttnTensor {
+    // SAFETY: the tests keep what their caches point to.
+    unsafe { &*from }
+}
+
+/// The first rows of each sequence, or packed rows.
+pub(crate) fn queries(first: &[usize], cu: &[usize]) -> AttnQueries {
+    let table = |table: &[usize]| if table.is_empty() { ptr::null() } else { table.as_ptr() };
+    AttnQueries {
+        struct_size: size_of::<AttnQueries>(),
+        lens: table(first),
+        lens_len: first.len(),
+        cu: table(cu),
+        cu_len: cu.len(),
+    }
+}
+
+/// `attn_decode`; q, out and lse are those of the arguments, and k and v are not looked at.
+pub(crate) fn decode(cache: &AttnCache, queries: Option<&AttnQueries>, a: Arguments<'_>) -> AttnStatus {
+    let Arguments { options, q, out, lse, .. } = a;
+    // SAFETY: as in `forward`; the tensors and tables of the cache and the queries are alive, and as long as they say or longer.
+    unsafe { abi::attn_decode(pointer(options), cache, pointer(q), pointer(queries), pointer(out), lse.0, lse.1) }
+}
+
+/// `attn_cache_append`.
+pub(crate) fn append(cache: &AttnCache, k: &AttnTensor, v: &AttnTensor, counts: Option<&[usize]>) -> AttnStatus {
+    let (counts, len) = counts.map_or((ptr::null(), 0), |counts| (counts.as_ptr(), counts.len()));
+    // SAFETY: as above; the cache's tensors were made from exclusive borrows.
+    unsafe { abi::attn_cache_append(cache, k, v, counts, len) }
+}
+
+/// `attn_merge_partials`.
+pub(crate) fn merge_partials(rows: &mut [f32], others: &[f32], value_dim: usize) -> AttnStatus {
+    assert!(others.len() >= rows.len());
+    // SAFETY: both are as long as said.
+    unsafe { abi::attn_merge_partials(rows.as_mut_ptr(), others.as_ptr(), rows.len(), value_dim) }
+}
+
 /// `attn_last_error`.
 pub(crate) fn last_error() -> String {
     text(abi::attn_last_error())
@@ -144,6 +200,30 @@ impl Plan {
         let (q, k, v, out) = (pointer(a.q), pointer(a.k), pointer(a.v), pointer(a.out));
         // SAFETY: as `forward`; plan and workspace are alive.
         unsafe { abi::attn_plan_run(self.0, workspace, q, k, v, out, a.lse.0, a.lse.1) }
+    }
+
+    pub(crate) fn partial_len(&self) -> usize {
+        let mut len = 0;
+        // SAFETY: the plan is alive.
+        assert_eq!(unsafe { abi::attn_plan_partial_len(self.0, &mut len) }, AttnStatus::Ok);
+        len
+    }
+
+    pub(crate) fn partial(
+        &self,
+        workspace: Option<&Workspace>,
+        first: usize,
+        [q, k, v]: [&AttnTensor; 3],
+        rows: &mut [f32],
+    ) -> AttnStatus {
+        let workspace = workspace.map_or(ptr::null_mut(), |workspace| workspace.0);
+        // SAFETY: as `forward`; plan and workspace are alive.
+        unsafe { abi::attn_plan_partial(self.0, workspace, first, q, k, v, rows.as_mut_ptr(), rows.len()) }
+    }
+
+    pub(crate) fn finish(&self, rows: &[f32], out: &AttnTensor, lse: &mut [f32]) -> AttnStatus {
+        // SAFETY: as `forward`; the plan is alive.
+        unsafe { abi::attn_plan_finish(self.0, rows.as_ptr(), rows.len(), out, lse.as_mut_ptr(), lse.len()) }
     }
 
     pub(crate) fn workspace_bytes(&self) -> usize {
@@ -214,6 +294,12 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
         vec![
             ("tensor", abi::attn_tensor_contiguous(none(), none(), 1, 0, 1, 1, 1, 1)),
             ("q", abi::attn_forward(none(), none(), none(), none(), none(), none(), 0)),
+            ("cache", abi::attn_decode(none(), none(), none(), none(), none(), none(), 0)),
+            ("cache", abi::attn_cache_append(none(), none(), none(), none(), 0)),
+            ("plan", abi::attn_plan_partial_len(none(), none())),
+            ("plan", abi::attn_plan_partial(none(), none(), 0, none(), none(), none(), none(), 0)),
+            ("plan", abi::attn_plan_finish(none(), none(), 0, none(), none(), 0)),
+            ("rows", abi::attn_merge_partials(none(), [0.0; 3].as_ptr(), 3, 1)),
             ("other", abi::attn_merge_states(none(), none(), none(), none(), 0)),
             ("AttnShape", abi::attn_explain(none(), none(), 1, none(), 0)),
             ("text", abi::attn_explain(none(), &shape, 1, none(), 0)),

@@ -217,6 +217,55 @@ fn a_byte_above_one_is_no_bool() {
 }
 
 #[test]
+fn what_lies_between_the_elements_of_a_mask_is_not_looked_at() {
+    // Every second byte is an element; a head axis of stride 0.
+    let result = |mask: Option<&AttnTensor>| {
+        let (x, mut out) = ((0..48).map(|n| n as f32 * 0.1).collect::<Vec<_>>(), vec![7.0f32; 48]);
+        let mut options = options();
+        options.keep = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+        let status = c::forward(Arguments {
+            options: Some(&options),
+            q: Some(&floats(&x, SHAPE)),
+            k: Some(&floats(&x, KV)),
+            v: Some(&floats(&x, KV)),
+            out: Some(&tensor_mut(&mut out, AttnDtype::F32, SHAPE)),
+            lse: (std::ptr::null_mut(), 0),
+        });
+        (status, out)
+    };
+    let bits = [1u8, 0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 1, 0, 0, 1];
+    let packed = result(Some(&tensor(&bits, AttnDtype::Bool, [1, 1, 3, 5])));
+    assert_ne!(packed, result(None));
+    let mut gaps: Vec<u8> = bits.iter().flat_map(|&bit| [bit, 0xEE]).collect();
+    let wide = |gaps: &[u8]| AttnTensor {
+        shape: [1, 2, 3, 5],
+        strides: [0, 0, 10, 2],
+        ..tensor(gaps, AttnDtype::Bool, [1, 1, 3, 10])
+    };
+    assert_eq!(result(Some(&wide(&gaps))), packed);
+    gaps[22] = 2; // an element
+    let (status, out) = result(Some(&wide(&gaps)));
+    assert_eq!((status, out[0]), (AttnStatus::Table, 7.0));
+    assert!(c::last_error().contains("byte 22 is 2"), "{}", c::last_error());
+}
+
+#[test]
+fn a_panic_in_a_callers_function_is_a_status() {
+    extern "C-unwind" fn panics(_: f64, _: usize, _: usize, _: usize, key: usize, _: *mut std::ffi::c_void) -> f64 {
+        assert!(key < 2, "this message belongs to a test");
+        0.0
+    }
+    for threads in [0, 1] {
+        let (status, text) = refused(|case| {
+            case.options.map_score = Some(panics);
+            case.options.threads = threads;
+        });
+        assert_eq!((status, text.starts_with("internal error")), (AttnStatus::Internal, true));
+    }
+    assert_eq!(refused(|_| {}).0, AttnStatus::Ok, "the library works on");
+}
+
+#[test]
 fn too_many_masks_are_refused() {
     let (lens, cu_q, cu_k, parents) = ([5usize; 2], [0usize, 3], [0usize, 5], [-1isize; 3]);
     let blocks = tensor(&[1u8], AttnDtype::Bool, [1, 1, 1, 1]);

@@ -47,7 +47,7 @@ fn a_workspace_serves_one_call_at_a_time() {
     // Calls from two threads that certainly overlap: the first one waits in the caller's function until the second is back.
     static INSIDE: Barrier = Barrier::new(2);
     static CALLS: AtomicUsize = AtomicUsize::new(0);
-    extern "C" fn wait(_: usize, _: usize, _: usize, _: usize, _: *mut std::ffi::c_void) -> i32 {
+    extern "C-unwind" fn wait(_: usize, _: usize, _: usize, _: usize, _: *mut std::ffi::c_void) -> i32 {
         if CALLS.fetch_add(1, Ordering::SeqCst) == 0 {
             INSIDE.wait(); // the second caller may start
             INSIDE.wait(); // the second caller is back

@@ -2,6 +2,7 @@
 
 mod allocations;
 mod c;
+mod decode;
 mod errors;
 mod fork;
 mod header;

@@ -184,11 +184,18 @@ fn heads_of_their_own() {
     agree("alibi", &given, &alibi);
 }
 
-extern "C" fn lower_far_keys(score: f64, _: usize, _: usize, query: usize, key: usize, factor: *mut c_void) -> f64 {
+extern "C-unwind" fn lower_far_keys(
+    score: f64,
+    _: usize,
+    _: usize,
+    query: usize,
+    key: usize,
+    factor: *mut c_void,
+) -> f64 {
     score - factor.addr() as f64 * 0.1 * query.abs_diff(key) as f64
 }
 
-extern "C" fn only_even(_: usize, head: usize, _: usize, key: usize, _: *mut c_void) -> i32 {
+extern "C-unwind" fn only_even(_: usize, head: usize, _: usize, key: usize, _: *mut c_void) -> i32 {
     i32::from((head + key).is_multiple_of(2)) * 4
 }
 

@@ -1,0 +1,80 @@
+//! Attention over a part of the keys: rows of maximum, sum and undivided output, merged and ended later.
+
+use attn_core::partial;
+use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, View};
+use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
+
+use crate::call::with_callbacks;
+use crate::error::Result;
+use crate::raw::{Callbacks, Output};
+
+/// A part of the keys of a call.
+pub(crate) struct Part<'a> {
+    /// The first of its keys.
+    pub(crate) first: usize,
+    pub(crate) q: Input<'a>,
+    pub(crate) k: Input<'a>,
+    pub(crate) v: Input<'a>,
+    /// `[batch, q_heads, q_len, 2 + value_dim]`.
+    pub(crate) rows: &'a mut [f32],
+}
+
+/// Where the result of all parts goes.
+pub(crate) struct Finish<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+/// Attends to a part, on this thread.
+pub(crate) fn compute(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    shape: AttnShape,
+    scratch: &mut Workspace,
+    part: Part<'_>,
+) -> Result<()> {
+    with_callbacks!(attn, callbacks, |attn| {
+        let plan = Plan::new(attn, shape, level)?;
+        let Part { first, q, k, v, rows } = part;
+        match (k, v) {
+            (Input::F32(k), Input::F32(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
+            (Input::F16(k), Input::F16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
+            (Input::Bf16(k), Input::Bf16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
+            _ => Err(AttnError::Unsupported { what: "k and v of different dtypes" }.into()),
+        }
+    })
+}
+
+/// Picks the queries' type, which may be another.
+fn of_query<T: KernelElement, M: Modifier + Sync>(
+    plan: &Plan<'_, '_, M>,
+    first: usize,
+    q: Input<'_>,
+    [k, v]: [View<'_, T>; 2],
+    rows: &mut [f32],
+    scratch: &mut Workspace,
+) -> Result<()> {
+    // Before scratch is made for sizes that are not there.
+    AttnError::check_size("partial rows (rows · (2 + value_dim))", partial::len(plan.shape())?, rows.len())?;
+    let lines = scratch.try_lines(plan.partial_lines())?;
+    match q {
+        Input::F32(q) => plan.partial(first, q, k, v, rows, lines)?,
+        Input::F16(q) => plan.partial(first, q, k, v, rows, lines)?,
+        Input::Bf16(q) => plan.partial(first, q, k, v, rows, lines)?,
+    }
+    Ok(())
+}
+
+/// Divides merged rows, and writes what they are.
+pub(crate) fn finish(attn: Attention<'_>, level: Level, shape: AttnShape, end: Finish<'_>) -> Result<()> {
+    let plan = Plan::new(&attn, shape, level)?; // the caller's functions have been called
+    let Finish { rows, out, lse } = end;
+    match out {
+        Output::F32(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
+        Output::F16(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
+        Output::Bf16(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
+    }
+    Ok(())
+}
