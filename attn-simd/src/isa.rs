@@ -38,6 +38,15 @@ pub(crate) fn widen_f16(x: f16) -> f32 {
     f32::from_bits(if exponent == 0 { below } else { normal } | (bits & 0x8000) << 16)
 }
 
+/// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
+#[inline(always)]
+pub(crate) fn narrow_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // A NaN must not be carried over into infinity or a number.
+    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
+}
+
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// A vector of `LANES` floats.
@@ -123,6 +132,16 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         self.store(x, &mut lanes);
         for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
             *h = f16::from_f32(x);
+        }
+    }
+
+    /// Rounds to nearest even and writes the first `LANES` elements; a NaN stays one.
+    #[inline(always)]
+    fn store_bf16(self, x: Self::F, dst: &mut [bf16]) {
+        let mut lanes = [0.0; 16];
+        self.store(x, &mut lanes);
+        for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
+            *h = narrow_bf16(x);
         }
     }
 
@@ -232,6 +251,31 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every level rounds to bfloat16 as `half` does, whatever the number.
+    #[test]
+    fn bf16_is_rounded_to_nearest_even_everywhere() {
+        struct Narrow<'n>(&'n [f32; 16], &'n mut [bf16; 16]);
+        impl crate::level::Run<()> for Narrow<'_> {
+            #[inline(always)]
+            fn run<I: Isa>(self, isa: I) {
+                for (src, dst) in self.0.chunks_exact(I::LANES).zip(self.1.chunks_exact_mut(I::LANES)) {
+                    isa.store_bf16(isa.load(src), dst);
+                }
+            }
+        }
+        for level in crate::level::Level::available() {
+            for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 40_000_003 } else { 65_521 }) {
+                let src = std::array::from_fn(|n| f32::from_bits(bits.wrapping_add(n as u32 * 0x8000 / 4)));
+                let mut dst = [bf16::ZERO; 16];
+                level.run(Narrow(&src, &mut dst));
+                for (x, got) in src.into_iter().zip(dst) {
+                    let want = bf16::from_f32(x);
+                    assert!(got == want || got.is_nan() && want.is_nan(), "{level:?} {x:e}: {got}, not {want}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_f16_widens_exactly() {

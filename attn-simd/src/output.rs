@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, ViewMut};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, narrow_bf16};
 
 /// An output of any element type that the kernels take.
 #[derive(Debug)]
@@ -63,6 +63,23 @@ impl<'o, T: Copy> RawView<'o, T> {
             + channel as isize * sc;
         // SAFETY: the caller vouches for the position, and `ViewMut` has proved that all positions lie inside its slice.
         unsafe { self.data.offset(index) }
+    }
+
+    /// The first `count` elements of `count` rows from a position on.
+    ///
+    /// # Safety
+    /// They lie inside the view, side by side within a row, and nobody else reads or writes them as long as the slices live.
+    #[inline(always)]
+    unsafe fn lines<'l>(&self, position: [usize; 4], count: usize) -> impl Iterator<Item = &'l mut [T]> + use<'l, 'o, T>
+    where
+        T: 'l,
+    {
+        // SAFETY: the caller vouches for the position.
+        let (start, stride) = (unsafe { self.at(position) }, self.strides[2]);
+        (0..count).map(move |n| {
+            // SAFETY: the caller vouches for `count` elements of as many rows.
+            unsafe { core::slice::from_raw_parts_mut(start.offset(n as isize * stride), count) }
+        })
     }
 }
 
@@ -220,11 +237,38 @@ impl<'o> Claim<'_, 'o> {
         true
     }
 
-    /// Writes `values` to the channels from `from` on of the block's row `row`, rounding once where the output is narrower.
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are halves with their channels
+    /// side by side: from `src[row][channel]`, rounded once. Says whether it has.
+    #[inline(always)]
+    pub(crate) fn write_halves<I: Isa>(&mut self, isa: I, [row, channel]: [usize; 2], src: &[f32; 256]) -> bool {
+        assert!(row + I::LANES <= self.rows.count && channel + I::LANES <= self.queue.shape.value_dim);
+        let at = [self.rows.batch, self.rows.head, self.rows.first + row, channel];
+        let lines = src.chunks_exact(I::LANES).take(I::LANES);
+        match &self.queue.target {
+            Target::F16(view) if view.strides[3] == 1 => {
+                // SAFETY: the square lies inside the view, as was just asserted; this claim alone writes its rows, and no other row
+                // shares memory with them.
+                for (dst, src) in unsafe { view.lines(at, I::LANES) }.zip(lines) {
+                    isa.store_f16(isa.load(src), dst);
+                }
+            }
+            Target::Bf16(view) if view.strides[3] == 1 => {
+                // SAFETY: as above.
+                for (dst, src) in unsafe { view.lines(at, I::LANES) }.zip(lines) {
+                    isa.store_bf16(isa.load(src), dst);
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Writes `values`, a vector at most, to the channels from `from` on of the block's row `row`, rounding once where the output is narrower.
     #[inline(always)]
     pub(crate) fn write<I: Isa>(&mut self, isa: I, row: usize, from: usize, values: &[f32]) {
         let end = from.checked_add(values.len());
         assert!(row < self.rows.count && end.is_some_and(|end| end <= self.queue.shape.value_dim));
+        assert!(values.len() <= I::LANES);
         if values.is_empty() {
             return;
         }
@@ -234,29 +278,51 @@ impl<'o> Claim<'_, 'o> {
         unsafe {
             match &self.queue.target {
                 Target::F32(view) => {
-                    let whole = |dst: &mut [f32]| {
-                        // A vector of known length, where a copy of any length would be a call.
-                        if values.len() == I::LANES {
-                            isa.store(isa.load(values), dst);
-                        } else {
-                            dst.copy_from_slice(values);
-                        }
-                    };
-                    fill(view, at, values, whole, |x| x);
+                    fill(
+                        view,
+                        at,
+                        values,
+                        #[inline(always)]
+                        |dst| {
+                            // A vector of known length, where a copy of any length would be a call.
+                            if values.len() == I::LANES {
+                                isa.store(isa.load(values), dst);
+                            } else {
+                                dst.copy_from_slice(values);
+                            }
+                        },
+                        |x| x,
+                    );
                 }
                 Target::F16(view) => {
-                    let whole = |dst: &mut [f16]| {
-                        if values.len() == I::LANES {
-                            isa.store_f16(isa.load(values), dst);
-                        } else {
-                            dst.iter_mut().zip(values).for_each(|(d, &x)| *d = f16::from_f32(x));
-                        }
-                    };
-                    fill(view, at, values, whole, f16::from_f32);
+                    fill(
+                        view,
+                        at,
+                        values,
+                        #[inline(always)]
+                        |dst| {
+                            let (mut wide, mut narrow) = ([0.0; 16], [f16::ZERO; 16]);
+                            wide[..values.len()].copy_from_slice(values);
+                            isa.store_f16(isa.load(&wide), &mut narrow);
+                            dst.copy_from_slice(&narrow[..values.len()]);
+                        },
+                        f16::from_f32,
+                    );
                 }
                 Target::Bf16(view) => {
-                    let whole = |dst: &mut [bf16]| dst.iter_mut().zip(values).for_each(|(d, &x)| *d = round_bf16(x));
-                    fill(view, at, values, whole, round_bf16);
+                    fill(
+                        view,
+                        at,
+                        values,
+                        #[inline(always)]
+                        |dst| {
+                            let (mut wide, mut narrow) = ([0.0; 16], [bf16::ZERO; 16]);
+                            wide[..values.len()].copy_from_slice(values);
+                            isa.store_bf16(isa.load(&wide), &mut narrow);
+                            dst.copy_from_slice(&narrow[..values.len()]);
+                        },
+                        narrow_bf16,
+                    );
                 }
             }
         }
@@ -287,15 +353,6 @@ unsafe fn fill<T: Copy>(
             }
         }
     }
-}
-
-/// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
-#[inline(always)]
-pub(crate) fn round_bf16(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // A NaN must not be carried over into infinity or a number.
-    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
 }
 
 #[cfg(test)]
@@ -330,7 +387,7 @@ mod tests {
     fn bf16_rounds_like_the_library() {
         for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 10_000_019 } else { 4099 }) {
             let x = f32::from_bits(bits);
-            let (got, want) = (round_bf16(x), bf16::from_f32(x));
+            let (got, want) = (narrow_bf16(x), bf16::from_f32(x));
             assert!(got == want || got.is_nan() && want.is_nan(), "{bits:#x}: {got} {want}");
         }
     }

@@ -64,7 +64,7 @@ impl Run<()> for Write<'_, '_> {
                 }
             }),
             RowTarget::Bf16(view) => put(view, at, values, |dst, src| {
-                dst.iter_mut().zip(src).for_each(|(d, &x)| *d = crate::output::round_bf16(product(x)));
+                dst.iter_mut().zip(src).for_each(|(d, &x)| *d = crate::isa::narrow_bf16(product(x)));
             }),
         }
     }

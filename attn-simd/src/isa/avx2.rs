@@ -169,6 +169,22 @@ impl Isa for Avx2 {
         // SAFETY: eight halves were asserted above; the token proves F16C. Immediate 0: round to nearest even.
         unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(x)) }
     }
+    #[inline(always)]
+    fn store_bf16(self, x: __m256, dst: &mut [bf16]) {
+        assert!(dst.len() >= 8);
+        // SAFETY: eight elements of two bytes were asserted above; the token proves AVX2.
+        unsafe {
+            let bits = _mm256_castps_si256(x);
+            let cut = _mm256_srli_epi32::<16>(bits);
+            let half = _mm256_add_epi32(_mm256_and_si256(cut, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+            let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            let rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(cut, _mm256_set1_epi32(0x40)), nan);
+            // Words of 16 bits, within each half of the vector: the first and the third quarter hold the eight.
+            let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(rounded, rounded));
+            _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_castsi256_si128(packed));
+        }
+    }
 
     #[inline(always)]
     unsafe fn load_f16_ptr(self, src: *const f16) -> __m256 {

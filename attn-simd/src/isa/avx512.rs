@@ -164,6 +164,20 @@ impl Isa for Avx512 {
         // SAFETY: sixteen halves were asserted above; the token proves AVX-512F. Immediate 0: round to nearest even.
         unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(x)) }
     }
+    #[inline(always)]
+    fn store_bf16(self, x: __m512, dst: &mut [bf16]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen elements of two bytes were asserted above; the token proves AVX-512F.
+        unsafe {
+            let bits = _mm512_castps_si512(x);
+            let cut = _mm512_srli_epi32::<16>(bits);
+            let half = _mm512_add_epi32(_mm512_and_si512(cut, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let rounded = _mm512_mask_or_epi32(rounded, nan, cut, _mm512_set1_epi32(0x40));
+            _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(rounded));
+        }
+    }
 
     #[inline(always)]
     fn round_bf16(self, x: __m512) -> __m512 {

@@ -5,12 +5,14 @@ use crate::job::Job;
 use crate::output::Claim;
 use crate::tiles::MAX_Q_TILE;
 
-/// Writes the rows of a block from `o[channel][query]`, rows `width` apart.
+/// Writes the rows of a block from `o[channel][query]`, rows `width` apart. Sums are multiplied by `sums` first and outputs by `outputs`,
+/// powers of two: what a kernel has kept larger than it is.
 #[inline(always)]
 pub(crate) fn write<I: Isa>(
     isa: I,
     job: &Job<'_>,
     (max, sum): (&[f32], &[f32]),
+    (sums, outputs): (f32, f32),
     out: &mut [f32],
     width: usize,
     claim: &mut Claim<'_, '_>,
@@ -20,7 +22,7 @@ pub(crate) fn write<I: Isa>(
     let mut factors = [0.0f32; MAX_Q_TILE];
     let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
     for (lane, factor) in factors.iter_mut().enumerate().take(rows.count) {
-        let (max, sum) = (max[lane], sum[lane]);
+        let (max, sum) = (max[lane], sum[lane] * sums);
         let (row_factor, lse) = match sink {
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
             _ => close(f64::from(max) * job.to_ln, f64::from(sum), sink, kept),
@@ -34,7 +36,8 @@ pub(crate) fn write<I: Isa>(
     let channels = job.shape.value_dim;
     for row in out.chunks_exact_mut(width).take(channels) {
         for (x, factor) in row.chunks_exact_mut(lanes).zip(factors.chunks_exact(lanes)) {
-            isa.store(isa.mul(isa.load(x), isa.load(factor)), x);
+            let exact = isa.mul(isa.load(x), isa.load(factor));
+            isa.store(if outputs == 1.0 { exact } else { isa.mul(exact, isa.splat(outputs)) }, x);
         }
     }
     let mut stage = [0.0f32; 16 * 16];
@@ -45,6 +48,9 @@ pub(crate) fn write<I: Isa>(
             let whole = there == lanes && first + lanes <= rows.count;
             if !(whole && claim.write_square(isa, [first, channel], src, width)) {
                 isa.transpose(src, width, &mut stage, lanes);
+                if whole && claim.write_halves(isa, [first, channel], &stage) {
+                    continue;
+                }
                 for lane in first..(first + lanes).min(rows.count) {
                     claim.write(isa, lane, channel, &stage[(lane - first) * lanes..][..there]);
                 }

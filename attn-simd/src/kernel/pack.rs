@@ -92,16 +92,59 @@ pub(crate) fn transposed<I: Isa>(
                 isa.transpose(src, stride, dst, width);
                 continue;
             }
-            for r in 0..lanes {
-                let line = &mut stage[r * lanes..][..lanes];
-                line.fill(0.0);
-                if r < rows {
-                    read_row(isa, input, [batch, head, first + row + r], channel, &mut line[..there]);
+            if !(there == lanes && widened_square(isa, input, [batch, head, first + row], rows, channel, &mut stage)) {
+                for r in 0..lanes {
+                    let line = &mut stage[r * lanes..][..lanes];
+                    line.fill(0.0);
+                    if r < rows {
+                        read_row(isa, input, [batch, head, first + row + r], channel, &mut line[..there]);
+                    }
                 }
             }
             isa.transpose(&stage, lanes, dst, width);
         }
     }
+}
+
+/// Widens a square of halves whose channels lie side by side, `rows` of it; the rest is 0. Says whether they are and do.
+#[inline(always)]
+fn widened_square<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, seq]: [usize; 3],
+    rows: usize,
+    channel: usize,
+    stage: &mut [f32; 256],
+) -> bool {
+    stage[rows * I::LANES..].fill(0.0);
+    let stage = &mut stage[..rows * I::LANES];
+    match input {
+        Input::F32(_) => false,
+        Input::F16(view) => widen_vectors(isa, view, [batch, head, seq], channel, stage, I::load_f16),
+        Input::Bf16(view) => widen_vectors(isa, view, [batch, head, seq], channel, stage, I::load_bf16),
+    }
+}
+
+/// Widens a vector of each row from `first` on, from a channel on, where channels lie side by side. Says whether they do.
+#[inline(always)]
+fn widen_vectors<I: Isa, T: Copy>(
+    isa: I,
+    view: &View<'_, T>,
+    [batch, head, first]: [usize; 3],
+    channel: usize,
+    dst: &mut [f32],
+    load: impl Fn(I, &[T]) -> I::F,
+) -> bool {
+    let [.., stride, unit] = view.strides();
+    if unit != 1 {
+        return false;
+    }
+    let (data, mut start) = (view.data(), element(view, batch, head, first) + channel);
+    for row in dst.chunks_exact_mut(I::LANES) {
+        isa.store(load(isa, &data[start..start + I::LANES]), row);
+        start = start.wrapping_add_signed(stride);
+    }
+    true
 }
 
 /// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. For hints: not checked.

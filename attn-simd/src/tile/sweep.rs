@@ -114,7 +114,7 @@ fn items(
             while rest != 0 {
                 lane += rest.trailing_zeros() as usize;
                 let count = (rows >> lane).trailing_ones() as usize;
-                sweep::strip(job, claim.part(block * SIDE + lane, count), vector);
+                sweep::rows(job, &mut claim.part(block * SIDE + lane, count), vector);
                 lane += count;
                 rest = rows.checked_shr(lane as u32).unwrap_or(0);
             }
@@ -169,7 +169,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let (rows, at) = (rows_of(block), block * SIDE);
             let state = (&self.buffers.max[at..at + SIDE], &self.buffers.sum[at..at + SIDE]);
             let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
-            finish::write(isa, job, state, out, SIDE, &mut self.claim.part(at, rows.count));
+            finish::write(isa, job, state, (1.0, 1.0), out, SIDE, &mut self.claim.part(at, rows.count));
         }
         odd
     }
