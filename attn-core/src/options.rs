@@ -40,7 +40,21 @@ pub struct Attention<'a, M = ()> {
 /// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`, and `S` is the
 /// row's largest `scale·Σ|q·k|`.
 ///
-/// Only kernels on matrix tiles (AMX) know a difference; every other engine and level computes in f32 and is `Exact` either way.
+/// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and level computes in
+/// f32 and is `Exact` either way. What each costs there, in products of bf16 tiles for the scores + for the values:
+///
+/// | inputs | `Exact` | `Exact`, output f32 | `Fast` |
+/// |---|---|---|---|
+/// | bf16 | 1 + 2 | 1 + 3 | 1 + 1 |
+/// | f16 | 4 + 3 | 4 + 5 | 3 + 3 |
+/// | f32 | | 6 + 6 | 3 + 3 |
+///
+/// Packing, softmax and the splitting of weights come on top, so that the rates differ by less than these numbers.
+///
+/// # What is too small
+/// A weight below 2⁻¹²⁶ of its row's largest may count as 0 in the engines that compute in f32, however large its value is: f32 has no normal
+/// numbers there. So the whole bound is `eta` as stated below, and 2⁻¹²⁶·Σ|v| over the visible keys, and what rounding an output below
+/// 2⁻¹²⁶ loses. Tiny inputs (subnormal ones included) cost nothing else, on tiles either.
 ///
 /// ```
 /// use attn_core::{Attention, Precision};

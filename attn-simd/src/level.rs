@@ -34,7 +34,7 @@ pub enum Level {
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
     /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512, hundreds of times
-    /// slower. For tests; chosen by name only.
+    /// slower. Few queries run on tiles too, where another level decodes them. For tests; chosen by name only.
     AmxModel(TileModel),
 }
 
@@ -60,15 +60,24 @@ impl TileModel {
 pub enum LevelError {
     /// No level has this name; the names are `portable`, `avx2`, `avx512`, `amx` and, for tests, `amx-model`.
     Unknown,
-    /// This machine lacks the level's instructions, or its system does not let this process use them.
+    /// This machine lacks the level's instructions.
     Missing,
+    /// The processor has the instructions, but the system has not turned them on, or offers no way to ask for them.
+    Disabled,
+    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack that is too
+    /// small, a kernel that is too old.
+    Refused,
 }
 
 impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unknown => "no such level; the levels are portable, avx2, avx512, amx and amx-model",
-            Self::Missing => "this machine lacks the instructions of that level, or does not allow them",
+            Self::Missing => "this machine lacks the instructions of that level",
+            Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
+            Self::Refused => {
+                "this machine has the instructions of that level, but its system refuses this process the use of them"
+            }
         })
     }
 }
@@ -138,10 +147,10 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             "avx512" => has_avx512().then_some(Self::Avx512(Avx512 { _proof: () })).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
-            "amx" => {
-                let amx = Amx { vectors: Avx512 { _proof: () }, _proof: () };
-                (has_avx512() && has_amx()).then_some(Self::Amx(amx)).ok_or(LevelError::Missing)
-            }
+            "amx" => match if has_avx512() { amx_obstacle() } else { Some(LevelError::Missing) } {
+                None => Ok(Self::Amx(Amx { vectors: Avx512 { _proof: () }, _proof: () })),
+                Some(obstacle) => Err(obstacle),
+            },
             MODEL => Ok(Self::AmxModel(TileModel::detect())),
             _ if NAMES.contains(&name) => Err(LevelError::Missing),
             _ => Err(LevelError::Unknown),
@@ -242,17 +251,17 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512vl")
 }
 
-/// Whether matrix tiles may be used: the system is asked for permission, once per process.
+/// What keeps this process from matrix tiles, if anything does: the system is asked for permission, once per process.
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
-fn has_amx() -> bool {
-    static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ALLOWED.get_or_init(Amx::is_allowed)
+fn amx_obstacle() -> Option<LevelError> {
+    static OBSTACLE: std::sync::OnceLock<Option<LevelError>> = std::sync::OnceLock::new();
+    *OBSTACLE.get_or_init(Amx::obstacle)
 }
 
 /// Without `std` nothing is asked at run time, and no target feature proves the system's permission.
 #[cfg(all(target_arch = "x86_64", not(feature = "std")))]
-const fn has_amx() -> bool {
-    false
+const fn amx_obstacle() -> Option<LevelError> {
+    Some(LevelError::Disabled)
 }
 
 #[cfg(all(target_arch = "x86_64", not(feature = "std")))]

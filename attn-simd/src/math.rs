@@ -60,19 +60,30 @@ const EXP2_COARSE: [f32; 4] = [0.99992807354, 0.693260985457, 0.242611122194, 0.
 /// The same to 2.6e-6.
 const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0559178603193, 0.00957010190809];
 
-/// [`exp2`] for weights that are split into parts. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1
-/// only within that error, or of any other degree that of `exp2` itself. Results below `2^(SPARE − 126)` are exactly 0, so that `SPARE`
-/// bits below the highest one of a result are normal numbers too.
+/// What [`exp2_raised`] multiplies by, 2²⁴: every bit of the smallest result is a normal number then.
+pub(crate) const RAISE: f32 = 16_777_216.0;
+
+/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of `DEGREE` 3
+/// (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error, or of any other degree that of `exp2` itself.
 #[inline(always)]
-pub(crate) fn exp2_to<I: Isa, const DEGREE: usize, const SPARE: u8>(isa: I, y: I::F) -> I::F {
+pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
     let (n, f) = isa.split(y);
     let p = match DEGREE {
-        3 => horner(isa, f, &EXP2_COARSE),
-        4 => horner(isa, f, &EXP2_FAIR),
-        _ => isa.mul_add(f, polynomial(isa, f), isa.splat(1.0)),
+        3 => horner(isa, f, &const { raised(EXP2_COARSE) }),
+        4 => horner(isa, f, &const { raised(EXP2_FAIR) }),
+        _ => isa.mul_add(f, horner(isa, f, &const { raised(EXP2) }), isa.splat(RAISE)),
     };
-    let y = if SPARE == 0 { y } else { isa.sub(y, isa.splat(f32::from(SPARE))) };
     isa.scale_by_pow2(p, n, y)
+}
+
+/// Coefficients of the polynomial times [`RAISE`]: exact.
+const fn raised<const N: usize>(mut coefficients: [f32; N]) -> [f32; N] {
+    let mut n = 0;
+    while n < N {
+        coefficients[n] *= RAISE;
+        n += 1;
+    }
+    coefficients
 }
 
 /// A polynomial by its coefficients, lowest first.
@@ -174,14 +185,14 @@ mod tests {
     }
 
     /// The polynomials of lower degree, against the one of full degree.
-    struct Coarse<'a, const DEGREE: usize, const SPARE: u8>(&'a mut [f32]);
+    struct Raised<'a, const DEGREE: usize>(&'a mut [f32]);
 
-    impl<const DEGREE: usize, const SPARE: u8> Run<()> for Coarse<'_, DEGREE, SPARE> {
+    impl<const DEGREE: usize> Run<()> for Raised<'_, DEGREE> {
         #[inline(always)]
         fn run<I: Isa>(self, isa: I) {
             for x in self.0.chunks_exact_mut(I::LANES) {
                 let lanes = isa.load(x);
-                isa.store(exp2_to::<I, DEGREE, SPARE>(isa, lanes), x);
+                isa.store(exp2_raised::<I, DEGREE>(isa, lanes), x);
             }
         }
     }
@@ -194,24 +205,49 @@ mod tests {
             for n in (0..steps).step_by(16) {
                 let input: [f32; 16] = std::array::from_fn(|lane| ((n + lane) as f32 / steps as f32 - 1.0) * 8.0);
                 let mut outputs = [input; 2];
-                level.run(Coarse::<3, 0>(&mut outputs[0]));
-                level.run(Coarse::<4, 24>(&mut outputs[1]));
+                level.run(Raised::<3>(&mut outputs[0]));
+                level.run(Raised::<4>(&mut outputs[1]));
                 for (worst, output) in worst.iter_mut().zip(outputs) {
                     for (y, got) in input.into_iter().zip(output) {
-                        *worst = worst.max((f64::from(got) / f64::from(y).exp2() - 1.0).abs());
+                        *worst = worst.max((f64::from(got) / f64::from(RAISE) / f64::from(y).exp2() - 1.0).abs());
                     }
                 }
             }
             assert!(worst[0] <= 7.6e-5 && worst[1] <= 2.8e-6, "{level:?}: {worst:?}");
             let mut ends = [f32::NEG_INFINITY; 16];
             (ends[1], ends[2]) = (f32::NAN, -127.0);
-            level.run(Coarse::<3, 0>(&mut ends));
+            level.run(Raised::<3>(&mut ends));
             assert!(ends[0].to_bits() == 0 && ends[1].is_nan() && ends[2].to_bits() == 0, "{level:?}: {ends:?}");
-            let mut ends = [f32::NEG_INFINITY; 16];
-            (ends[1], ends[2], ends[3]) = (f32::NAN, -102.5, -101.5);
-            level.run(Coarse::<6, 24>(&mut ends));
-            let wanted = ends[0].to_bits() == 0 && ends[1].is_nan() && ends[2].to_bits() == 0 && ends[3] > 0.0;
-            assert!(wanted, "{level:?}: {ends:?}");
+        }
+    }
+
+    #[test]
+    fn the_raised_exponential_of_full_degree_has_the_bits_of_the_plain_one() {
+        for level in Level::available() {
+            let input: [f32; 16] = [
+                f32::NEG_INFINITY,
+                -127.0,
+                -126.5,
+                -126.0,
+                -125.7,
+                -103.0,
+                -102.0,
+                -101.5,
+                -60.2,
+                -1.5,
+                -0.3,
+                -0.0,
+                0.0,
+                0.7,
+                5.3,
+                8.0,
+            ];
+            let (mut plain, mut raised) = (input, input);
+            level.run(Map::<false>(&mut plain));
+            level.run(Raised::<6>(&mut raised));
+            for (y, (plain, raised)) in input.into_iter().zip(plain.into_iter().zip(raised)) {
+                assert_eq!((plain * RAISE).to_bits(), raised.to_bits(), "{level:?}: 2^{y}");
+            }
         }
     }
 

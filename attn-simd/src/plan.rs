@@ -66,8 +66,10 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
                 return Err(AttnError::Overflow { what });
             }
         }
-        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries.
-        let decode = attn.is_reproducible() || decode::is_few(&shape);
+        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the tile unit is there
+        // for tests, and leaves nothing to it that tiles can do.
+        let few = decode::is_few(&shape) && !matches!(level, Level::AmxModel(_));
+        let decode = attn.is_reproducible() || few;
         let kernel = if decode { Kernel::Decode } else { Kernel::Tiled };
         Ok(Self { problem, level, tiles, caches: Caches::detect(), kernel })
     }
@@ -198,7 +200,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         let Outputs { out, lse, .. } = outputs;
         let job = Job::new(&self.problem, self.level.vectors(), [T::input(q), T::input(k), T::input(v)]);
         let layout = self.tile_layout(T::DTYPE, O::DTYPE).ok();
-        let rows = layout.map_or(self.tiles.q_tile(), |layout| layout.rows());
+        let rows = layout.map_or(self.tiles.q_tile(), |layout| layout.rows_for(&shape, usize::MAX));
         let queue = Queue::new(O::target(out), lse, shape, rows);
         let scratch = Scratch { strip: 1, ..self.scratch(!pack::is_direct(&job.k)) };
         let lines = self.workspace_lines();
@@ -220,11 +222,28 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
     /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
     pub fn explain(&self, dtype: Dtype) -> Explain {
-        let layout = self.tile_layout(dtype, dtype);
+        self.explain_into(dtype, dtype)
+    }
+
+    /// As [`explain`](Self::explain), for an output of another type: on matrix tiles a wider one takes more products.
+    ///
+    /// ```
+    /// use attn_core::{Attention, AttnShape, Dtype};
+    /// use attn_simd::{Level, Plan};
+    /// let shape = AttnShape::new([1, 1, 100, 64], [1, 1, 100, 64], [1, 1, 100, 64])?;
+    /// let (attn, level) = (Attention::new(), Level::by_name("amx-model").expect("every machine has it"));
+    /// let plan = Plan::new(&attn, shape, level)?;
+    /// assert!(plan.explain(Dtype::Bf16).to_string().contains("1 product for scores and 2 for values"));
+    /// let wide = plan.explain_into(Dtype::Bf16, Dtype::F32).to_string();
+    /// assert!(wide.contains("bf16-to-f32") && wide.contains("3 for values"));
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    pub fn explain_into(&self, dtype: Dtype, output: Dtype) -> Explain {
+        let layout = self.tile_layout(dtype, output);
         let attn = self.problem.attn();
         let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
         let (level, tiles, kernel, lines) = (self.level, self.tiles, self.kernel, self.workspace_lines());
-        Explain { level, tiles, kernel, layout, dtype, precision, lines, reproducible }
+        Explain { level, tiles, kernel, layout, dtype, output, precision, lines, reproducible }
     }
 }
 
@@ -272,21 +291,20 @@ impl Blocks<'_> {
         self.queue.len()
     }
 
-    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be widened or made contiguous, or are too
-    /// many for the caches, each thread then takes strips of as many blocks at once as leave enough for all, which share that work and
-    /// what is read. Changes no bit.
+    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be packed, widened or made contiguous, or are
+    /// too many for the caches, each thread then takes as many blocks at once as leave enough for all, which share that work and what is
+    /// read. Changes no bit.
     #[must_use]
     pub fn shared_by(mut self, threads: usize) -> Self {
         let packs = !pack::is_direct(&self.job.k) || !pack::is_direct(&self.job.v);
-        let of_a_thread = match packs {
-            _ if self.layout.is_some() => return self,
-            true => STRIPS_PER_THREAD,
-            false if self.far => FAR_STRIPS_PER_THREAD,
-            false => return self,
-        };
-        let fair = if threads <= 1 { usize::MAX } else { self.count() / threads.saturating_mul(of_a_thread) };
-        self.scratch.strip = self.strip.min(fair).max(1);
-        self.queue.cut(self.job.tiles.q_tile() * self.scratch.strip);
+        let strips = |of_a_thread: usize| if threads <= 1 { 1 } else { threads.saturating_mul(of_a_thread) };
+        if let Some(layout) = &self.layout {
+            self.queue.cut(layout.rows_for(&self.job.shape, strips(STRIPS_PER_THREAD)));
+        } else if packs || self.far {
+            let fair = self.count() / strips(if packs { STRIPS_PER_THREAD } else { FAR_STRIPS_PER_THREAD });
+            self.scratch.strip = self.strip.min(fair).max(1);
+            self.queue.cut(self.job.tiles.q_tile() * self.scratch.strip);
+        }
         self
     }
 
@@ -315,6 +333,7 @@ pub struct Explain {
     kernel: Kernel,
     layout: core::result::Result<Layout, Obstacle>,
     dtype: Dtype,
+    output: Dtype,
     precision: Precision,
     lines: usize,
     reproducible: bool,
@@ -337,9 +356,21 @@ impl Explain {
     }
 }
 
+/// Types of inputs and output, as a kernel's name has them.
+struct Types(Dtype, Dtype);
+
+impl fmt::Display for Types {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(input, output) = self;
+        f.write_str(input.name())?;
+        if input == output { Ok(()) } else { write!(f, "-to-{}", output.name()) }
+    }
+}
+
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (dtype, scratch) = (self.dtype.name(), self.lines * 64 / 1024);
+        let scratch = self.lines * 64 / 1024;
+        let dtype = Types(self.dtype, self.output);
         if self.kernel == Kernel::Decode {
             let (level, rows, keys) = (self.level.vectors().name(), decode::MAX_ROWS, decode::CHUNK);
             write!(f, "{level}-{dtype}-decode-r{rows}k{keys}: {scratch} KiB of scratch a thread")?;
@@ -356,6 +387,7 @@ impl fmt::Display for Explain {
                 let (level, keys, queries) = (self.level.name(), layout.chunks * SIDE, layout.rows());
                 let Method { scores, values, .. } = layout.method;
                 let (scores, values) = (scores.steps().len(), values.steps().len());
+                let products = if scores == 1 { "product" } else { "products" };
                 let (exact, faster) = match self.precision {
                     Precision::Fast => ("fast", ""),
                     _ if self.dtype == Dtype::F16 => ("exact", "; Precision::Fast takes 3 + 3"),
@@ -364,8 +396,8 @@ impl fmt::Display for Explain {
                 };
                 write!(
                     f,
-                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} products for \
-                     scores and {values} for values{faster}; {queries} queries meet {keys} packed keys at a time"
+                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} {products} for \
+                     scores and {values} for values{faster}; up to {queries} queries meet {keys} packed keys at a time"
                 )
             }
             Err(obstacle) => {
@@ -374,10 +406,10 @@ impl fmt::Display for Explain {
                 if self.dtype != Dtype::F32 {
                     write!(f, "; computed in f32, widened tile by tile")?;
                 }
-                if obstacle != Obstacle::Level {
-                    write!(f, "; no tiles: {obstacle}")?;
+                match (obstacle, Level::by_name("amx")) {
+                    (Obstacle::Level, Err(absent)) => write!(f, "; no tiles: {absent} (amx)"),
+                    _ => write!(f, "; no tiles: {obstacle}"),
                 }
-                Ok(())
             }
         }
     }

@@ -162,6 +162,18 @@ impl Oracle {
         worst
     }
 
+    /// Checks the output of an answer in f32 alone, from inputs of any type: eta within the gate of f32, or larger by `slack`.
+    #[track_caller]
+    pub fn near_f32(&self, slack: f64, answer: &Answer<f32>, what: &dyn core::fmt::Debug) {
+        assert_eq!(answer.out.len(), self.out.len(), "{what:?}");
+        for (n, (got, &want)) in answer.out.iter().zip(&self.out).enumerate() {
+            let bound = tolerance::ETA.bound(attn_core::Dtype::F32, self.score_bound[n / self.value_dim]) + slack;
+            let allowed = bound * self.magnitude[n] + tolerance::rounding::<f32>(want) * tolerance::ETA.factor;
+            let share = share(f64::from(*got), want, allowed);
+            assert!(share <= 1.0, "{what:?}: element {n} is {got:e}, expected {want:e} ± {allowed:e}");
+        }
+    }
+
     /// Panics where an element differs from `want` by more than `entry` allows.
     #[track_caller]
     pub fn near<O: Number>(&self, entry: Entry, got: &[O], want: &[f64], what: &dyn core::fmt::Debug) {

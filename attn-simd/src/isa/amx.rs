@@ -1,8 +1,8 @@
 //! AMX: the tile unit of x86-64 servers, through inline assembly (the intrinsics are not stable).
 //!
 //! **Detection.** CPUID must list AMX-TILE, AMX-BF16 and the one palette of eight tiles of 16 × 64 bytes, XCR0 must show that the
-//! system saves tile state, and Linux must give this process permission to use it (`arch_prctl`, which may be refused: then the level is
-//! absent).
+//! system saves tile state, and Linux must give this process permission to use it (`arch_prctl`, which may be refused). Where one of them is
+//! missing the level is absent, and its error says which.
 //!
 //! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, puts back what it found: it cannot be sent to
 //! another thread, and calls inside calls (from a caller's closure) leave the outer one's configuration as it was. By the calling
@@ -17,6 +17,7 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use super::avx512::Avx512;
+use crate::level::LevelError;
 use crate::tile::unit::{Products, Square, Tile, TileProduct, with_products};
 
 /// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else. Made only by
@@ -28,16 +29,18 @@ pub struct Amx {
 }
 
 impl Amx {
-    /// Whether the tile unit is there and may be used. Asks the CPU and the system, and for permission: to be kept, not repeated.
+    /// What keeps this process from the tile unit, if anything does. Asks the CPU and the system, and for permission: to be kept, not
+    /// repeated.
     #[cfg(all(target_os = "linux", not(miri)))]
-    pub(crate) fn is_allowed() -> bool {
-        cpu_has_tiles() && permitted()
+    pub(crate) fn obstacle() -> Option<LevelError> {
+        let (cpu, system) = cpu_and_system();
+        verdict(cpu, system, permission)
     }
 
     /// No other system is known to hand out permission in the same way; Miri runs no assembly.
     #[cfg(not(all(target_os = "linux", not(miri))))]
-    pub(crate) fn is_allowed() -> bool {
-        false
+    pub(crate) fn obstacle() -> Option<LevelError> {
+        Some(LevelError::Disabled)
     }
 
     /// Configures this thread.
@@ -55,10 +58,21 @@ impl Amx {
     }
 }
 
-/// CPUID and XCR0.
+/// From what the CPU has, whether the system saves the state of tiles, and what it answers when asked for permission: 0, or an error below.
+/// It is asked last, for the answer binds the process.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn verdict(cpu: bool, system: bool, permission: impl FnOnce() -> i64) -> Option<LevelError> {
+    match (cpu, system) {
+        (false, _) => Some(LevelError::Missing),
+        (_, false) => Some(LevelError::Disabled),
+        _ => (permission() != 0).then_some(LevelError::Refused),
+    }
+}
+
+/// What CPUID and XCR0 say.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[allow(unused_unsafe, reason = "CPUID is a safe function in newer compilers than the oldest that is promised")]
-fn cpu_has_tiles() -> bool {
+fn cpu_and_system() -> (bool, bool) {
     use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
@@ -71,23 +85,20 @@ fn cpu_has_tiles() -> bool {
     // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is. XGETBV runs only where OSXSAVE says
     // that the system has turned it on.
     unsafe {
-        let leaves = __cpuid(0).eax;
-        if leaves < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
-            return false;
+        if __cpuid(0).eax < 0x1d || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+            return (false, false);
         }
         let palette = __cpuid_count(0x1d, 1);
         let (row_bytes, tiles, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
-        __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE == AMX_BF16_AND_TILE
-            && __cpuid_count(0x1d, 0).eax >= 1
-            && (row_bytes, tiles, rows) == (64, 8, 16)
-            && xcr0() & TILE_CONFIG_AND_DATA == TILE_CONFIG_AND_DATA
+        let cpu = __cpuid_count(0x1d, 0).eax >= 1 && (row_bytes, tiles, rows) == (64, 8, 16);
+        (cpu, __cpuid(1).ecx & OSXSAVE != 0 && xcr0() & TILE_CONFIG_AND_DATA == TILE_CONFIG_AND_DATA)
     }
 }
 
 /// Asks Linux to let this process use tile data: it is then saved for every thread that touches it. Refused where a thread's alternate
-/// signal stack could not hold it, by a filter of system calls, or by a kernel older than 5.16.
+/// signal stack could not hold it, by a filter of system calls, or by a kernel older than 5.16. Returns 0, or an error's number below 0.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn permitted() -> bool {
+fn permission() -> i64 {
     const SYS_ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
@@ -104,7 +115,7 @@ fn permitted() -> bool {
             options(nostack),
         );
     }
-    answer == 0
+    answer
 }
 
 /// A tile configuration, as LDTILECFG reads it.
@@ -280,6 +291,57 @@ mod tests {
         // SAFETY: called only where a token exists; 64 bytes are written.
         unsafe { asm!("sttilecfg [{}]", in(reg) &raw mut config, options(nostack, preserves_flags)) };
         config.0
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn what_is_missing_is_said_and_permission_is_asked_last() {
+        let never = || -> i64 { panic!("asked for what cannot be used") };
+        assert_eq!(verdict(false, false, never), Some(LevelError::Missing));
+        assert_eq!(verdict(false, true, never), Some(LevelError::Missing));
+        assert_eq!(verdict(true, false, never), Some(LevelError::Disabled));
+        assert_eq!(verdict(true, true, || -1), Some(LevelError::Refused));
+        assert_eq!(verdict(true, true, || 0), None);
+    }
+
+    /// A filter of system calls on a thread of its own refuses `arch_prctl`: no crash, but an answer, and the level falls back.
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn a_refused_permission_is_an_answer() {
+        /// One instruction of a filter: BPF's code, the jumps, a constant.
+        #[repr(C)]
+        struct Instruction(u16, u8, u8, u32);
+        #[repr(C)]
+        struct Filter(u16, *const Instruction);
+        fn system_call(number: i64, [a, b, c, d]: [usize; 4], program: &Filter) -> i64 {
+            let _alive = program;
+            let answer;
+            // SAFETY: `prctl`, which reads at most the filter that is borrowed here; the kernel clobbers RCX and R11.
+            unsafe {
+                asm!("syscall", inlateout("rax") number => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+                    in("r8") 0, lateout("rcx") _, lateout("r11") _, options(nostack));
+            }
+            answer
+        }
+        let thread = std::thread::spawn(|| {
+            const PRCTL: i64 = 157;
+            let program = [
+                Instruction(0x20, 0, 0, 0),               // load the number of the call
+                Instruction(0x15, 0, 1, 158),             // arch_prctl?
+                Instruction(0x06, 0, 0, 0x0005_0000 | 1), // refuse: EPERM
+                Instruction(0x06, 0, 0, 0x7fff_0000),     // allow
+            ];
+            let filter = Filter(4, program.as_ptr());
+            let no_new_privileges = system_call(PRCTL, [38, 1, 0, 0], &filter);
+            let installed = system_call(PRCTL, [22, 2, (&raw const filter).addr(), 0], &filter);
+            if (no_new_privileges, installed) != (0, 0) {
+                std::eprintln!("no filter of system calls here ({installed}): nothing was refused");
+                return;
+            }
+            assert_eq!(permission(), -1);
+            assert_eq!(verdict(true, true, permission), Some(LevelError::Refused));
+        });
+        thread.join().expect("no assertion failed");
     }
 
     /// Any bits: subnormal numbers, infinities and NaN among them where `wild`.

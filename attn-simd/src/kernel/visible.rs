@@ -51,26 +51,26 @@ impl Cover {
     }
 }
 
-/// The ranges of keys that the rows of a block see.
-pub(crate) struct Ranges {
-    rows: [(usize, usize); MAX_Q_TILE],
+/// The ranges of keys that the rows of a block see, at most `ROWS`.
+pub(crate) struct Ranges<const ROWS: usize = MAX_Q_TILE> {
+    rows: [(usize, usize); ROWS],
     /// Keys that any row sees.
     pub(crate) any: Range<usize>,
     /// Keys that every row sees, as far as ranges tell.
     all: Range<usize>,
 }
 
-impl Ranges {
+impl<const ROWS: usize> Ranges<ROWS> {
     /// No row sees a key.
-    pub(crate) const NOTHING: Self = Self { rows: [(0, 0); MAX_Q_TILE], any: 0..0, all: 0..0 };
+    pub(crate) const NOTHING: Self = Self { rows: [(0, 0); ROWS], any: 0..0, all: 0..0 };
 
     /// Asks the mask once per row of a block.
     pub(crate) fn of(job: &Job<'_>, rows: Rows) -> Self {
         let nothing = Range { start: usize::MAX, end: 0 };
-        let mut this = Self { rows: [(0, 0); MAX_Q_TILE], any: nothing, all: 0..usize::MAX };
+        let mut this = Self { rows: [(0, 0); ROWS], any: nothing, all: 0..usize::MAX };
         if job.mask.is_none() {
             let all = 0..job.shape.kv_len;
-            return Self { rows: [(all.start, all.end); MAX_Q_TILE], any: all.clone(), all };
+            return Self { rows: [(all.start, all.end); ROWS], any: all.clone(), all };
         }
         for (n, slot) in this.rows.iter_mut().take(rows.count).enumerate() {
             let r = job.mask.row_range(&job.shape, rows.batch, rows.head, rows.first + n);

@@ -1,8 +1,9 @@
 //! Where everything of a call on tiles lies, and how large it is: pure functions of shape and method.
 //!
-//! A work item is some blocks of 32 queries of one head. Keys and values are packed a super-block at a time, and all blocks of the
-//! item meet it before the next one is packed: that is what packing is paid by, and why the super-block must stay in the second cache
-//! beside the blocks' queries and outputs. What one block touches over and over (a chunk of scores, its weights, the block's queries
+//! A work item is some blocks of 32 queries of one head: up to 2048 queries, all of a shorter head's where one thread has it to itself, so
+//! that keys and values are packed once. They are packed a super-block at a time, and all blocks of the item meet it before the next one is
+//! packed: that is what packing is paid by, and why the super-block stays in the second cache (2 MiB where there are tiles)
+//! while the blocks' queries and outputs pass through it. What one block touches over and over (a chunk of scores, its weights, the block's queries
 //! and output) stays in the first: at head_dim 64 and one part each, 28 KiB.
 
 use attn_core::AttnShape;
@@ -14,13 +15,13 @@ use crate::workspace::lines_for;
 /// Bytes of a super-block's keys and values.
 const PACKED_BYTES: usize = 640 << 10;
 /// Bytes of queries and outputs of an item.
-const ITEM_BYTES: usize = 384 << 10;
-/// Most blocks of an item: by then packing is a few hundredths of the work.
-pub(crate) const MAX_BLOCKS: usize = 16;
+const ITEM_BYTES: usize = 768 << 10;
+/// Most blocks of an item: 2048 queries, by then packing is a hundredth of the work.
+pub(crate) const MAX_BLOCKS: usize = 64;
+/// Fewest blocks of an item that threads share a call by, if there are as many: packing is paid by the blocks that use it.
+const MIN_BLOCKS: usize = 4;
 /// Most chunks of a super-block.
 pub(crate) const MAX_CHUNKS: usize = 16;
-/// Items that a call is cut into if it is large enough, so that threads share them evenly.
-const ITEMS: usize = 16;
 
 /// Sizes of a call on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) struct Layout {
     pub(crate) pieces: usize,
     /// Chunks of 32 keys of a super-block; an even number.
     pub(crate) chunks: usize,
-    /// Blocks of 32 queries of a work item.
+    /// Most blocks of 32 queries of a work item.
     pub(crate) blocks: usize,
     /// Whether there is a bias.
     bias: bool,
@@ -47,15 +48,21 @@ impl Layout {
         let chunks = (PACKED_BYTES / chunk_bytes.max(1) / 2 * 2).clamp(2, MAX_CHUNKS).min(there);
         let block_bytes = (depth * method.qk_parts() + pieces * 2) << 11;
         let most = (ITEM_BYTES / block_bytes.max(1)).clamp(1, MAX_BLOCKS);
-        let heads = shape.batch.saturating_mul(shape.q_heads);
-        let all = heads.saturating_mul(shape.q_len.div_ceil(SIDE));
-        let blocks = most.min(shape.q_len.div_ceil(SIDE).max(1)).min((all / ITEMS).max(4));
+        let blocks = most.min(shape.q_len.div_ceil(SIDE).max(1));
         Self { method, depth, pieces, chunks, blocks, bias }
     }
 
-    /// Queries of a work item.
+    /// Most queries of a work item.
     pub(crate) const fn rows(&self) -> usize {
         self.blocks * SIDE
+    }
+
+    /// Queries of a work item where a call of this shape is to be cut into `items` at least: as many as scratch holds, so that keys and
+    /// values are packed as seldom as may be, or as few as leave enough items.
+    pub(crate) fn rows_for(&self, shape: &AttnShape, items: usize) -> usize {
+        let heads = shape.batch.saturating_mul(shape.q_heads);
+        let all = heads.saturating_mul(shape.q_len.div_ceil(SIDE));
+        (all / items.max(1)).max(MIN_BLOCKS).min(self.blocks) * SIDE
     }
 
     /// Tiles of the queries of a block.

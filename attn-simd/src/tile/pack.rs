@@ -1,24 +1,63 @@
 //! Rows of q, k and v become tiles of bf16 parts; rows with numbers that the parts cannot hold become 0 and are marked.
 //!
 //! A part is the nearest bfloat16 to what the parts before it have left over, so that two hold any f16 and three any f32 of ordinary
-//! size, exactly. Rows beyond the last, and channels beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
+//! size, exactly. Rows of bf16 that lie side by side are one part as they are: their bits are copied. Rows beyond the last, and channels
+//! beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
+//!
+//! # Sizes
+//! The tile unit takes subnormal numbers for 0, and drops sums that are. Of a score that costs nothing: with q and k up to 2⁴⁸, at most
+//! 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the exponent: far below the 2⁻²² that f32
+//! loses on any score. So q and k have an upper bound only. Values are kept 2²⁴ times as large where they are f32: every bit of the
+//! smallest one is then a normal number, and none is lost. Of a product of a weight (which is raised as well) and a value less than 2⁻¹⁷⁴ is
+//! dropped, or 2⁻¹⁵⁰ where values are halves: less than any output of their type shows. A bf16 value that is subnormal is marked.
+
+use attn_core::half::bf16;
+use attn_core::{Dtype, View};
 
 use super::unit::{SIDE, Tile};
 use crate::input::Input;
 use crate::isa::Isa;
 use crate::kernel::pack::read_row;
+use crate::math::RAISE;
 
-/// Sizes whose parts and products are normal numbers: 2⁻⁶⁰ up to 2⁴⁸, as bits. Zero is ordinary as well.
-const ORDINARY: (u32, u32) = ((127 - 60) << 23, (127 + 48) << 23);
+/// Sizes of numbers that the parts of a tensor hold: `2^least ≤ |x| ≤ 2^most`, or 0.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// As bits; the smallest subnormal where there is no bound.
+    least: u32,
+    /// As bits.
+    most: u32,
+}
 
-/// Whether a row holds nothing but ordinary numbers.
-#[inline(always)]
-fn is_ordinary(row: &[f32]) -> bool {
-    let (least, most) = ORDINARY;
-    row.iter().fold(true, |all, x| {
-        let size = x.to_bits() & 0x7fff_ffff;
-        all & ((size.wrapping_sub(least) <= most - least) | (size == 0))
-    })
+impl Sizes {
+    /// Of q and k: their products, added up and scaled, stay finite.
+    const CHANNELS: Self = Self { least: 1, most: (127 + 48) << 23 };
+
+    /// Of v: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys. A bf16 is not raised, and must be normal by itself.
+    const fn of_values(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Bf16 => Self { least: 1 << 23, most: (127 + 64) << 23 },
+            _ => Self { least: 1, most: (127 + 40) << 23 },
+        }
+    }
+
+    /// Whether they hold numbers with these bits.
+    #[inline(always)]
+    fn hold(self, bits: impl Iterator<Item = u32>) -> bool {
+        let Self { least, most } = self;
+        bits.fold(true, |all, bits| {
+            let size = bits & 0x7fff_ffff;
+            all & ((size.wrapping_sub(least) <= most - least) | (size == 0))
+        })
+    }
+}
+
+/// What values of a type are multiplied by while they are packed.
+pub(crate) const fn value_factor(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 | Dtype::Bf16 => 1.0,
+        _ => RAISE,
+    }
 }
 
 /// Which rows of a tensor: `count ≤ 32` of one head, from a first one on.
@@ -30,10 +69,17 @@ pub(crate) struct Rows {
     pub(crate) count: usize,
 }
 
-/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; what is not there is 0. Returns one bit per row that is
-/// not ordinary, and reads that one as 0.
+/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; what is not there is 0. Returns one bit per row that `sizes`
+/// do not hold, and reads that one as 0.
 #[inline(always)]
-fn read<I: Isa>(isa: I, input: &Input<'_>, rows: Rows, channels: usize, factor: f32, stage: &mut [f32]) -> u32 {
+fn read<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    rows: Rows,
+    channels: usize,
+    (sizes, factor): (Sizes, f32),
+    stage: &mut [f32],
+) -> u32 {
     let squares = channels.div_ceil(SIDE);
     let mut odd = 0;
     for (n, line) in stage.chunks_exact_mut(squares * SIDE).enumerate().take(SIDE) {
@@ -41,7 +87,7 @@ fn read<I: Isa>(isa: I, input: &Input<'_>, rows: Rows, channels: usize, factor: 
         rest.fill(0.0);
         if n < rows.count {
             read_row(isa, input, [rows.batch, rows.head, rows.first + n], 0, row);
-            if !is_ordinary(row) {
+            if !sizes.hold(row.iter().map(|x| x.to_bits())) {
                 odd |= 1 << n;
                 row.fill(0.0);
             } else if factor != 1.0 {
@@ -52,6 +98,43 @@ fn read<I: Isa>(isa: I, input: &Input<'_>, rows: Rows, channels: usize, factor: 
         }
     }
     odd
+}
+
+/// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and marked, a bit each;
+/// so are those beyond the last, without a mark. `None` where the channels are strewn.
+#[inline(always)]
+fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
+    let Input::Bf16(view) = input else { return None };
+    let (mut lines, mut odd): ([&[bf16]; SIDE], u32) = ([&[]; SIDE], 0);
+    for (n, line) in lines.iter_mut().enumerate().take(rows.count) {
+        let row = row_of(view, [rows.batch, rows.head, rows.first + n])?;
+        if sizes.hold(row.iter().map(|x| u32::from(x.to_bits()) << 16)) {
+            *line = row;
+        } else {
+            odd |= 1 << n;
+        }
+    }
+    Some((lines, odd))
+}
+
+/// A row whose channels lie side by side.
+#[inline(always)]
+fn row_of<'a>(view: &View<'a, bf16>, [batch, head, seq]: [usize; 3]) -> Option<&'a [bf16]> {
+    view.row(batch, head, seq).as_slice()
+}
+
+/// Up to `N` elements from `from` on; what is not there is 0.
+#[inline(always)]
+fn some<const N: usize>(row: &[bf16], from: usize) -> [bf16; N] {
+    let row = row.get(from..).unwrap_or(&[]);
+    match row.first_chunk() {
+        Some(all) => *all,
+        None => {
+            let mut some = [bf16::ZERO; N];
+            some[..row.len()].copy_from_slice(row);
+            some
+        }
+    }
 }
 
 /// Takes the next part off every number of the stage: returns it through `take`, a vector at a time with its place.
@@ -73,6 +156,14 @@ fn pair_within(row: &[f32], words: &mut [f32]) {
     }
 }
 
+/// The same of bfloat16.
+#[inline(always)]
+fn pair_bits(row: [bf16; SIDE], words: &mut [f32]) {
+    for (word, pair) in words.iter_mut().zip(row.as_chunks::<2>().0) {
+        *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
+    }
+}
+
 /// Transposes sixteen rows of sixteen words.
 #[inline(always)]
 fn transpose<I: Isa>(isa: I, src: &[f32; 256], dst: &mut [f32; 256]) {
@@ -83,8 +174,18 @@ fn transpose<I: Isa>(isa: I, src: &[f32; 256], dst: &mut [f32; 256]) {
     }
 }
 
+/// Rows of words as a tile.
+#[inline(always)]
+fn put<I: Isa, const TRANSPOSED: bool>(isa: I, words: &[f32; 256], tile: &mut Tile) {
+    if TRANSPOSED {
+        transpose(isa, words, &mut tile.0);
+    } else {
+        tile.0 = *words;
+    }
+}
+
 /// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries transposed, words of
-/// two channels by queries. Returns the rows that are not ordinary.
+/// two channels by queries. Returns the rows that tiles cannot hold.
 #[inline(always)]
 pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     isa: I,
@@ -99,30 +200,40 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     if squares == 0 {
         return 0;
     }
-    let odd = read(isa, input, rows, channels, factor, stage);
+    let mut words = [0.0; 256];
+    if parts == 1
+        && factor == 1.0
+        && let Some((lines, odd)) = lying(input, rows, Sizes::CHANNELS)
+    {
+        for (square, pair) in tiles.chunks_exact_mut(2).enumerate().take(squares) {
+            for (tile, lines) in pair.iter_mut().zip(lines.as_chunks::<16>().0) {
+                for (line, words) in lines.iter().zip(words.chunks_exact_mut(16)) {
+                    pair_bits(some(line, square * SIDE), words);
+                }
+                put::<I, TRANSPOSED>(isa, &words, tile);
+            }
+        }
+        return odd;
+    }
+    let odd = read(isa, input, rows, channels, (Sizes::CHANNELS, factor), stage);
     let mut line = [0.0; SIDE];
     for (square, tiles) in tiles.chunks_exact_mut(2 * parts).enumerate().take(squares) {
         for pair in tiles.chunks_exact_mut(2) {
             for (half, tile) in pair.iter_mut().enumerate() {
-                let mut words = [0.0; 256];
                 for (row, words) in words.chunks_exact_mut(16).enumerate() {
                     let at = (half * 16 + row) * squares * SIDE + square * SIDE;
                     next_part(isa, &mut stage[at..at + SIDE], &mut line);
                     pair_within(&line, words);
                 }
-                if TRANSPOSED {
-                    transpose(isa, &words, &mut tile.0);
-                } else {
-                    tile.0 = words;
-                }
+                put::<I, TRANSPOSED>(isa, &words, tile);
             }
         }
     }
     odd
 }
 
-/// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys. `place(square)` says where the tiles of
-/// 32 channels start, `[part][16 channels]`. Returns the rows that are not ordinary.
+/// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys, [`value_factor`] times as large.
+/// `place(square)` says where the tiles of 32 channels start, `[part][16 channels]`. Returns the rows that tiles cannot hold.
 #[inline(always)]
 pub(crate) fn along_rows<I: Isa>(
     isa: I,
@@ -137,13 +248,35 @@ pub(crate) fn along_rows<I: Isa>(
     if squares == 0 {
         return 0;
     }
-    let odd = read(isa, input, rows, channels, 1.0, stage);
+    let (sizes, factor) = (Sizes::of_values(input.dtype()), value_factor(input.dtype()));
+    let mut words = [0.0; 256];
+    if parts == 1
+        && let Some((lines, odd)) = lying(input, rows, sizes)
+    {
+        for square in 0..squares {
+            for half in 0..2 {
+                let column = square * SIDE + half * 16;
+                for (pair, words) in lines.as_chunks::<2>().0.iter().zip(words.chunks_exact_mut(16)) {
+                    let [even, odd]: [[bf16; 16]; 2] = pair.map(
+                        #[inline(always)]
+                        |line| some(line, column),
+                    );
+                    for lane in (0..16).step_by(I::LANES) {
+                        let [even, odd] = [isa.load_bf16(&even[lane..]), isa.load_bf16(&odd[lane..])];
+                        isa.store(isa.pair_bf16(even, odd), &mut words[lane..]);
+                    }
+                }
+                transpose(isa, &words, &mut tiles[place(square) + half].0);
+            }
+        }
+        return odd;
+    }
+    let odd = read(isa, input, rows, channels, (sizes, factor), stage);
     let width = squares * SIDE;
     for square in 0..squares {
         for part in 0..parts {
             for half in 0..2 {
                 let column = square * SIDE + half * 16;
-                let mut words = [0.0; 256];
                 for (pair, words) in words.chunks_exact_mut(16).enumerate() {
                     for lane in (0..16).step_by(I::LANES) {
                         let [even, odd] = [0, 1].map(

@@ -7,11 +7,14 @@
 //! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it, where they are
 //! rounded best. In the root mean square that is 1.31 against 1.40 of correct rounding. So there the reference catches up twice per octave
 //! of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of a row's keys, and seldom enough to cost nothing.
+//!
+//! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the smallest weight that
+//! is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
 
 use super::unit::Tile;
 use crate::isa::Isa;
 use crate::kernel::softmax::State;
-use crate::math::{exp2, exp2_to};
+use crate::math::{exp2, exp2_raised};
 
 /// Most that a weight may grow to before the reference follows, as a power of 2, at a chunk of keys (its number from the first key on).
 pub(crate) const fn lag(parts: usize, chunk: usize) -> f32 {
@@ -109,10 +112,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
             let rows = &scores[2 * pair * width..][..2 * width];
             for n in 0..NQ {
                 let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
-                let mut rest = [
-                    self.weight::<PARTS, DEGREE>(isa, isa.load(even), n),
-                    self.weight::<PARTS, DEGREE>(isa, isa.load(odd), n),
-                ];
+                let mut rest =
+                    [self.weight::<DEGREE>(isa, isa.load(even), n), self.weight::<DEGREE>(isa, isa.load(odd), n)];
                 if PARTS == 1 {
                     // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse they are.
                     rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
@@ -141,10 +142,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
 
     /// Scores of the `n`-th vector of queries become weights.
     #[inline(always)]
-    fn weight<const PARTS: usize, const DEGREE: usize>(&self, isa: I, scores: I::F, n: usize) -> I::F {
-        let y = isa.mul(isa.sub(scores, self.against[n]), self.c);
-        // What the first part leaves over must not be subnormal: that would be slow.
-        if PARTS == 1 { exp2_to::<I, DEGREE, 0>(isa, y) } else { exp2_to::<I, DEGREE, 24>(isa, y) }
+    fn weight<const DEGREE: usize>(&self, isa: I, scores: I::F, n: usize) -> I::F {
+        exp2_raised::<I, DEGREE>(isa, isa.mul(isa.sub(scores, self.against[n]), self.c))
     }
 
     /// Adds the chunk's sums to those of the rows.

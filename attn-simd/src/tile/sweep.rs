@@ -25,6 +25,7 @@ use crate::kernel::softmax::State;
 use crate::kernel::visible::{self, Cover, Ranges, Tile};
 use crate::kernel::{finish, score, sweep};
 use crate::level::Level;
+use crate::math::RAISE;
 use crate::output::{Claim, Queue, Rows};
 use crate::tiles::{KV_TILE, Scratch};
 use crate::workspace::{Cutter, Line};
@@ -146,9 +147,9 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         for (block, odd) in odd.iter_mut().enumerate().take(blocks) {
             *odd = self.start(isa, block, rows_of(block));
         }
-        let ranges: [Option<Ranges>; MAX_BLOCKS] =
+        let ranges: [Option<Ranges<SIDE>>; MAX_BLOCKS] =
             core::array::from_fn(|block| (block < blocks).then(|| Ranges::of(job, rows_of(block))));
-        let any = |pick: fn(&Ranges) -> usize| ranges.iter().flatten().filter(|r| !r.any.is_empty()).map(pick);
+        let any = |pick: fn(&Ranges<SIDE>) -> usize| ranges.iter().flatten().filter(|r| !r.any.is_empty()).map(pick);
         let (first, end) = (any(|r| r.any.start).min().unwrap_or(0), any(|r| r.any.end).max().unwrap_or(0));
 
         // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups whatever its
@@ -169,7 +170,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let (rows, at) = (rows_of(block), block * SIDE);
             let state = (&self.buffers.max[at..at + SIDE], &self.buffers.sum[at..at + SIDE]);
             let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
-            finish::write(isa, job, state, (1.0, 1.0), out, SIDE, &mut self.claim.part(at, rows.count));
+            let smaller = (1.0 / RAISE, 1.0 / RAISE / pack::value_factor(job.v.dtype()));
+            finish::write(isa, job, state, smaller, out, SIDE, &mut self.claim.part(at, rows.count));
         }
         odd
     }
@@ -227,7 +229,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         &mut self,
         isa: I,
         (block, rows): (usize, Rows),
-        ranges: &Ranges,
+        ranges: &Ranges<SIDE>,
         chunks: core::ops::Range<usize>,
         base: usize,
         odd_keys: &[u32; MAX_CHUNKS],
