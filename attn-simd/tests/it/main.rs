@@ -3,6 +3,7 @@
 mod caches;
 mod decode;
 mod edges;
+mod guard;
 mod laws;
 mod level;
 mod small;
