@@ -24,6 +24,7 @@ impl Caches {
     pub const SMALLEST: Self = Self { l2: 256 << 10 };
 
     /// The largest that is believed: a virtual machine may say anything.
+    #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const LARGEST: Self = Self { l2: 16 << 20 };
 
     /// What this core says of itself, within reason; [`SMALLEST`](Self::SMALLEST) where there is no way to ask. Asked once per process.

@@ -18,6 +18,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+pub(crate) mod neon;
 pub(crate) mod portable;
 pub(crate) mod product;
 pub(crate) mod rows;
@@ -252,25 +254,28 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 mod tests {
     use super::*;
 
-    /// Every level rounds to bfloat16 as `half` does, whatever the number.
+    /// Every level rounds to halves as `half` does, whatever the number.
     #[test]
-    fn bf16_is_rounded_to_nearest_even_everywhere() {
-        struct Narrow<'n>(&'n [f32; 16], &'n mut [bf16; 16]);
+    fn halves_are_rounded_to_nearest_even_everywhere() {
+        struct Narrow<'n>(&'n [f32; 16], &'n mut [bf16; 16], &'n mut [f16; 16]);
         impl crate::level::Run<()> for Narrow<'_> {
             #[inline(always)]
             fn run<I: Isa>(self, isa: I) {
-                for (src, dst) in self.0.chunks_exact(I::LANES).zip(self.1.chunks_exact_mut(I::LANES)) {
-                    isa.store_bf16(isa.load(src), dst);
+                for (n, src) in self.0.chunks_exact(I::LANES).enumerate() {
+                    isa.store_bf16(isa.load(src), &mut self.1[n * I::LANES..]);
+                    isa.store_f16(isa.load(src), &mut self.2[n * I::LANES..]);
                 }
             }
         }
         for level in crate::level::Level::available() {
             for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 40_000_003 } else { 65_521 }) {
                 let src = std::array::from_fn(|n| f32::from_bits(bits.wrapping_add(n as u32 * 0x8000 / 4)));
-                let mut dst = [bf16::ZERO; 16];
-                level.run(Narrow(&src, &mut dst));
-                for (x, got) in src.into_iter().zip(dst) {
-                    let want = bf16::from_f32(x);
+                let (mut brain, mut half) = ([bf16::ZERO; 16], [f16::ZERO; 16]);
+                level.run(Narrow(&src, &mut brain, &mut half));
+                for (n, x) in src.into_iter().enumerate() {
+                    let (got, want) = (brain[n], bf16::from_f32(x));
+                    assert!(got == want || got.is_nan() && want.is_nan(), "{level:?} {x:e}: {got}, not {want}");
+                    let (got, want) = (half[n], f16::from_f32(x));
                     assert!(got == want || got.is_nan() && want.is_nan(), "{level:?} {x:e}: {got}, not {want}");
                 }
             }

@@ -66,6 +66,7 @@ impl Run<f32> for Read<'_> {
 /// let peak = probe::tile_peak(Level::detect(), 0.001);
 /// assert_eq!(peak.is_some(), Level::detect().name() == "amx");
 /// ```
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no other architecture has tiles"))]
 pub fn tile_peak(level: Level, seconds: f64) -> Option<f64> {
     match level {
         #[cfg(target_arch = "x86_64")]
@@ -75,6 +76,7 @@ pub fn tile_peak(level: Level, seconds: f64) -> Option<f64> {
 }
 
 /// Products of tiles that stay in the first cache: four per step, two tiles of each operand loaded for them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has tiles"))]
 fn tiles(unit: &mut dyn TileProduct, seconds: f64) -> f64 {
     const DEPTH: usize = 8; // steps: 16 KiB of each operand
     const WORDS: usize = 32; // bf16 numbers that a step sums over

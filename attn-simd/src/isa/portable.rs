@@ -5,9 +5,13 @@
 
 #![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `product` has checked")]
 
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use attn_core::half::{bf16, f16};
 use wide::f32x4;
 
 use super::Isa;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use super::neon;
 
 /// Always present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +121,28 @@ impl Isa for Portable {
         let scaled = p * f32x4::new(pow);
         let scaled = vanishes.bitselect(f32x4::ZERO, scaled);
         y.simd_ge(y).bitselect(scaled, y)
+    }
+
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> f32x4 {
+        f32x4::new(neon::widen_f16(&src.as_chunks().0[0]))
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> f32x4 {
+        f32x4::new(neon::widen_bf16(&src.as_chunks().0[0]))
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    unsafe fn load_bf16_ptr(self, src: *const bf16) -> f32x4 {
+        // SAFETY: the caller vouches for four elements.
+        f32x4::new(neon::widen_bf16(unsafe { &*src.cast() }))
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    fn store_f16(self, x: f32x4, dst: &mut [f16]) {
+        neon::narrow_f16(x.to_array(), &mut dst.as_chunks_mut().0[0]);
     }
 
     #[inline(always)]

@@ -57,6 +57,7 @@ macro_rules! with_products {
         }
     };
 }
+#[cfg(target_arch = "x86_64")]
 pub(crate) use with_products;
 
 macro_rules! define {

@@ -2,6 +2,7 @@
 //! tile instructions, and on the processor's own where it has them.
 
 mod bits;
+mod random;
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, AttnShape, Dtype, Element, Layout, Mask, Outputs, Precision, ViewMut};
