@@ -262,7 +262,7 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(Option, &["kind"], |cache, _, _| cache.kind = 3);
     refuses(Option, &["another kind"], |cache, _, _| cache.window = 2);
     refuses(Option, &["reserved"], |cache, _, _| cache.reserved = 1);
-    refuses(StructSize, &["AttnCache"], |cache, _, _| cache.struct_size = 4);
+    refuses(StructSize, &["AttnCache"], |cache, _, _| cache.struct_size = 2);
     refuses(StructSize, &["AttnQueries"], |_, queries, _| queries.struct_size = 1 << 20);
     refuses(Table, &["lens[0]", "9"], |cache, _, _| cache.lens = long.as_ptr().cast_mut());
     refuses(Shape, &["lens", "2", "1"], |cache, _, _| (cache.lens, cache.lens_len) = (short.as_ptr().cast_mut(), 1));

@@ -4,6 +4,9 @@ use attn::types::{AttnDtype, AttnOptions, AttnStatus};
 
 use crate::c::{self, Arguments, floats, options, tensor_mut, words};
 
+/// What structs are made of here.
+const WORD: usize = size_of::<usize>();
+
 /// Calls with options made of these words; the first one is the size.
 fn call(words: &[usize]) -> (AttnStatus, [f32; 2]) {
     let (x, v, mut out) = ([1.0f32, -1.0], [3.0f32, 5.0], [0.0f32; 2]);
@@ -27,13 +30,13 @@ fn an_older_caller_gets_the_defaults_for_what_it_does_not_know() {
     let (status, want) = call(&words(&causal));
     assert_eq!((status, want[0]), (AttnStatus::Ok, 3.0)); // the first row sees the first value only
     // A header that ended behind `causal`.
-    let known = (std::mem::offset_of!(AttnOptions, causal) + 4).next_multiple_of(8);
+    let known = (std::mem::offset_of!(AttnOptions, causal) + 4).next_multiple_of(WORD);
     let mut old = words(&causal);
-    old.truncate(known / 8);
+    old.truncate(known / WORD);
     old[0] = known;
     assert_eq!(call(&old), (AttnStatus::Ok, want));
     // A header that ended before it, although something stands there in memory.
-    old[0] = std::mem::offset_of!(AttnOptions, causal) / 8 * 8;
+    old[0] = std::mem::offset_of!(AttnOptions, causal) / WORD * WORD;
     let (status, out) = call(&old);
     assert_eq!(status, AttnStatus::Ok);
     assert!(out[0] > 3.0, "causal was read from behind the end of the struct: {out:?}");
@@ -43,7 +46,7 @@ fn an_older_caller_gets_the_defaults_for_what_it_does_not_know() {
 fn a_newer_caller_must_not_use_what_this_version_does_not_know() {
     let mut newer = words(&options());
     newer.extend([0, 0]);
-    newer[0] += 16;
+    newer[0] += 2 * WORD;
     assert_eq!(call(&newer).0, AttnStatus::Ok);
     *newer.last_mut().unwrap() = 1;
     let (status, out) = call(&newer);
@@ -58,7 +61,7 @@ fn impossible_sizes_are_refused() {
     }
     // Sizes that end inside a field would make half a pointer of it.
     let whole = words(&options());
-    for size in (8..8 * whole.len()).filter(|size| size % 8 != 0) {
+    for size in (WORD..WORD * whole.len()).filter(|size| size % align_of::<AttnOptions>() != 0) {
         let mut cut = whole.clone();
         cut[0] = size;
         assert_eq!(call(&cut).0, AttnStatus::StructSize, "{size}");

@@ -319,6 +319,16 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["capi", "asan"])],
     },
     Step {
+        name: "capi-i686",
+        proves: "the C library's tests pass where a size has 32 bits: what wraps there is an error too",
+        minutes: 15,
+        one_core: false,
+        needs: &[Need::Linux, Need::Arch("x86_64"), Need::Target("i686-unknown-linux-musl")],
+        // The processor runs these programs itself; rust-lld and musl come with the target.
+        runs: &[cargo(&["test", "-p", "attn-capi", "--lib", "--tests", "--target", "i686-unknown-linux-musl"])
+            .with(&[("CARGO_TARGET_I686_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld")])],
+    },
+    Step {
         name: "heatmap",
         proves: "the heat map's page works in Chromium: clicks, keys, masks, dropout, light and dark, wide and narrow",
         minutes: 5,
