@@ -144,7 +144,7 @@ fn install(needs: &[Need], logs: &Path) {
             let [program, args @ ..] = words.as_slice() else { continue };
             println!("installing: {}", words.join(" "));
             let mut command = Command::new(program);
-            command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
+            command.args(args).env("DEBIAN_FRONTEND", "noninteractive").current_dir(root());
             let path = logs.join(format!("install-{}-{i}.log", tried.len()));
             let log = match File::create(&path) {
                 Ok(log) => log,

@@ -42,6 +42,8 @@ pub(crate) enum Need {
     CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
     PythonModule(&'static str),
+    /// The packages that a workspace of its own is locked to, by its manifest: `cargo fetch` gets them from the registry.
+    Packages(&'static str),
     /// A folder, by its path from the workspace, that not every checkout has beside it.
     Folder(&'static str),
     /// A host of this architecture.
@@ -70,6 +72,9 @@ impl Need {
                 format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
             }
             Self::PythonModule(name) => format!("python3 has no module {name} (python3 -m pip install {name})"),
+            Self::Packages(manifest) => {
+                format!("packages of {manifest} are not here ({})", fetch(manifest).join(" "))
+            }
             Self::Folder(path) => format!("there is no folder {path}"),
             Self::Arch(arch) => format!("this is not an {arch} machine"),
             Self::Linux => "this is not Linux".to_owned(),
@@ -97,6 +102,12 @@ impl Need {
                 let imported = Command::new("python3").args(["-c", &format!("import {name}")]).output();
                 imported.is_ok_and(|output| output.status.success())
             }
+            Self::Packages(manifest) => {
+                // Reads the manifest of each, and downloads nothing.
+                let args = ["metadata", "--offline", "--locked", "--format-version", "1", "--manifest-path", manifest];
+                let output = Command::new("cargo").args(args).current_dir(super::root()).output();
+                output.is_ok_and(|output| output.status.success())
+            }
             Self::Folder(path) => super::root().join(path).is_dir(),
             Self::Arch(arch) => env::consts::ARCH == arch,
             Self::Linux => cfg!(target_os = "linux"),
@@ -123,6 +134,7 @@ impl Need {
                 vec![vec!["cargo", "install", "--locked", "--debug", "--quiet", "--version", version, name]]
             }
             Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
+            Self::Packages(manifest) => vec![fetch(manifest)],
             Self::Folder(_) | Self::Arch(_) | Self::Linux => Vec::new(),
         }
     }
@@ -142,6 +154,11 @@ pub(crate) fn sysroot(toolchain: Option<&str>) -> Option<PathBuf> {
     let output = command.args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success())?;
     let path = String::from_utf8(output.stdout).ok()?;
     Some(PathBuf::from(path.trim()))
+}
+
+/// What downloads the packages of a workspace of its own.
+fn fetch(manifest: &'static str) -> Vec<&'static str> {
+    vec!["cargo", "fetch", "--locked", "--manifest-path", manifest]
 }
 
 /// Whether the distribution's compiler and the library's sources are there.
@@ -173,6 +190,7 @@ mod tests {
         assert!(!Need::Target("pdp11-unknown-none").is_met());
         assert!(!Need::Program("no-such-program-anywhere", "none").is_met());
         assert!(Need::Folder("xtask").is_met() && !Need::Folder("no/such/folder").is_met());
+        assert!(!Need::Packages("no/such/Cargo.toml").is_met());
     }
 
     #[test]

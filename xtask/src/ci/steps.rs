@@ -79,6 +79,8 @@ const C_PROGRAMS: [Need; 3] = [Need::Linux, Need::Program("c++", "g++"), Need::P
 const QEMU_X86: [Need; 3] =
     [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
 
+const CANDLE: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/candle")];
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -327,6 +329,19 @@ pub(super) const STEPS: &[Step] = &[
         // The processor runs these programs itself; rust-lld and musl come with the target.
         runs: &[cargo(&["test", "-p", "attn-capi", "--lib", "--tests", "--target", "i686-unknown-linux-musl"])
             .with(&[("CARGO_TARGET_I686_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld")])],
+    },
+    Step {
+        name: "candle",
+        proves: "attn-candle computes what candle's own matmuls and softmax do, in a real layer too",
+        minutes: 20,
+        one_core: false,
+        needs: &[Need::Packages("attn-candle/Cargo.toml")],
+        runs: &[
+            cargo(&["fmt", "--check", "--manifest-path", "attn-candle/Cargo.toml"]),
+            cargo(&["test", "--locked", "--manifest-path", "attn-candle/Cargo.toml"]).with(&CANDLE),
+            cargo(&["run", "--locked", "--manifest-path", "attn-candle/Cargo.toml", "--example", "layer"])
+                .with(&CANDLE),
+        ],
     },
     Step {
         name: "heatmap",
