@@ -114,7 +114,7 @@ fn run_with<M: Modifier + Sync>(
     let lines = plan.workspace_lines();
     match work {
         Work::Blocks(blocks) => {
-            let useful = threads.min(blocks.count()).min(worth_computing(plan.shape()));
+            let useful = there(threads.min(blocks.count()).min(worth_computing(plan.shape())));
             let blocks = blocks.shared_by(useful);
             on_threads(useful, &|| scratch.with(lines, &mut |lines| blocks.run(lines)))
         }
@@ -123,6 +123,12 @@ fn run_with<M: Modifier + Sync>(
             split::run(call, useful, scratch)
         }
     }
+}
+
+/// Of so many threads that could work, those that are there: how long strips are follows from them. A pool is not started to be asked
+/// where one is enough.
+fn there(useful: usize) -> usize {
+    if useful > 1 { useful.min(crate::threads::threads()) } else { useful }
 }
 
 /// Scratch for whichever thread asks.
@@ -174,4 +180,15 @@ fn worth_reading(shape: &AttnShape, element: usize) -> usize {
     let rows = shape.batch as f64 * shape.kv_heads as f64 * shape.kv_len as f64;
     let bytes = rows * (shape.head_dim as f64 + shape.value_dim as f64) * element as f64;
     (bytes / BYTES_PER_THREAD) as usize + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::there;
+
+    #[test]
+    fn no_more_threads_are_counted_on_than_the_pool_has() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert_eq!(pool.install(|| [usize::MAX, 4, 3, 2, 1, 0].map(there)), [3, 3, 3, 2, 1, 0]);
+    }
 }

@@ -18,6 +18,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
+#[cfg(all(test, target_arch = "x86_64", feature = "std", not(miri)))]
+mod mxcsr;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
 pub(crate) mod portable;
@@ -57,8 +59,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     type M: Copy;
     /// Lanes of a vector; at most 16.
     const LANES: usize;
-    /// Longest chain of multiply-adds of a score. A longer dot product is cut, so that its rounding errors add up over the parts
-    /// and not over the whole; what that costs is an addition in memory per part.
+    /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding errors add up over
+    /// the parts and not over the whole; what that costs is an addition in memory per part.
     const CHAIN: usize;
 
     /// Runs `f` compiled with this instruction set.
@@ -103,7 +105,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
-    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `|x| < 2²²`. `n` comes in the form that
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `x < 2²²`; what is below −126, −∞ too, may be taken for −126. `n` comes in the form that
     /// [`scale_by_pow2`](Self::scale_by_pow2) takes.
     fn split(self, x: Self::F) -> (Self::F, Self::F);
     /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 for `y < −126`, where `y` is what was split. NaN stays NaN.

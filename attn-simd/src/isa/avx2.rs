@@ -29,7 +29,7 @@ impl Isa for Avx2 {
     type F = __m256;
     type M = __m256;
     const LANES: usize = 8;
-    const CHAIN: usize = 128;
+    const CHAIN: usize = 32;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
@@ -131,6 +131,8 @@ impl Isa for Avx2 {
     fn split(self, x: __m256) -> (__m256, __m256) {
         // SAFETY: the token proves AVX.
         unsafe {
+            // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later. A NaN stays.
+            let x = _mm256_max_ps(_mm256_set1_ps(-126.0), x);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
             (n, _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
@@ -140,8 +142,7 @@ impl Isa for Avx2 {
     fn scale_by_pow2(self, p: __m256, n: __m256, y: __m256) -> __m256 {
         // SAFETY: the token proves AVX2.
         unsafe {
-            // n + 127 becomes an exponent. An n outside of the normal range is a lane that is zeroed below; a NaN in p stays one
-            // whatever it is multiplied by. y = −∞ has made p NaN, and is zeroed below as well.
+            // n + 127 becomes an exponent; a NaN in p stays one whatever it is multiplied by.
             let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
             let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
             _mm256_and_ps(keep, _mm256_mul_ps(p, pow))

@@ -26,7 +26,7 @@ impl Isa for Avx512 {
     type F = __m512;
     type M = __mmask16;
     const LANES: usize = 16;
-    const CHAIN: usize = 128;
+    const CHAIN: usize = 32;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

@@ -106,6 +106,9 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn split(self, x: f32x4) -> (f32x4, f32x4) {
+        // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later, which most processors
+        // stumble over. A NaN is put back at the end.
+        let x = f32x4::splat(-126.0).fast_max(x);
         // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
         let magic = f32x4::splat(12_582_912.0);
         let n = (x + magic) - magic;
@@ -113,13 +116,10 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn scale_by_pow2(self, p: f32x4, n: f32x4, y: f32x4) -> f32x4 {
-        // 127 is the exponent's bias. What is zeroed below is multiplied by 1: most processors stumble over products that are subnormal,
-        // zeroed or not.
-        let vanishes = y.simd_lt(f32x4::splat(-126.0));
-        let n = vanishes.bitselect(f32x4::ZERO, n);
+        // 127 is the exponent's bias.
         let pow = n.to_array().map(|n| f32::from_bits(((n + 127.0) as i32 as u32) << 23));
         let scaled = p * f32x4::new(pow);
-        let scaled = vanishes.bitselect(f32x4::ZERO, scaled);
+        let scaled = y.simd_lt(f32x4::splat(-126.0)).bitselect(f32x4::ZERO, scaled);
         y.simd_ge(y).bitselect(scaled, y)
     }
 

@@ -85,14 +85,28 @@ fn add_bias<I: Isa, const NQ: usize>(
             let row = [pick(tile.batch, nb), pick(tile.head, nh), tile.query];
             pack::transposed(isa, &input, row, tile.rows, tile.key..tile.key + tile.keys, width, scratch);
         }
-        // Broadcast along queries or keys, or f64: element by element.
-        _ => {
+        // The same for all queries: a number a key.
+        _ if nq == 1 => {
             for (n, row) in scratch.chunks_exact_mut(width).take(tile.keys).enumerate() {
-                if nq == 1 {
-                    row.fill(narrow(bias.at(tile.position(0, n))));
-                } else {
+                row.fill(narrow(bias.at(tile.position(0, n))));
+            }
+        }
+        // The same for all keys: one row of numbers.
+        _ if nk == 1 => {
+            let Some((first, others)) = scratch[..tile.keys * width].split_at_mut_checked(width) else { return };
+            for (lane, x) in first.iter_mut().enumerate().take(tile.rows) {
+                *x = narrow(bias.at(tile.position(lane, 0)));
+            }
+            others.chunks_exact_mut(width).for_each(|row| row.copy_from_slice(first));
+        }
+        _ => {
+            if let Bias::F64(view) = bias {
+                let [sb, sh, sq, sk] = view.strides();
+                let row = [(pick(tile.batch, nb), sb), (pick(tile.head, nh), sh), (tile.query, sq), (tile.key, sk)];
+                let start = row.iter().fold(view.offset() as isize, |at, &(i, stride)| at + i as isize * stride);
+                for (n, row) in scratch.chunks_exact_mut(width).take(tile.keys).enumerate() {
                     for (lane, x) in row.iter_mut().enumerate().take(tile.rows) {
-                        *x = narrow(bias.at(tile.position(lane, n)));
+                        *x = narrow(view.data()[(start + lane as isize * sq + n as isize * sk) as usize]);
                     }
                 }
             }

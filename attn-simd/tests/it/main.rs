@@ -3,6 +3,7 @@
 mod caches;
 mod decode;
 mod edges;
+mod gate;
 mod guard;
 mod laws;
 mod level;
