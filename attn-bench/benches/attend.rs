@@ -7,14 +7,20 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use attn_bench::case::{Case, Tensors};
+use attn_bench::case::{Case, Stored, Tensors};
 use attn_bench::engine::{Engine, Runner, pool};
 use attn_bench::kernels::{Inputs, Kernel, What};
+use attn_core::half::{bf16, f16};
 use attn_simd::Level;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-/// Both engines on plain cases.
+/// Both engines on plain cases of f32.
 fn group(c: &mut Criterion, name: &str, cases: &[Case]) {
+    group_of::<f32>(c, name, cases);
+}
+
+/// Both engines on plain cases.
+fn group_of<T: Stored>(c: &mut Criterion, name: &str, cases: &[Case]) {
     let pool = pool(0).expect("a thread pool");
     let mut group = c.benchmark_group(name);
     for case in cases {
@@ -22,7 +28,7 @@ fn group(c: &mut Criterion, name: &str, cases: &[Case]) {
         let id = format!("h{q_heads}_{kv_heads}_q{q_len}_k{kv_len}_d{head_dim}");
         group.throughput(Throughput::Elements(case.flops() as u64));
         for engine in [Engine::Simd, Engine::Parallel] {
-            let mut tensors = Tensors::<f32>::new(*case, 1);
+            let mut tensors = Tensors::<T>::new(*case, 1);
             let mut runner = Runner::new(Level::detect(), &pool);
             group.bench_function(BenchmarkId::new(engine.name(), &id), |b| {
                 b.iter(|| {
@@ -50,6 +56,13 @@ fn prefill(c: &mut Criterion) {
 
 fn causal_prefill(c: &mut Criterion) {
     group(c, "causal", &[square(4, 1024, 64), square(4, 1024, 128), square(1, 4096, 64)].map(causal));
+}
+
+/// The number types of half the size, beside the cases of f32 in `prefill`, `causal` and `short`.
+fn halves(c: &mut Criterion) {
+    let cases = [square(4, 1024, 64), square(4, 1024, 128), causal(square(4, 1024, 64)), square(12, 128, 64)];
+    group_of::<f16>(c, "f16", &cases);
+    group_of::<bf16>(c, "bf16", &cases);
 }
 
 fn gqa(c: &mut Criterion) {
@@ -84,7 +97,7 @@ fn masks(c: &mut Criterion) {
     ];
     for (name, what, causal) in all {
         let case = Case { causal, ..square(4, 1024, 64) };
-        let kernel = Kernel { name: name.into(), case, what, quick: false, avx2: false };
+        let kernel = Kernel::plain(name, case, what);
         let mut inputs: Inputs = kernel.inputs();
         let mut runner = Runner::new(Level::detect(), &pool);
         group.throughput(Throughput::Elements(kernel.flops() as u64));
@@ -101,6 +114,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = prefill, causal_prefill, gqa, masks, short, odd
+    targets = prefill, causal_prefill, halves, gqa, masks, short, odd
 }
 criterion_main!(attend);

@@ -3,8 +3,8 @@
 One process per thread count. A request is a line of JSON, followed by raw little-endian f32 where it says so; an answer is a
 line of JSON, `{"error": text}` where something went wrong. Requests:
 
-  {"op": "load", "case": {...}, "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
-      -> {"peers": [names that can run this case]}
+  {"op": "load", "case": {...}, "number": "f32", "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
+      -> {"peers": [names that can run this case]}; where the number is "f16" or "bf16", in that type: torch only
   {"op": "time", "peer": name, "calls": n} -> {"seconds": per call, "processor": seconds of the process per call}
   {"op": "memory", "peer": name} -> {"bytes": growth of the resident set over one call, or null}
   {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D]
@@ -69,7 +69,8 @@ except (ImportError, AttributeError):
 
 def torch_sdpa(case, what, value, q, k, v, extra):
     """scaled_dot_product_attention with the mask in the form torch wants it."""
-    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case["number"]]
+    q, k, v = (torch.from_numpy(x).to(dtype) for x in (q, k, v))
     sq, skv, causal = case["q_len"], case["kv_len"], case["causal"]
     kw = {"is_causal": causal}
     if case["q_heads"] != case["kv_heads"]:
@@ -90,7 +91,7 @@ def torch_sdpa(case, what, value, q, k, v, extra):
         kw["dropout_p"] = value
     elif what != "plain":
         return None  # soft-capping is not in this operation
-    return lambda: F.scaled_dot_product_attention(q, k, v, **kw), lambda out: out.numpy()
+    return lambda: F.scaled_dot_product_attention(q, k, v, **kw), lambda out: out.float().numpy()
 
 
 def onnx_session(node, inputs, output, domains):
@@ -168,6 +169,8 @@ def jax_attention(case, what, value, q, k, v, extra):
 def makers(case):
     if torch:
         yield "torch", torch_sdpa
+    if case["number"] != "f32":
+        return
     # onnxruntime builds whole score matrices: only its short shapes are of interest.
     if onnxruntime and case["q_len"] <= 1024:
         yield "ort-attention", ort_attention
@@ -181,6 +184,7 @@ def makers(case):
 def load(request):
     q, k, v, extra = (np.frombuffer(STDIN.read(4 * n), np.float32).copy() for n in request["floats"])
     case, d = request["case"], request["case"]["head_dim"]
+    case["number"] = request.get("number", "f32")
     q = q.reshape(case["batch"], case["q_heads"], case["q_len"], d)
     k, v = (x.reshape(case["batch"], case["kv_heads"], case["kv_len"], d) for x in (k, v))
     peers, why = {}, {}

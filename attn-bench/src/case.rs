@@ -77,10 +77,11 @@ impl Case {
 }
 
 /// How the numbers of the tensors are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Number {
     /// Single precision.
+    #[default]
     F32,
     /// Half precision.
     F16,
@@ -135,6 +136,19 @@ pub struct Tensors<T = f32> {
     pub v: Vec<T>,
     /// The output, zero at first.
     pub out: Vec<T>,
+}
+
+impl Tensors {
+    /// The same numbers rounded to another type; and these become what was rounded.
+    pub fn rounded<T: Stored>(&mut self) -> Tensors<T> {
+        let round = |x: &mut Vec<f32>| {
+            let stored = T::stored(core::mem::take(x));
+            *x = stored.iter().map(|x| x.to_f64() as f32).collect();
+            stored
+        };
+        let (q, k, v) = (round(&mut self.q), round(&mut self.k), round(&mut self.v));
+        Tensors { case: self.case, q, k, v, out: vec![T::ZERO; self.out.len()] }
+    }
 }
 
 impl<T: Stored> Tensors<T> {

@@ -1,24 +1,28 @@
 //! Single shapes beside the machine's peak and beside other libraries.
 //!
-//! The shapes are a table in the repository, `shapes.txt`. For each, samples are taken in rounds: probe, ours, probe, each
+//! The shapes are a table in the repository, `shapes.txt`: f32 as it stands, and by [`types`] the rows that are of interest in other
+//! number types and precisions too. For each, samples are taken in rounds: probe, ours, probe, each
 //! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is reported
 //! is the median over the rounds, which does not care whether the machine was slower for a while. At one thread all times are
 //! those of the processor, not of the wall: other programs on the same core take nothing from either side.
 
+mod inputs;
 mod result;
 
-use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, View, ViewMut, cost};
+use attn_core::{AttnError, Layout, View, ViewMut, cost};
 use attn_simd::Level;
+use inputs::{Ours, window};
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Case, Tensors, normal};
-use crate::clock::{Repeat, Samples, both};
-use crate::engine::{self, Engine, Runner};
+use crate::case::{Case, Number, Tensors};
+use crate::clock::{Repeat, Samples};
+use crate::engine::{Engine, Runner};
 use crate::memory;
 use crate::peer::Peer;
 use crate::probe;
 
+pub use inputs::Inputs;
 pub use result::{KernelReport, KernelResult, PeerResult, case_name};
 
 /// The table of shapes.
@@ -92,6 +96,45 @@ pub struct Kernel {
     pub quick: bool,
     /// Whether it is also held against torch on AVX2.
     pub avx2: bool,
+    /// Whether it is of interest in other number types: see [`types`].
+    #[serde(default)]
+    pub types: bool,
+    /// Whether it is of interest there only.
+    #[serde(default)]
+    pub types_only: bool,
+    /// The type of its numbers.
+    #[serde(default)]
+    pub number: Number,
+    /// Whether it asks for `Precision::Fast`.
+    #[serde(default)]
+    pub fast: bool,
+}
+
+/// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast` and so on.
+/// `Precision::Fast` is another kernel on matrix tiles only.
+///
+/// ```
+/// use attn_bench::kernels::{SHAPES, parse, types};
+/// let rows = types(&parse(SHAPES).unwrap());
+/// assert!(rows.iter().any(|kernel| kernel.name == "pf2048d64-bf16-fast" && kernel.fast));
+/// ```
+pub fn types(rows: &[Kernel]) -> Vec<Kernel> {
+    let ways = [
+        (Number::F32, false),
+        (Number::F32, true),
+        (Number::F16, false),
+        (Number::F16, true),
+        (Number::Bf16, false),
+        (Number::Bf16, true),
+    ];
+    let all = rows.iter().filter(|row| row.types).flat_map(|row| ways.map(|way| (row, way)));
+    all.map(|(row, (number, fast))| Kernel {
+        name: format!("{}-{number}{}", row.name, if fast { "-fast" } else { "" }),
+        number,
+        fast,
+        ..row.clone()
+    })
+    .collect()
 }
 
 /// A row that cannot be read.
@@ -152,14 +195,26 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
         return fail(error.to_string());
     }
     let tags: Vec<&str> = tags.split(',').filter(|tag| *tag != "-").collect();
-    if let Some(tag) = tags.iter().find(|tag| !["quick", "avx2"].contains(tag)) {
+    if let Some(tag) = tags.iter().find(|tag| !["quick", "avx2", "types", "types-only"].contains(tag)) {
         return fail(format!("unknown tag {tag}"));
     }
-    let (quick, avx2) = (tags.contains(&"quick"), tags.contains(&"avx2"));
-    Ok(Kernel { name: (*name).into(), case, what: parsed, quick, avx2 })
+    let has = |tag| tags.contains(&tag);
+    Ok(Kernel {
+        quick: has("quick"),
+        avx2: has("avx2"),
+        types: has("types") || has("types-only"),
+        types_only: has("types-only"),
+        ..Kernel::plain(name, case, parsed)
+    })
 }
 
 impl Kernel {
+    /// A row of f32 without tags.
+    pub fn plain(name: &str, case: Case, what: What) -> Self {
+        let (quick, avx2, types, types_only, fast) = (false, false, false, false, false);
+        Self { name: name.into(), case, what, quick, avx2, types, types_only, number: Number::F32, fast }
+    }
+
     /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them.
     pub fn flops(&self) -> f64 {
         match (self.what, self.case.shape()) {
@@ -168,71 +223,6 @@ impl Kernel {
             }
             _ => self.case.flops(),
         }
-    }
-
-    /// Inputs, the same in every run.
-    pub fn inputs(&self) -> Inputs {
-        let Case { q_heads, q_len, kv_len, .. } = self.case;
-        let mut inputs = Inputs { tensors: Tensors::new(self.case, 11), extra: Vec::new(), keep: Vec::new() };
-        match self.what {
-            What::Spread(factor) => inputs.tensors.q.iter_mut().for_each(|q| *q *= factor as f32),
-            What::Bias => inputs.extra = normal(5, q_len * kv_len),
-            What::Keep => {
-                // Standard normals exceed −1.2816 nine times in ten.
-                inputs.keep = normal(6, q_len * kv_len).into_iter().map(|x| x > -1.2816).collect();
-                inputs.extra = inputs.keep.iter().map(|&keep| f32::from(u8::from(keep))).collect();
-            }
-            // 2^(−8·(h+1)/heads): exact for the powers of two that the table uses.
-            What::Alibi => inputs.extra = (1..=q_heads).map(|h| (-8.0 * h as f32 / q_heads as f32).exp2()).collect(),
-            _ => {}
-        }
-        inputs
-    }
-}
-
-/// The last `left` keys before a query, and for causal cases none after it.
-fn window(case: Case, left: usize) -> Mask<'static> {
-    let right = if case.causal { 0 } else { case.kv_len };
-    case.mask().and(Mask::window(left, right, Align::BottomRight))
-}
-
-/// What a kernel is run on.
-#[derive(Clone, Debug)]
-pub struct Inputs {
-    /// q, k, v and the output.
-    pub tensors: Tensors,
-    extra: Vec<f32>,
-    keep: Vec<bool>,
-}
-
-impl Inputs {
-    /// The bias, the mask as numbers, or the slopes.
-    pub fn extra(&self) -> &Vec<f32> {
-        &self.extra
-    }
-
-    /// Runs `call` with the options of the kernel and views of its tensors.
-    ///
-    /// # Errors
-    /// What `call` gives; nothing else for the inputs that [`Kernel::inputs`] made for this kernel.
-    pub fn with<R>(
-        &mut self,
-        kernel: &Kernel,
-        call: impl FnOnce(&Attention<'_>, crate::case::Views<'_>) -> Result<R, AttnError>,
-    ) -> Result<R, AttnError> {
-        let case = kernel.case;
-        let dense = [1, 1, case.q_len, case.kv_len];
-        let attn = case.attention();
-        let attn = match kernel.what {
-            What::Plain | What::Spread(_) => attn,
-            What::Window(left) => attn.mask(window(case, left)),
-            What::Alibi => attn.alibi(Alibi { slopes: &self.extra, align: Align::BottomRight }),
-            What::Bias => attn.bias(View::new(&self.extra, Layout::Bhsd, dense)?),
-            What::Keep => attn.mask(case.mask().and(Mask::keep(View::new(&self.keep, Layout::Bhsd, dense)?))),
-            What::Softcap(cap) => attn.softcap(cap),
-            What::Dropout(p) => attn.dropout(Dropout::Seeded { p: p as f32, seed: 1 }),
-        };
-        call(&attn, self.tensors.views()?)
     }
 }
 
@@ -269,11 +259,7 @@ pub fn measure(
     let engine = if threads == 1 { Engine::Simd } else { Engine::Parallel };
     let mut runner = Runner::new(setup.level, setup.pool);
     let mut inputs = kernel.inputs();
-    let mut ours = |calls: u32| {
-        inputs.with(kernel, |attn, (q, k, v, mut out)| {
-            engine::inside(engine, setup.pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
-        })
-    };
+    let mut ours = |calls: u32| inputs.time(kernel, Ours { engine, pool: setup.pool, runner: &mut runner }, calls);
     let calls_for = |seconds: f64| (setup.sample_seconds / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32;
     let (first, resident_bytes) = memory::resident(|| ours(1));
     first?;
@@ -344,11 +330,8 @@ pub fn measure(
         });
     }
     let comparable = !matches!(kernel.what, What::Dropout(_));
-    let oracle = if matches!(kernel.what, What::Plain | What::Spread(_)) && pass == 0 {
-        Some(last_rows(&inputs.tensors)?)
-    } else {
-        None
-    };
+    let oracle = if kernel.what == What::Plain && pass == 0 { Some(last_rows(&inputs.tensors)?) } else { None };
+    let written = inputs.out();
     let error = |out: &[f32]| oracle.as_ref().map(|oracle| distance(&kernel.case, out, oracle));
     let results = others
         .into_iter()
@@ -358,7 +341,7 @@ pub fn measure(
             PeerResult {
                 ratio: f64::NAN,
                 seconds: f64::NAN,
-                difference: out.as_ref().map(|out| difference(&inputs.tensors.out, out)),
+                difference: out.as_ref().map(|out| difference(&written, out)),
                 error: out.as_ref().and_then(|out| error(out)),
                 resident_bytes: other.resident,
                 samples: Samples(other.samples),
@@ -378,7 +361,7 @@ pub fn measure(
         thread,
         peaks,
         passes,
-        error: error(&inputs.tensors.out),
+        error: error(&written),
         resident_bytes,
         peers: results,
     };
@@ -438,6 +421,8 @@ fn difference(a: &[f32], b: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine;
+    use attn_core::half::{bf16, f16};
 
     #[test]
     fn the_committed_table_is_read() {
@@ -451,6 +436,28 @@ mod tests {
         let special = [What::Window(256), What::Softcap(30.0), What::Dropout(0.1), What::Spread(60.0)];
         for what in special.into_iter().chain([What::Alibi, What::Bias, What::Keep]) {
             assert!(kernels.iter().any(|k| k.what == what), "{what:?}");
+        }
+    }
+
+    #[test]
+    fn halves_are_measured_on_the_numbers_that_peers_get() {
+        let pool = engine::pool(1).unwrap();
+        let repeat = Repeat { at_least: 2, at_most: 2, seconds: 0.0 };
+        let rows = types(&parse("k 1 2 1 40 40 8 1 plain types").unwrap());
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["k-f32", "k-f32-fast", "k-f16", "k-f16-fast", "k-bf16", "k-bf16-fast"]);
+        let level = Level::by_name("amx-model").unwrap();
+        let setup = Setup { level, pool: &pool, repeat, sample_seconds: 1e-6, probe_seconds: 1e-4 };
+        for (row, worst) in rows.iter().zip([1e-6, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2]) {
+            let inputs = row.inputs();
+            let narrow = |x: &f32| match row.number {
+                Number::F32 => *x,
+                Number::F16 => f16::from_f32(*x).to_f32(),
+                Number::Bf16 => bf16::from_f32(*x).to_f32(),
+            };
+            assert!(inputs.tensors.q.iter().chain(&inputs.tensors.v).all(|x| narrow(x) == *x), "{}", row.name);
+            let error = measure(row, &setup, 0, &mut [], &mut Vec::new()).unwrap().error.unwrap();
+            assert!(error > 0.0 && error < worst, "{}: {error:e}", row.name);
         }
     }
 

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::case::Number;
 use crate::kernels::{Inputs, Kernel, What};
 
 /// The program that runs in Python.
@@ -70,6 +71,8 @@ pub struct Peer {
     stdout: BufReader<ChildStdout>,
     about: About,
     suffix: String,
+    /// Whether it knows number types besides f32.
+    halves: bool,
 }
 
 impl Peer {
@@ -90,7 +93,9 @@ impl Peer {
             command.env("ATEN_CPU_CAPABILITY", "avx2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
             command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2");
         }
-        Self::over(command, "")
+        let mut peer = Self::over(command, "")?;
+        peer.halves = true;
+        Ok(peer)
     }
 
     /// Starts a program that speaks the protocol, with `threads` threads. Names of its libraries get `suffix`.
@@ -110,8 +115,14 @@ impl Peer {
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(PeerError::Protocol("no pipes".into()));
         };
-        let mut peer =
-            Self { child, stdin, stdout: BufReader::new(stdout), about: About::new(), suffix: suffix.into() };
+        let mut peer = Self {
+            child,
+            stdin,
+            stdout: BufReader::new(stdout),
+            about: About::new(),
+            suffix: suffix.into(),
+            halves: false,
+        };
         let hello = peer.answer()?;
         peer.about = serde_json::from_value(hello).map_err(|error| PeerError::Protocol(error.to_string()))?;
         Ok(peer)
@@ -137,17 +148,20 @@ impl Peer {
         Ok(answer["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok()))
     }
 
-    /// Hands over a kernel's inputs. Returns the peers that can run it.
+    /// Hands over a kernel's inputs (as f32, whatever its type: the peer rounds nothing). Returns the peers that can run it.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn load(&mut self, kernel: &Kernel, inputs: &Inputs) -> Result<Vec<String>, PeerError> {
+        if kernel.number != Number::F32 && !self.halves {
+            return Ok(Vec::new());
+        }
         let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
         // Queries are sent multiplied: to a peer, these are plain ones.
         let (what, value) = if let What::Spread(_) = kernel.what { What::Plain } else { kernel.what }.parts();
         let floats = tensors.map(Vec::len);
         self.send(
-            &json!({"op": "load", "case": kernel.case, "what": what, "value": value, "floats": floats}),
+            &json!({"op": "load", "case": kernel.case, "number": kernel.number, "what": what, "value": value, "floats": floats}),
             &tensors,
         )?;
         let answer = self.answer()?;

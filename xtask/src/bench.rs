@@ -54,6 +54,10 @@ pub(crate) struct Args {
     /// Measure single kernels on a table of shapes, beside the machine's peak (`--threads`, default 1).
     #[arg(long, conflicts_with = "input")]
     kernels: bool,
+    /// With --kernels: every number type and precision, on the shapes that are of interest there. Rows that need matrix tiles are named
+    /// and left out on a level without.
+    #[arg(long)]
+    types: bool,
     /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
     peers: bool,
@@ -153,8 +157,8 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
         None if args.kernels || args.peers => kernels::run(&args),
-        None if args.python.is_some() || !args.shapes.is_empty() => {
-            Err(Failure::Argument("--python and --shapes go with --kernels or --peers".into()))
+        None if args.python.is_some() || !args.shapes.is_empty() || args.types => {
+            Err(Failure::Argument("--python, --shapes and --types go with --kernels or --peers".into()))
         }
         None => curve::run(&args),
     });

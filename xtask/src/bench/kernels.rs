@@ -35,6 +35,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     {
         batches.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
     }
+    for (level, rows) in &mut batches {
+        without_tiles(*level, rows);
+    }
     let all = names(&batches, threads);
     narrow(&mut batches, threads, &args.filter()?);
     let chosen = names(&batches, threads);
@@ -105,6 +108,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
+/// Takes out the rows that need matrix tiles where a level has none, and says so: without them `Precision::Fast` is the same kernel.
+fn without_tiles(level: Level, rows: &mut Vec<Kernel>) {
+    if level.has_tiles() {
+        return;
+    }
+    let before = rows.len();
+    let typed = rows.iter().any(|row| row.name.ends_with("-f32"));
+    rows.retain(|row| !row.fast);
+    if typed {
+        let why = Level::by_name("amx").err().map_or_else(String::new, |error| format!(": {error} (amx)"));
+        eprintln!(
+            "NOT MEASURED: level {} has no matrix tiles{why}. {} rows of Precision::Fast are left out, and f32 and halves run on vectors.",
+            level.name(),
+            before - rows.len()
+        );
+    }
+}
+
 /// The names of all rows.
 fn names(batches: &[Batch], threads: usize) -> Vec<String> {
     let all = batches.iter().flat_map(|(level, rows)| rows.iter().map(|row| (level.name(), row)));
@@ -122,6 +143,7 @@ fn narrow(batches: &mut Vec<Batch>, threads: usize, filter: &Filter) {
 /// The rows asked for.
 fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
     let all = kernels::parse(SHAPES).map_err(|error| Failure::Other(error.to_string()))?;
+    let all = if args.types { kernels::types(&all) } else { all.into_iter().filter(|row| !row.types_only).collect() };
     if args.shapes.is_empty() {
         return Ok(all.into_iter().filter(|row| row.quick || !args.quick).collect());
     }

@@ -1,0 +1,139 @@
+//! What a row of the table is run on: its numbers in the row's type, its options, and our engine on both.
+//!
+//! Peers get the same numbers as f32, whatever the type: what was rounded is what they are given.
+
+use attn_core::half::{bf16, f16};
+use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, Precision, View};
+use attn_simd::KernelElement;
+use rayon::ThreadPool;
+
+use super::{Kernel, What};
+use crate::case::{Case, Number, Tensors, Views, normal};
+use crate::clock::both;
+use crate::engine::{self, Engine, Runner};
+
+impl Kernel {
+    /// Inputs, the same in every run.
+    pub fn inputs(&self) -> Inputs {
+        let Case { q_heads, q_len, kv_len, .. } = self.case;
+        let mut tensors: Tensors = Tensors::new(self.case, 11);
+        if let What::Spread(factor) = self.what {
+            tensors.q.iter_mut().for_each(|q| *q *= factor as f32);
+        }
+        let halves = match self.number {
+            Number::F32 => Halves::None,
+            Number::F16 => Halves::F16(tensors.rounded()),
+            Number::Bf16 => Halves::Bf16(tensors.rounded()),
+        };
+        let mut inputs = Inputs { tensors, halves, extra: Vec::new(), keep: Vec::new() };
+        match self.what {
+            What::Bias => inputs.extra = normal(5, q_len * kv_len),
+            What::Keep => {
+                // Standard normals exceed −1.2816 nine times in ten.
+                inputs.keep = normal(6, q_len * kv_len).into_iter().map(|x| x > -1.2816).collect();
+                inputs.extra = inputs.keep.iter().map(|&keep| f32::from(u8::from(keep))).collect();
+            }
+            // 2^(−8·(h+1)/heads): exact for the powers of two that the table uses.
+            What::Alibi => inputs.extra = (1..=q_heads).map(|h| (-8.0 * h as f32 / q_heads as f32).exp2()).collect(),
+            _ => {}
+        }
+        inputs
+    }
+}
+
+/// The last `left` keys before a query, and for causal cases none after it.
+pub(super) fn window(case: Case, left: usize) -> Mask<'static> {
+    let right = if case.causal { 0 } else { case.kv_len };
+    case.mask().and(Mask::window(left, right, Align::BottomRight))
+}
+
+/// What a kernel is run on.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// q, k, v and the output, in f32.
+    pub tensors: Tensors,
+    halves: Halves,
+    extra: Vec<f32>,
+    pub(super) keep: Vec<bool>,
+}
+
+/// The same numbers as halves, where the kernel is one of halves.
+#[derive(Clone, Debug)]
+enum Halves {
+    None,
+    F16(Tensors<f16>),
+    Bf16(Tensors<bf16>),
+}
+
+impl Inputs {
+    /// The bias, the mask as numbers, or the slopes.
+    pub fn extra(&self) -> &Vec<f32> {
+        &self.extra
+    }
+
+    /// Runs `call` with the options of the kernel and views of its tensors.
+    ///
+    /// # Errors
+    /// What `call` gives; nothing else for the inputs that [`Kernel::inputs`] made for this kernel.
+    pub fn with<R>(
+        &mut self,
+        kernel: &Kernel,
+        call: impl FnOnce(&Attention<'_>, Views<'_>) -> Result<R, AttnError>,
+    ) -> Result<R, AttnError> {
+        call(&options(kernel, &self.extra, &self.keep)?, self.tensors.views()?)
+    }
+
+    /// Seconds per call of our engine on the numbers of the kernel's type: the wall's and the thread's.
+    pub(super) fn time(&mut self, kernel: &Kernel, ours: Ours<'_, '_>, calls: u32) -> Result<(f64, f64), AttnError> {
+        let attn = options(kernel, &self.extra, &self.keep)?;
+        match &mut self.halves {
+            Halves::None => ours.time(&attn, self.tensors.views()?, calls),
+            Halves::F16(tensors) => ours.time(&attn, tensors.views()?, calls),
+            Halves::Bf16(tensors) => ours.time(&attn, tensors.views()?, calls),
+        }
+    }
+
+    /// What our engine has written last, widened.
+    pub(super) fn out(&self) -> Vec<f32> {
+        match &self.halves {
+            Halves::None => self.tensors.out.clone(),
+            Halves::F16(tensors) => tensors.out.iter().map(|x| x.to_f32()).collect(),
+            Halves::Bf16(tensors) => tensors.out.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+}
+
+/// The options of a kernel.
+fn options<'a>(kernel: &Kernel, extra: &'a [f32], keep: &'a [bool]) -> Result<Attention<'a>, AttnError> {
+    let case = kernel.case;
+    let dense = [1, 1, case.q_len, case.kv_len];
+    let attn = case.attention().precision(if kernel.fast { Precision::Fast } else { Precision::Exact });
+    Ok(match kernel.what {
+        What::Plain | What::Spread(_) => attn,
+        What::Window(left) => attn.mask(window(case, left)),
+        What::Alibi => attn.alibi(Alibi { slopes: extra, align: Align::BottomRight }),
+        What::Bias => attn.bias(View::new(extra, Layout::Bhsd, dense)?),
+        What::Keep => attn.mask(case.mask().and(Mask::keep(View::new(keep, Layout::Bhsd, dense)?))),
+        What::Softcap(cap) => attn.softcap(cap),
+        What::Dropout(p) => attn.dropout(Dropout::Seeded { p: p as f32, seed: 1 }),
+    })
+}
+
+/// Our engine, and where it runs.
+pub(super) struct Ours<'o, 'p> {
+    pub(super) engine: Engine,
+    pub(super) pool: &'p ThreadPool,
+    pub(super) runner: &'o mut Runner<'p>,
+}
+
+impl Ours<'_, '_> {
+    fn time<T: KernelElement>(
+        self,
+        attn: &Attention<'_>,
+        (q, k, v, mut out): Views<'_, T>,
+        calls: u32,
+    ) -> Result<(f64, f64), AttnError> {
+        let Self { engine, pool, runner } = self;
+        engine::inside(engine, pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
+    }
+}
