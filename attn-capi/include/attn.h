@@ -95,9 +95,9 @@ typedef enum AttnPrecision {
 
 // How a cache lays out its tokens.
 typedef enum AttnCacheKind {
-  // k and v are [batch, kv_heads, capacity, dim]; lens[b] tokens fill the first slots of sequence b.
+  // k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
   ATTN_CACHE_KIND_APPEND = 0,
-  // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. lens[b] counts
+  // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. `lens[b]` counts
   // all tokens that have come.
   ATTN_CACHE_KIND_RING = 1,
   // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
@@ -290,11 +290,11 @@ typedef struct AttnCache {
 typedef struct AttnQueries {
   // sizeof(AttnQueries)
   size_t struct_size;
-  // Only the first lens[b] rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+  // Only the first `lens[b]` rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
   const size_t *lens;
   // Entries in lens: batch.
   size_t lens_len;
-  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at cu[b] <= row < cu[b + 1].
+  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at `cu[b] <= row < cu[b + 1]`.
   const size_t *cu;
   // Entries in cu: batch + 1.
   size_t cu_len;

@@ -144,9 +144,9 @@ pub struct AttnShape {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnCacheKind {
-    /// k and v are [batch, kv_heads, capacity, dim]; lens[b] tokens fill the first slots of sequence b.
+    /// k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
     Append = 0,
-    /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. lens[b] counts
+    /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. `lens[b]` counts
     /// all tokens that have come.
     Ring = 1,
     /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
@@ -189,11 +189,11 @@ pub struct AttnCache {
 pub struct AttnQueries {
     /// sizeof(AttnQueries)
     pub struct_size: usize,
-    /// Only the first lens[b] rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+    /// Only the first `lens[b]` rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
     pub lens: *const usize,
     /// Entries in lens: batch.
     pub lens_len: usize,
-    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at cu[b] <= row < cu[b + 1].
+    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at `cu[b] <= row < cu[b + 1]`.
     pub cu: *const usize,
     /// Entries in cu: batch + 1.
     pub cu_len: usize,
