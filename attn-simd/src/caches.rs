@@ -60,13 +60,22 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[cfg_attr(miri, ignore = "reads files")]
     fn the_cpu_and_the_system_agree() {
-        let cache = |what: &str| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index2/{what}"));
-        let (Ok(level), Ok(kind), Ok(size)) = (cache("level"), cache("type"), cache("size")) else { return };
-        // A guest's system may show less than its CPU does, or nothing.
-        if let ("2", "Unified", Some(Ok(kib))) =
-            (level.trim(), kind.trim(), size.trim().strip_suffix('K').map(str::parse::<usize>))
-        {
-            assert_eq!(cpuid::second_cache(), kib << 10);
+        // Under an emulator, the CPU is not the one that the system describes.
+        if std::env::var_os("ATTN_EXPECT_LEVEL").is_some() {
+            return;
         }
+        let said = cpuid::second_cache();
+        // The test may run on any CPU, and they may differ. A guest's system may show less than its CPU does, or nothing.
+        let shown: Vec<usize> = (0..1024).map_while(second_cache_of).collect();
+        assert!(shown.is_empty() || shown.contains(&said), "the CPU says {said}, the system {shown:?}");
+    }
+
+    #[cfg(target_os = "linux")]
+    fn second_cache_of(cpu: usize) -> Option<usize> {
+        let file =
+            |what: &str| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/cache/index2/{what}")).ok();
+        let (level, kind, size) = (file("level")?, file("type")?, file("size")?);
+        let kib: usize = size.trim().strip_suffix('K')?.parse().ok()?;
+        (level.trim() == "2" && kind.trim() == "Unified").then_some(kib << 10)
     }
 }
