@@ -2,7 +2,7 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
-use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::decode::{Queries, Step};
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
 use crate::cache::Tokens;
@@ -94,11 +94,7 @@ pub(crate) fn decode(
     let sizes = sizes(&q);
     let threads = if threads == 0 { usize::MAX } else { threads };
     with_callbacks!(attn, callbacks, |attn| {
-        let step = match tokens.source()? {
-            Source::F32(cache) => Step::new(attn, sizes, queries, cache, level)?,
-            Source::F16(cache) => Step::new(attn, sizes, queries, cache, level)?,
-            Source::Bf16(cache) => Step::new(attn, sizes, queries, cache, level)?,
-        };
+        let step = Step::new(attn, sizes, queries, tokens.source()?, level)?;
         match q {
             Input::F32(q) => step_to_output(threads, &step, q, out, lse),
             Input::F16(q) => step_to_output(threads, &step, q, out, lse),

@@ -107,6 +107,12 @@ pub trait Real:
             _ => Self::of(x),
         }
     }
+    /// The same numbers where this type is `f32`.
+    #[doc(hidden)]
+    fn singles(x: &[Self]) -> Option<&[f32]>;
+    /// The same numbers where this type is `f64`.
+    #[doc(hidden)]
+    fn doubles(x: &[Self]) -> Option<&[f64]>;
     /// The larger of two; NaN if either is NaN (unlike `f32::max`).
     fn max_nan(self, other: Self) -> Self {
         // A NaN on either side fails both comparisons but the last.
@@ -121,7 +127,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $dtype:ident, $exp:ident, $ln:ident, $tanh:ident, $sqrt:ident) => {
+    ($t:ident, $dtype:ident, $exp:ident, $ln:ident, $tanh:ident, $sqrt:ident, $same:ident, $other:ident: $u:ident) => {
         impl Element for $t {
             type Compute = $t;
             const DTYPE: Dtype = Dtype::$dtype;
@@ -164,12 +170,20 @@ macro_rules! real {
             fn sqrt(self) -> Self {
                 libm::$sqrt(self)
             }
+            #[inline]
+            fn $same(x: &[Self]) -> Option<&[$t]> {
+                Some(x)
+            }
+            #[inline]
+            fn $other(_: &[Self]) -> Option<&[$u]> {
+                None
+            }
         }
     };
 }
 
-real!(f64, F64, exp, log, tanh, sqrt);
-real!(f32, F32, expf, logf, tanhf, sqrtf);
+real!(f64, F64, exp, log, tanh, sqrt, doubles, singles: f32);
+real!(f32, F32, expf, logf, tanhf, sqrtf, singles, doubles: f64);
 
 macro_rules! half_float {
     ($t:ident, $dtype:ident) => {

@@ -6,6 +6,7 @@
 //! | [`forward`], [`resume`] | q, k, v in int8; the result in i8, i16, i32 or f32 | integers |
 //! | [`Int8RingCache`] | tokens and cache in int8 | integers |
 //! | [`QuantizedRingCache`] | tokens in f32, the cache in int8 with a scale per token | f32 |
+//! | [`QuantizedView`] | any cache in int8 with scales per token or channel, read by the kernels of `attn-simd` | f32 |
 //!
 //! Tensors follow TensorFlow Lite's conventions ([`Quant`]; Jacob et al. 2018, arXiv 1712.05877): `real = scale·(stored −
 //! zero_point)`. Masks, grouped heads, strides and errors are those of the other engines; soft-cap, biases, sinks and dropout
@@ -33,6 +34,7 @@
 //! for a thousand keys; rounding to int8 costs half a step of the output. Dot products are exact. Scores beyond ±11 356 are
 //! clipped there.
 
+mod cache;
 mod exp2;
 mod forward;
 mod options;
@@ -43,6 +45,7 @@ mod rescale;
 mod ring;
 mod row;
 
+pub use cache::{KeyScales, QuantizedView, channel_scales, quantize, quantize_by};
 pub use forward::{forward, resume, scratch_len};
 pub use options::{HeadScales, Int8Attention};
 pub use output::Int8Output;

@@ -59,7 +59,7 @@ mod ring;
 pub(crate) mod slots;
 
 pub use append::AppendCache;
-pub use cache_view::{CacheView, TokenRun};
+pub use cache_view::{CacheView, TokenRun, Turn};
 pub use paged::{PagedCache, PagedCacheMut};
 pub use ring::RingCache;
 

@@ -98,17 +98,12 @@ pub fn finish<R: Real>(row: &[R], sink: Option<f32>, out: &mut [R]) -> R {
         return R::NEG_INFINITY;
     };
     let mut state = RowState { max: *max, sum: *sum };
-    let mut rescale = R::ONE;
-    if let Some(sink) = sink {
-        let seen_nothing = state.sum == R::ZERO;
-        rescale = state.push(R::of(f64::from(sink))).rescale;
-        if seen_nothing {
-            rescale = R::ZERO;
-        }
-    }
+    let seen_nothing = state.sum == R::ZERO;
+    let rescale = sink.map_or(R::ONE, |sink| state.push(R::of(f64::from(sink))).rescale);
     let factor = rescale * state.finish();
     for (out, &value) in out.iter_mut().zip(values) {
-        *out = if factor == R::ZERO { R::ZERO } else { value * factor };
+        // Beside a sink that outweighs everything a visible NaN stays one.
+        *out = if seen_nothing { R::ZERO } else { value * factor };
     }
     state.lse()
 }
@@ -168,6 +163,13 @@ mod tests {
         let mut out = [9.0f32; 2];
         assert_eq!(finish(&nothing, None, &mut out), f32::NEG_INFINITY);
         assert_eq!((finish(&nothing, Some(2.5), &mut out), out), (2.5, [0.0; 2]));
+    }
+
+    #[test]
+    fn a_sink_that_outweighs_everything_hides_no_nan() {
+        let mut out = [9.0f32; 3];
+        let lse = finish(&[0.0, 1.0, f32::NAN, 5.0, f32::INFINITY], Some(1e4), &mut out);
+        assert!(out[0].is_nan() && out[1] == 0.0 && out[2].is_nan() && lse == 1e4, "{out:?} {lse}");
     }
 
     #[test]

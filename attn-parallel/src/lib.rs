@@ -23,7 +23,7 @@ mod split;
 mod step;
 mod threads;
 
-pub use attn_simd::decode::{Queries, Step};
+pub use attn_simd::decode::{Queries, Source, Step};
 pub use module::Kernels;
 pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
 pub use step::{attend_cache, run_step, run_step_on};

@@ -2,7 +2,8 @@
 //!
 //! Threads take parts of the keys one by one and leave behind a state each; the caller's thread merges those in a fixed tree and
 //! writes the output. Which thread took what, and into how many parts the call was cut, changes no bit. The states lie in scratch of
-//! the caller's thread that is kept for the next call: a step of decoding allocates nothing.
+//! the caller's thread that is kept for the next call: a step of decoding allocates nothing. A call with many queries is computed in
+//! rounds, so that the states of a long prompt do not all exist at once.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
@@ -13,26 +14,33 @@ use attn_simd::decode::{Part, Parts, Split};
 use crate::run::Scratch;
 use crate::threads::on_threads;
 
+/// Floats of the states of a round: some thousands of rows, which keep many threads busy between two meetings.
+const ROUND_FLOATS: usize = 1 << 21;
+
 /// Runs a decode call on at most `threads` threads.
-pub(crate) fn run(split: Split<'_>, threads: usize, scratch: &impl Scratch) -> Result<()> {
+pub(crate) fn run(mut split: Split<'_>, threads: usize, scratch: &impl Scratch) -> Result<()> {
     let lines = split.workspace_lines();
     if threads <= 1 {
         let mut split = Some(split);
         return scratch.with(lines, &mut |lines| split.take().map_or(Ok(()), |split| split.run(lines)));
     }
-    let cut = split.cut(threads);
-    with_states(split.states_len(cut), |states| {
-        let queue = Mutex::new(Queue { parts: split.parts(cut), states: &mut *states });
-        on_threads(threads, &|| {
-            scratch.with(lines, &mut |lines| {
-                while let Some((part, state)) = next(&queue) {
-                    split.compute(&part, state, lines)?;
-                }
-                Ok(())
-            })
+    let mut round = Some(split.first_round(threads, ROUND_FLOATS));
+    while let Some(cut) = round {
+        with_states(split.states_len(cut), |states| {
+            let queue = Mutex::new(Queue { parts: split.parts(cut), states: &mut *states });
+            on_threads(threads, &|| {
+                scratch.with(lines, &mut |lines| {
+                    while let Some((part, state)) = next(&queue) {
+                        split.compute(&part, state, lines)?;
+                    }
+                    Ok(())
+                })
+            })?;
+            split.finish(cut, states)
         })?;
-        split.finish(cut, states)
-    })
+        round = split.next_round(cut);
+    }
+    Ok(())
 }
 
 /// Parts that nobody has taken, and the states that they will leave behind.

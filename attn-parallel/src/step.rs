@@ -1,8 +1,7 @@
 //! Steps over caches on the threads of the current rayon pool.
 
-use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, Modifier, Outputs, Result, View};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::{Queries, Source, Step};
 use attn_simd::{KernelElement, Level};
 
 use crate::run::{BYTES_PER_THREAD, Own};
@@ -11,7 +10,8 @@ use crate::split;
 /// Attends with the last tokens of many sequences to one cache: decode steps and prefill chunks in one call, shared by the threads of
 /// the current rayon pool.
 ///
-/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type. Always causal;
+/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, or int8 with scales
+/// ([`attn_core::int8::QuantizedView`]). Always causal;
 /// see [`attn_core::kv_cache`] for the options. The result has the same bits for every thread count, every layout of the cache and
 /// every way to cut the stream into calls.
 ///
@@ -33,11 +33,11 @@ use crate::split;
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn attend_cache<'o, Q: KernelElement, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
     attn: &Attention<'_, M>,
     q: View<'_, Q>,
-    queries: Queries<'_>,
-    cache: CacheView<'_, T>,
+    queries: Queries<'c>,
+    cache: impl Into<Source<'c>>,
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
     run_step(&Step::new(attn, q.sizes(), queries, cache, Level::detect())?, q, outputs)

@@ -7,13 +7,17 @@
 //! ```text
 //! isa::rows   the products: a vector of a key or value meets all rows in registers
 //! softmax     maxima, sums and factors of a tile, where lanes are keys
-//! score       scale, soft-cap, bias, ALiBi, closures; what is hidden
+//! score       scale, soft-cap, bias, ALiBi, closures
+//! sight       what rows see
 //! chunk       the kernel: one unit of rows over some chunks of CHUNK keys
 //! tree        merges chunks in a fixed tree, so that no bit depends on the cut
 //! split       a call as pieces for any number of threads
+//! round       which queries are computed together, so that memory stays bounded
+//! parts       the pieces, in order
 //! step        a call over a cache: sequences of different lengths, decode steps and prefill chunks together
 //! partial     a call over a part of the keys, for several processes
 //! source      where rows lie: tensors, rings, pages
+//! scales      int8 keys and values; keys that are turned by their place
 //! output      writes rows once
 //! ```
 //!
@@ -24,7 +28,11 @@
 mod chunk;
 mod output;
 mod partial;
+mod parts;
+mod round;
+mod scales;
 mod score;
+mod sight;
 mod softmax;
 mod source;
 mod split;
@@ -32,8 +40,10 @@ mod step;
 mod tree;
 
 pub use output::RowTarget;
+pub use parts::{Part, Parts};
+pub use round::Cut;
 pub use source::Source;
-pub use split::{Cut, Part, Parts, Split};
+pub use split::Split;
 pub use step::{Queries, Step};
 
 use attn_core::kv_cache::CacheView;
@@ -91,6 +101,7 @@ pub(crate) fn split<'w, T: KernelElement, O: KernelElement>(
         sizes: if scoring.shape.rows() == 0 { Sizes::default() } else { sizes(scoring.level, &scoring.shape) },
         calls: Calls::Alike(scoring),
         source: T::source(CacheView::of_tensors(k, v)?),
+        prefix: None,
         q: T::input(q),
     };
     Ok(Split::new(call, O::row_target(out), lse))

@@ -249,6 +249,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
 /// One call, to be shared by threads.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "made once a call and never moved again; a box would allocate")]
 pub enum Work<'w> {
     /// Many queries: blocks of them, each computed by one thread.
     Blocks(Blocks<'w>),

@@ -6,6 +6,7 @@
 //! of other crates implement the trait where they are tested.
 
 use attn_core::half::{bf16, f16};
+use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, AttnError, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming};
 
 /// The arguments of one attention call.
@@ -21,6 +22,19 @@ pub struct Call<'c, T, O: Element, M> {
     pub v: View<'c, T>,
     /// What to write.
     pub outputs: Outputs<'c, O>,
+}
+
+/// The arguments of one step over a cache: the queries are the last tokens of each sequence.
+#[derive(Debug)]
+pub struct StepCall<'c, T: Element, M> {
+    /// Options.
+    pub attn: &'c Attention<'c, M>,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'c, T>,
+    /// Keys and values.
+    pub cache: CacheView<'c, T>,
+    /// What to write.
+    pub outputs: Outputs<'c, T>,
 }
 
 /// An attention engine at one level.
@@ -74,6 +88,43 @@ pub trait Engine: Sync {
     #[doc(hidden)]
     fn bf16_wide<M: Modifier + Sync>(&self, call: Call<'_, bf16, f32, M>) -> Result<()>;
 
+    /// Whether the engine reads caches of any layout where they lie.
+    fn reads_caches(&self) -> bool {
+        false
+    }
+    /// Singles.
+    #[doc(hidden)]
+    fn f32_step<M: Modifier + Sync>(&self, _: StepCall<'_, f32, M>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// Half precision.
+    #[doc(hidden)]
+    fn f16_step<M: Modifier + Sync>(&self, _: StepCall<'_, f16, M>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// bfloat16.
+    #[doc(hidden)]
+    fn bf16_step<M: Modifier + Sync>(&self, _: StepCall<'_, bf16, M>) -> Result<()> {
+        Err(NO_STEP)
+    }
+
+    /// Attends with the last tokens of each sequence to a cache.
+    ///
+    /// # Errors
+    /// The engine's own; [`AttnError::Unsupported`] for one that reads no caches.
+    fn step<'c, T: Number, M: Modifier + Sync>(
+        &self,
+        attn: &'c Attention<'c, M>,
+        q: View<'c, T>,
+        cache: CacheView<'c, T>,
+        outputs: impl Into<Outputs<'c, T>>,
+    ) -> Result<()>
+    where
+        Self: Sized,
+    {
+        T::call_step(self, StepCall { attn, q, cache, outputs: outputs.into() })
+    }
+
     /// Runs the engine; the output has the type of the inputs.
     ///
     /// # Errors
@@ -119,6 +170,8 @@ pub trait Engine: Sync {
     }
 }
 
+const NO_STEP: AttnError = AttnError::Unsupported { what: "a cache of this element type by this engine" };
+
 fn refuse<T, O: Element, M>(_: Call<'_, T, O, M>) -> Result<()> {
     Err(AttnError::Unsupported { what: "this element type by this engine" })
 }
@@ -129,13 +182,18 @@ pub trait Number: Element {
     fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()>;
     #[doc(hidden)]
     fn call_wide<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()>;
+    #[doc(hidden)]
+    fn call_step<E: Engine, M: Modifier + Sync>(engine: &E, call: StepCall<'_, Self, M>) -> Result<()>;
     /// The bits of a value, for comparisons in which −0 is not 0 and a NaN equals itself.
     fn bits(self) -> u64;
 }
 
 macro_rules! number {
-    ($t:ident, $wide:ident) => {
+    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr) => {
         impl Number for $t {
+            fn call_step<E: Engine, M: Modifier + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
+                $step
+            }
             fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
                 engine.$t(call)
             }
@@ -152,10 +210,10 @@ macro_rules! number {
     };
 }
 
-number!(f64, f64);
-number!(f32, f32);
-number!(f16, f16_wide);
-number!(bf16, bf16_wide);
+number!(f64, f64, |_engine, _call| Err(NO_STEP));
+number!(f32, f32, |engine, call| engine.f32_step(call));
+number!(f16, f16_wide, |engine, call| engine.f16_step(call));
+number!(bf16, bf16_wide, |engine, call| engine.bf16_step(call));
 
 /// Writes the methods of [`Engine`] that take the arguments, from one body that is generic over their types.
 ///
@@ -191,6 +249,25 @@ macro_rules! engine_calls {
     };
     (@one $name:ident, $t:ty, $o:ty, $this:ident, $call:ident, $body:expr) => {
         fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
+            let $this = self;
+            $body
+        }
+    };
+}
+
+/// Writes the methods of [`Engine`] for an engine that reads caches in `f32` and halves, from one body that is generic over them.
+#[macro_export]
+macro_rules! step_calls {
+    (|$this:ident, $call:ident| $body:expr) => {
+        fn reads_caches(&self) -> bool {
+            true
+        }
+        $crate::step_calls!(@one f32_step, f32, $this, $call, $body);
+        $crate::step_calls!(@one f16_step, attn_core::half::f16, $this, $call, $body);
+        $crate::step_calls!(@one bf16_step, attn_core::half::bf16, $this, $call, $body);
+    };
+    (@one $name:ident, $t:ty, $this:ident, $call:ident, $body:expr) => {
+        fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::StepCall<'_, $t, M>) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

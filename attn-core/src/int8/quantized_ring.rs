@@ -4,9 +4,10 @@
 //! key's scale multiplies its score and a value's its weight, so that nothing is widened in memory (the per-token values of
 //! KIVI, Liu et al. 2024, arXiv 2402.02750; it quantises keys along channels, which needs groups of tokens).
 
+use super::cache::{KeyScales, QuantizedView, nearest, scale_of};
 use crate::error::{AttnError, Result};
-use crate::kv_cache::attend;
 use crate::kv_cache::slots::{Held, Slots};
+use crate::kv_cache::{CacheView, attend};
 use crate::kv_cache::{check_count, check_new};
 use crate::modifier::Modifier;
 use crate::options::Attention;
@@ -42,13 +43,9 @@ impl<'c> ScaledRows<'c> {
 
     /// Stores a row of reals.
     fn store(&mut self, (sequence, head, slot): (usize, usize, usize), x: Row<'_, f32>) {
-        // A NaN anywhere wins; ±∞ gives a scale that every number times it is infinite or NaN.
-        let largest = x.iter().fold(0.0f32, |m, x| if x.is_nan() || m.is_nan() { f32::NAN } else { m.max(x.abs()) });
-        let finite = largest < f32::INFINITY;
-        let scale = if finite { largest / 127.0 } else { f32::NAN };
+        let scale = scale_of(x.iter());
         for (d, x) in x.iter().enumerate() {
-            // A row of zeros has the scale 0; `as` turns 0/0 into 0, and saturates.
-            self.numbers.set(sequence, head, slot, d, libm::roundf(x / scale) as i8);
+            self.numbers.set(sequence, head, slot, d, nearest(x, scale));
         }
         self.scales.set(sequence, head, slot, 0, scale);
     }
@@ -122,6 +119,44 @@ impl<'c> QuantizedRingCache<'c> {
         self.len(sequence) == 0
     }
 
+    /// The tokens held, in ascending order, to be read by any engine.
+    pub fn view(&self) -> QuantizedView<'_> {
+        let numbers =
+            CacheView::of_checked_ring(self.k.numbers.as_view(), self.v.numbers.as_view(), self.seen, self.slots);
+        QuantizedView::of_checked(numbers, KeyScales::PerToken(self.k.scales.as_view()), self.v.scales.as_view())
+    }
+
+    /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`.
+    ///
+    /// # Errors
+    /// [`AttnError::Size`], before anything is written.
+    pub fn insert(&mut self, k_new: View<'_, f32>, v_new: View<'_, f32>) -> Result<()> {
+        let n = check_new(self.k.numbers.sizes(), self.v.numbers.sizes(), k_new.sizes(), v_new.sizes())?;
+        check_count(self.seen, n)?;
+        for sequence in 0..self.seen.len() {
+            for token in 0..n {
+                self.insert_token((sequence, token), k_new, v_new);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts one token where the oldest non-sink token stood. What is held then.
+    fn insert_token(&mut self, (sequence, token): (usize, usize), k_new: View<'_, f32>, v_new: View<'_, f32>) -> Held {
+        let [_, heads, ..] = self.k.numbers.sizes();
+        let seen = self.seen.get(sequence).copied().unwrap_or(0);
+        let slot = self.slots.of_position(seen);
+        for head in 0..heads {
+            self.k.store((sequence, head, slot), k_new.row(sequence, head, token));
+            self.v.store((sequence, head, slot), v_new.row(sequence, head, token));
+        }
+        let seen = seen.saturating_add(1); // fits: checked before the first
+        if let Some(slot) = self.seen.get_mut(sequence) {
+            *slot = seen;
+        }
+        self.slots.held(seen)
+    }
+
     /// Elements of scratch that [`advance`](Self::advance) needs: one output row.
     pub fn scratch_len(&self) -> usize {
         let [.., value_dim] = self.v.numbers.sizes();
@@ -160,14 +195,7 @@ impl<'c> QuantizedRingCache<'c> {
         };
         for sequence in 0..shape.batch {
             for token in 0..n {
-                let Some(seen) = self.seen.get_mut(sequence) else { continue };
-                let slot = self.slots.of_position(*seen);
-                *seen += 1;
-                let held = self.slots.held(*seen);
-                for head in 0..shape.kv_heads {
-                    self.k.store((sequence, head, slot), k_new.row(sequence, head, token));
-                    self.v.store((sequence, head, slot), v_new.row(sequence, head, token));
-                }
+                let held = self.insert_token((sequence, token), k_new, v_new);
                 let problem = Problem::of_shape(attn, attend::own_shape(&shape, 1, held.len))?;
                 for head in 0..shape.q_heads {
                     let state = self.row(&problem, (sequence, head, held), q.row(sequence, head, token), acc);

@@ -99,7 +99,8 @@ impl<'c, T: Element> AppendCache<'c, T> {
         let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
         for (b, &len) in self.lens.iter().enumerate() {
             check_at_most("new_lens", b, count(b), given)?;
-            check_at_most("cache lens after appending", b, len.saturating_add(count(b)), self.capacity())?;
+            let end = len.checked_add(count(b)).ok_or(AttnError::Overflow { what: "cache lens after appending" })?;
+            check_at_most("cache lens after appending", b, end, self.capacity())?;
         }
         for (b, len) in self.lens.iter_mut().enumerate() {
             for token in 0..count(b) {

@@ -2,14 +2,15 @@
 //!
 //! All layouts are one thing to a kernel: the tokens of a sequence lie in *runs* of neighbouring slots of k and v. A plain
 //! tensor is one run, a ring has up to three (sinks, the older part, the newer part), pages are as many as there are. A view is
-//! checked when the cache is, and copies nothing.
+//! checked when the cache is, and copies nothing. It also says whether keys are to be turned by their place while they are read.
 
-use super::paged::Table;
+use super::paged::{Negative, Table};
 use super::slots::Slots;
-use super::{AppendCache, PagedCache, PagedCacheMut, RingCache};
-use crate::element::Element;
+use super::{AppendCache, PagedCache, PagedCacheMut, RingCache, check_at_most};
+use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
+use crate::position::RopeTables;
 use crate::shape::AttnShape;
 use crate::view::View;
 
@@ -32,6 +33,36 @@ pub struct CacheView<'c, T> {
     k: View<'c, T>,
     v: View<'c, T>,
     place: Place<'c>,
+    /// The number of the first token that is there.
+    first: usize,
+    turn: Option<Turn<'c>>,
+}
+
+/// Tables by which keys are turned while they are read, by their place in the cache, and queries with them: the keys of a sequence
+/// of `n` tokens stand at `0..n`, its last query at `n − 1`. Of the type that the cache is computed in.
+#[derive(Clone, Copy, Debug)]
+pub enum Turn<'c> {
+    /// For caches of `f32` and of what is widened to it.
+    Single(RopeTables<'c, f32>),
+    /// For caches of `f64`.
+    Double(RopeTables<'c, f64>),
+}
+
+impl<'c> Turn<'c> {
+    /// By tables of either type.
+    fn new<C: Real>(tables: RopeTables<'c, C>) -> Option<Self> {
+        let single = || tables.with(C::singles).map(Self::Single);
+        let double = || tables.with(C::doubles).map(Self::Double);
+        single().or_else(double)
+    }
+
+    /// Sizes of the tables.
+    const fn sizes(&self) -> [usize; 4] {
+        match self {
+            Self::Single(tables) => tables.sizes(),
+            Self::Double(tables) => tables.sizes(),
+        }
+    }
 }
 
 /// Tokens that lie side by side.
@@ -48,13 +79,8 @@ pub struct TokenRun {
 /// Where tokens lie.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place<'c> {
-    /// Token `first + t` of sequence `b` at `[b, t]`.
-    Rows {
-        /// The token in slot 0.
-        first: usize,
-        /// End of the tokens of each sequence.
-        ends: Lengths<'c>,
-    },
+    /// Token `t` of sequence `b` at `[b, t]`.
+    Rows(Lengths<'c>),
     /// The first tokens, and a ring of the last ones.
     Ring {
         /// Tokens seen of each sequence.
@@ -73,7 +99,7 @@ pub(super) enum Place<'c> {
 
 impl<'c, T: Copy> CacheView<'c, T> {
     pub(super) const fn new(k: View<'c, T>, v: View<'c, T>, place: Place<'c>) -> Self {
-        Self { k, v, place }
+        Self { k, v, place, first: 0, turn: None }
     }
 
     /// Plain tensors, all of whose slots are tokens: k `[batch, kv_heads, kv_len, head_dim]`, v
@@ -95,7 +121,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
             return Err(e);
         }
         match first.checked_add(len) {
-            Some(end) => Ok(Self::new(k, v, Place::Rows { first, ends: Lengths::All(end) })),
+            Some(_) => Ok(Self { first, ..Self::new(k, v, Place::Rows(Lengths::All(len))) }),
             None => Err(AttnError::Overflow { what: "first token + kv_len" }),
         }
     }
@@ -118,7 +144,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// As [`AppendCache::new`].
     pub fn of_slots(k: View<'c, T>, v: View<'c, T>, lens: &'c [usize]) -> Result<Self> {
         super::append::check(k.sizes(), v.sizes(), lens)?;
-        Ok(Self::new(k, v, Place::Rows { first: 0, ends: Lengths::PerBatch(lens) }))
+        Ok(Self::new(k, v, Place::Rows(Lengths::PerBatch(lens))))
     }
 
     /// Rings behind sinks, as [`RingCache`] has them, to be read only; `seen[b]` tokens have come so far.
@@ -141,6 +167,61 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Ok(Self::new(k, v, Place::Ring { seen, slots }))
     }
 
+    /// Pages of any element type; the arguments are those of [`PagedCache::new`].
+    ///
+    /// # Errors
+    /// As [`PagedCache::new`].
+    pub fn of_pages(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?;
+        Ok(Self::new(k, v, Place::Pages { table, lens }))
+    }
+
+    /// A ring that was checked before.
+    pub(crate) const fn of_checked_ring(k: View<'c, T>, v: View<'c, T>, seen: &'c [usize], slots: Slots) -> Self {
+        Self::new(k, v, Place::Ring { seen, slots })
+    }
+
+    /// The same tokens as the continuation of `before` others that lie elsewhere: they are numbered from there on, and lengths count
+    /// the others.
+    ///
+    /// # Errors
+    /// [`AttnError::Overflow`] where the tokens cannot be counted.
+    pub fn after(self, before: usize) -> Result<Self> {
+        let first = self.first.checked_add(before);
+        let longest = (0..self.batch()).map(|b| self.own_len(b)).max().unwrap_or(0);
+        match first.filter(|first| first.checked_add(longest).is_some()) {
+            Some(first) => {
+                let this = Self { first, ..self };
+                this.check_turn()?;
+                Ok(this)
+            }
+            None => Err(AttnError::Overflow { what: "tokens before + cache lens" }),
+        }
+    }
+
+    /// The same tokens, keys to be turned by their place while they are read, and queries with them. The keys stay unturned in
+    /// memory. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
+    /// [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
+    ///
+    /// # Errors
+    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
+    pub fn cache_relative<C: Real>(self, tables: RopeTables<'c, C>) -> Result<Self> {
+        let this = Self { turn: Turn::new(tables), ..self };
+        this.check_turn()?;
+        Ok(this)
+    }
+
+    /// Checks that there is a row of the tables for every token.
+    fn check_turn(&self) -> Result<()> {
+        let Some(turn) = &self.turn else { return Ok(()) };
+        let ([batch, heads, rows, pairs], [.., head_dim]) = (turn.sizes(), self.k.sizes());
+        AttnError::check_size("rope tables batch", 1, batch)?;
+        AttnError::check_size("rope tables heads", 1, heads)?;
+        let longest = (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0);
+        AttnError::check_len("rope tables (tokens of the longest sequence)", longest, rows)?;
+        check_at_most("rope table pairs against head_dim/2", 0, pairs, head_dim / 2)
+    }
+
     /// Keys: `[batch or pages, kv_heads, slots, head_dim]`.
     pub const fn k(&self) -> View<'c, T> {
         self.k
@@ -154,18 +235,25 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// Sequences.
     pub fn batch(&self) -> usize {
         match self.place {
-            Place::Rows { .. } => self.k.sizes().first().copied().unwrap_or(0),
+            Place::Rows(_) => self.k.sizes().first().copied().unwrap_or(0),
             Place::Ring { seen: lens, .. } | Place::Pages { lens, .. } => lens.len(),
         }
     }
 
     /// Tokens of one sequence; 0 where there is no such sequence. Of a ring those that are held, of a
-    /// [part](Self::of_part) all up to its end.
+    /// [part](Self::of_part) or a [continuation](Self::after) all up to its end.
+    #[inline]
     pub fn len(&self, sequence: usize) -> usize {
+        // Fits: checked by whoever has set `first`.
+        if sequence < self.batch() { self.first.wrapping_add(self.own_len(sequence)) } else { 0 }
+    }
+
+    /// Tokens of a sequence that are here.
+    #[inline]
+    fn own_len(&self, sequence: usize) -> usize {
         let of = |lens: &[usize]| lens.get(sequence).copied().unwrap_or(0);
         match &self.place {
-            Place::Rows { ends, .. } if sequence < self.batch() => ends.of(sequence),
-            Place::Rows { .. } => 0,
+            Place::Rows(lens) => lens.of(sequence),
             Place::Ring { seen, slots } => slots.held(of(seen)).len,
             Place::Pages { lens, .. } => of(lens),
         }
@@ -174,25 +262,48 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// Whether a ring has dropped tokens of a sequence to make room for later ones.
     pub fn has_dropped(&self, sequence: usize) -> bool {
         match &self.place {
-            Place::Ring { seen, .. } => seen.get(sequence).is_some_and(|&seen| seen > self.len(sequence)),
-            Place::Rows { .. } | Place::Pages { .. } => false,
+            Place::Ring { seen, .. } => seen.get(sequence).is_some_and(|&seen| seen > self.own_len(sequence)),
+            Place::Rows(_) | Place::Pages { .. } => false,
         }
     }
 
-    /// The first token that is there: 0, but of a [part](Self::of_part).
+    /// The first token that is there: 0, but of a [part](Self::of_part) or a [continuation](Self::after).
     pub const fn first(&self) -> usize {
-        match self.place {
-            Place::Rows { first, .. } => first,
-            Place::Ring { .. } | Place::Pages { .. } => 0,
-        }
+        self.first
     }
 
-    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token.
+    /// Tables by which keys are turned while they are read.
+    pub const fn turn(&self) -> Option<Turn<'c>> {
+        self.turn
+    }
+
+    /// Whether tokens may lie in pages that were [given back](PagedCache::with_evicted).
+    #[inline]
+    pub const fn has_evicted(&self) -> bool {
+        matches!(&self.place, Place::Pages { table, .. } if table.has_evicted())
+    }
+
+    /// How many tokens from one on lie in pages that were [given back](PagedCache::with_evicted): hidden keys. 0 where the token is
+    /// there, or where the sequence has no such token.
+    pub fn evicted(&self, sequence: usize, token: usize) -> usize {
+        let Place::Pages { table, lens } = &self.place else { return 0 };
+        let Some(token) = token.checked_sub(self.first) else { return 0 };
+        let left = lens.get(sequence).copied().unwrap_or(0).saturating_sub(token);
+        let (row, slot) = table.place(sequence, token);
+        if row == usize::MAX { left.min(table.page_size().saturating_sub(slot)) } else { 0 }
+    }
+
+    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or its page was
+    /// [given back](PagedCache::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
-        let left = self.len(sequence).checked_sub(token).filter(|&left| left > 0)?;
+        let token = token.checked_sub(self.first)?;
+        if sequence >= self.batch() {
+            return None;
+        }
+        let left = self.own_len(sequence).checked_sub(token).filter(|&left| left > 0)?;
         let run = match &self.place {
-            Place::Rows { first, .. } => TokenRun { row: sequence, slot: token.checked_sub(*first)?, len: left },
+            Place::Rows(_) => TokenRun { row: sequence, slot: token, len: left },
             Place::Ring { seen, slots } => {
                 let held = slots.held(seen.get(sequence).copied()?);
                 TokenRun { row: sequence, slot: held.slot(token), len: left.min(held.side_by_side(token)) }
@@ -202,7 +313,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
                 TokenRun { row, slot, len: left.min(table.page_size().saturating_sub(slot)) }
             }
         };
-        (run.len > 0).then_some(run)
+        (run.len > 0 && run.row != usize::MAX).then_some(run)
     }
 
     /// The sizes of attention to this cache by queries `[batch, q_heads, q_len, head_dim]`; `kv_len` is the longest sequence.
@@ -220,15 +331,16 @@ impl<T: Element> AppendCache<'_, T> {
     /// The cache, to be read by any engine.
     pub fn view(&self) -> CacheView<'_, T> {
         let (k, v, lens) = self.parts();
-        CacheView::new(k, v, Place::Rows { first: 0, ends: Lengths::PerBatch(lens) })
+        CacheView::new(k, v, Place::Rows(Lengths::PerBatch(lens)))
     }
 }
 
 impl<T: Element> RingCache<'_, T> {
-    /// The tokens held, in ascending order, to be read by any engine. Turning by the place in the cache is not part of it.
+    /// The tokens held, in ascending order, to be read by any engine, which turns them by their place in a cache that is
+    /// [relative](RingCache::cache_relative).
     pub fn view(&self) -> CacheView<'_, T> {
         let (k, v, place) = self.parts();
-        CacheView::new(k, v, place)
+        CacheView { turn: self.rope().and_then(Turn::new), ..CacheView::new(k, v, place) }
     }
 }
 

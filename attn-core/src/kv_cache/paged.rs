@@ -24,11 +24,27 @@ pub(super) struct Table<'c> {
     entries: &'c [i32],
     /// Entries per sequence.
     width: usize,
+    negative: Negative,
+}
+
+/// What a negative entry among those in use means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Negative {
+    /// A mistake.
+    Refused,
+    /// A page that was given back: its tokens are hidden.
+    Evicted,
 }
 
 impl<'c> Table<'c> {
     /// Checks sizes, and every entry that `lens` tokens use.
-    fn new(k: [usize; 4], v: [usize; 4], entries: &'c [i32], lens: &[usize]) -> Result<Self> {
+    pub(super) fn new(
+        k: [usize; 4],
+        v: [usize; 4],
+        entries: &'c [i32],
+        lens: &[usize],
+        negative: Negative,
+    ) -> Result<Self> {
         let [pages, heads, page_size, head_dim] = k;
         AttnShape::new([pages, heads, 0, head_dim], k, v)?;
         let batch = lens.len();
@@ -37,16 +53,20 @@ impl<'c> Table<'c> {
         if page_size == 0 {
             return Err(AttnError::Option { name: "page_size", must: "above 0" });
         }
-        let table = Self { pages, page_size, entries, width };
-        lens.iter().enumerate().try_for_each(|(b, &len)| table.check_len(b, len))?;
+        let table = Self { pages, page_size, entries, width, negative };
+        lens.iter().enumerate().try_for_each(|(b, &len)| table.check_len(b, len, usize::MAX))?;
         Ok(table)
     }
 
-    /// Checks that the table has a valid page for each of the first `len` tokens of a sequence.
-    fn check_len(&self, sequence: usize, len: usize) -> Result<()> {
+    /// Checks that the table has a valid page for each of the first `len` tokens of a sequence. Pages below `needed` may have been
+    /// given back where such are allowed.
+    fn check_len(&self, sequence: usize, len: usize, needed: usize) -> Result<()> {
         let used = len.div_ceil(self.page_size.max(1));
         check_at_most("seq_lens in pages against the block_table's width", sequence, used, self.width)?;
         for i in 0..used {
+            if self.has_evicted() && i < needed && self.entry(sequence, i).is_some_and(|page| page < 0) {
+                continue;
+            }
             if self.page(sequence, i).is_none() {
                 let at = sequence.saturating_mul(self.width).saturating_add(i);
                 // An unused (negative) entry is reported as the largest number: there is no smaller one to name.
@@ -59,11 +79,21 @@ impl<'c> Table<'c> {
 
     /// The `i`-th page of a sequence, if there is one.
     fn page(&self, sequence: usize, i: usize) -> Option<usize> {
+        usize::try_from(self.entry(sequence, i)?).ok().filter(|&page| page < self.pages)
+    }
+
+    /// What stands in the table for the `i`-th page of a sequence.
+    #[inline]
+    fn entry(&self, sequence: usize, i: usize) -> Option<i32> {
         if i >= self.width {
             return None;
         }
-        let entry = self.entries.get(sequence.checked_mul(self.width)?.checked_add(i)?)?;
-        usize::try_from(*entry).ok().filter(|&page| page < self.pages)
+        self.entries.get(sequence.checked_mul(self.width)?.checked_add(i)?).copied()
+    }
+
+    /// Whether pages in use may have been given back.
+    pub(super) const fn has_evicted(&self) -> bool {
+        matches!(self.negative, Negative::Evicted)
     }
 
     /// Tokens of a page.
@@ -119,7 +149,30 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// [`AttnError::Index`] for a length that the table's rows do not hold, or an entry that is no page;
     /// [`AttnError::Size`] where sizes disagree; [`AttnError::Option`] for pages of size 0.
     pub fn new(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
-        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens)?, lens })
+        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?, lens })
+    }
+
+    /// As [`new`](Self::new), where a negative entry stands for a page that was given back: its tokens are hidden keys that keep
+    /// their numbers. So a sliding window needs no more pages than the window has.
+    ///
+    /// ```
+    /// use attn_core::kv_cache::PagedCache;
+    /// use attn_core::{Attention, Layout, View, ViewMut};
+    /// let pages = [30.0f32, 40.0, 50.0, 0.0];
+    /// let k = View::new(&[0.0f32; 4], Layout::Bshd, [2, 1, 2, 1])?; // every score 0: outputs are means
+    /// let v = View::new(&pages, Layout::Bshd, [2, 1, 2, 1])?;
+    /// let cache = PagedCache::with_evicted(k, v, &[-1, 0, 1], &[5])?; // five tokens, of which the first two are gone
+    /// let mut out = [0.0f32];
+    /// let q = View::matrix(&[0.0f32], 1, 1)?;
+    /// cache.attend(&Attention::new(), q, ViewMut::matrix(&mut out, 1, 1)?, &mut [0.0])?;
+    /// assert_eq!(out, [40.0]); // (30 + 40 + 50)/3
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_evicted(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
+        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Evicted)?, lens })
     }
 
     /// Tokens of each sequence.
@@ -205,6 +258,8 @@ impl<'c, T: Element> PagedCache<'c, T> {
             return Ok(());
         };
         for (batch, &kv_len) in self.lens.iter().enumerate() {
+            // Tokens whose page was given back are hidden.
+            let attn = attn.by_ref().visible_if(|at| self.place(batch, at.key).0 != usize::MAX);
             Sequence {
                 batch,
                 shape: &shape,
@@ -235,7 +290,22 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
     /// # Errors
     /// As [`PagedCache::new`].
     pub fn new(k: ViewMut<'c, T>, v: ViewMut<'c, T>, block_table: &'c [i32], lens: &'c mut [usize]) -> Result<Self> {
-        let table = Table::new(k.sizes(), v.sizes(), block_table, lens)?;
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?;
+        Ok(Self { k, v, table, lens })
+    }
+
+    /// As [`new`](Self::new), where a negative entry stands for a page that was given back
+    /// ([`PagedCache::with_evicted`]). New tokens need pages.
+    ///
+    /// # Errors
+    /// As [`PagedCache::new`].
+    pub fn with_evicted(
+        k: ViewMut<'c, T>,
+        v: ViewMut<'c, T>,
+        block_table: &'c [i32],
+        lens: &'c mut [usize],
+    ) -> Result<Self> {
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Evicted)?;
         Ok(Self { k, v, table, lens })
     }
 
@@ -270,11 +340,11 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
         for (b, &len) in self.lens.iter().enumerate() {
             check_at_most("new_lens", b, count(b), given)?;
-            self.table.check_len(b, len.saturating_add(count(b)))?;
+            let end = len.checked_add(count(b)).ok_or(AttnError::Overflow { what: "cache lens after appending" })?;
+            let written = if count(b) > 0 { len.checked_div(self.table.page_size) } else { None };
+            self.table.check_len(b, end, written.unwrap_or(usize::MAX))?;
         }
-        for b in 0..batch {
-            self.check_alone(b, &count)?;
-        }
+        self.check_alone(&count)?;
         for (b, len) in self.lens.iter_mut().enumerate() {
             for token in 0..count(b) {
                 let (page, slot) = self.table.place(b, *len + token);
@@ -286,26 +356,76 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         Ok(())
     }
 
-    /// Checks that no page which new tokens of a sequence would be written to is used a second time.
-    fn check_alone(&self, sequence: usize, count: &impl Fn(usize) -> usize) -> Result<()> {
+    /// Checks that no page which new tokens would be written to is used a second time. The pages to be written are taken some at a
+    /// time, and all tables are looked through once for each of these portions.
+    fn check_alone(&self, count: &impl Fn(usize) -> usize) -> Result<()> {
         let page_size = self.table.page_size.max(1);
         let len = |b: usize| self.lens.get(b).copied().unwrap_or(0);
-        if count(sequence) == 0 {
-            return Ok(());
-        }
-        let first = len(sequence).checked_div(page_size).unwrap_or(0);
-        let end = (len(sequence) + count(sequence)).div_ceil(page_size);
-        for i in first..end {
-            let page = self.table.page(sequence, i);
-            for b in 0..self.lens.len() {
-                let used = (len(b) + count(b)).div_ceil(page_size);
-                let elsewhere = (0..used).any(|j| (b, j) != (sequence, i) && self.table.page(b, j) == page);
-                if elsewhere {
-                    return Err(AttnError::Overlap { what: "page to be written", size: page_size, stride: 0 });
+        let used = |b: usize| (len(b).saturating_add(count(b))).div_ceil(page_size);
+        let first = |b: usize| if count(b) > 0 { len(b).checked_div(page_size).unwrap_or(0) } else { usize::MAX };
+        let pages = |b: usize, range: core::ops::Range<usize>| range.filter_map(move |i| self.table.page(b, i));
+        let twice = AttnError::Overlap { what: "page to be written", size: page_size, stride: 0 };
+        let sequences = 0..self.lens.len();
+        let mut written = sequences.clone().flat_map(|b| pages(b, first(b)..used(b)));
+        loop {
+            let mut portion = PageSet::new();
+            for page in written.by_ref().take(PageSet::ROOM) {
+                if !portion.insert(page) {
+                    return Err(twice);
                 }
             }
+            // Each stands in a table once, where it is to be written.
+            let found = sequences.clone().flat_map(|b| pages(b, 0..used(b))).filter(|&page| portion.holds(page));
+            match portion.len {
+                0 => return Ok(()),
+                len if found.take(len.saturating_add(1)).count() > len => return Err(twice),
+                _ => {}
+            }
         }
-        Ok(())
+    }
+}
+
+/// A few pages, to be found again in constant time.
+struct PageSet {
+    /// Each at its place or behind it; `usize::MAX` is none.
+    slots: [usize; 2 * Self::ROOM],
+    len: usize,
+}
+
+impl PageSet {
+    /// How many it takes.
+    const ROOM: usize = 64;
+
+    const fn new() -> Self {
+        Self { slots: [usize::MAX; 2 * Self::ROOM], len: 0 }
+    }
+
+    /// Slots in the order in which a page may lie in them.
+    fn places(page: usize) -> impl Iterator<Item = usize> {
+        // The golden ratio scatters neighbours.
+        let start = ((page as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (0..2 * Self::ROOM).map(move |n| start.wrapping_add(n) & (2 * Self::ROOM - 1))
+    }
+
+    /// Says whether the page was not there.
+    fn insert(&mut self, page: usize) -> bool {
+        for place in Self::places(page) {
+            match self.slots.get_mut(place) {
+                Some(slot) if *slot == usize::MAX => {
+                    *slot = page;
+                    self.len += 1;
+                    return true;
+                }
+                Some(slot) if *slot == page => return false,
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn holds(&self, page: usize) -> bool {
+        let mut slots = Self::places(page).filter_map(|place| self.slots.get(place));
+        slots.find(|&&slot| slot == page || slot == usize::MAX) == Some(&page)
     }
 }
 

@@ -102,6 +102,11 @@ impl<'c, T: Element> RingCache<'c, T> {
         (self.k.as_view(), self.v.as_view(), Place::Ring { seen: self.seen, slots: self.slots })
     }
 
+    /// Tables by which keys are turned while they are read.
+    pub(super) const fn rope(&self) -> Option<RopeTables<'_, T::Compute>> {
+        self.rope
+    }
+
     /// Tokens seen of each sequence, held or not.
     pub fn seen(&self) -> &[usize] {
         self.seen

@@ -6,6 +6,7 @@ mod backward;
 mod cost;
 mod int8;
 mod int8_caches;
+mod kv_caches;
 mod laws;
 mod masks;
 mod module;

@@ -1,8 +1,9 @@
 //! The laws that every engine obeys, at every level of this machine, on the threads of the global pool. Their bodies are in `attn_testing::laws`.
 
 use attn_core::Dtype;
+use attn_parallel::{Queries, Step};
 use attn_simd::Level;
-use attn_testing::{Engine, engine_calls};
+use attn_testing::{Engine, engine_calls, step_calls};
 
 struct Parallel(Level);
 
@@ -18,6 +19,10 @@ impl Engine for Parallel {
     }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        attn_parallel::run_step(&step, call.q, call.outputs)
     });
 }
 

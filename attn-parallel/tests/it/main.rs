@@ -2,4 +2,5 @@
 
 mod laws;
 mod memory;
+mod steps;
 mod threads;

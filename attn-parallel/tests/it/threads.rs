@@ -4,7 +4,7 @@ use attn_core::{Align, Attention, AttnShape, Documents, Dropout, Layout, Mask, O
 use attn_simd::Level;
 
 /// Numbers in −2…2 without a pattern.
-fn paint(len: usize, seed: u32) -> Vec<f32> {
+pub(super) fn paint(len: usize, seed: u32) -> Vec<f32> {
     let mut x = seed;
     (0..len)
         .map(|_| {

@@ -2,21 +2,26 @@
 //!
 //! ```text
 //! for each tile of 64 keys
-//!     dots       s[row][key] = q·k
+//!     dots       s[row][key] = q·k          (int8: times the key's scale)
 //!     score      scale, cap, bias           (only where there is more than a scale)
 //!     hide       −∞ where a row does not see a key
 //!     softmax    scores become weights; maxima, sums and factors
-//!     weighted   o[row] = o[row]·factor + p·v
+//!     weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
-//! Every element of K and V comes from memory once, whatever the number of rows.
+//! Every element of K and V comes from memory once, whatever the number of rows. Keys that are turned by their place (rotary
+//! positions of a cache) are turned in a copy of the tile.
 
 use core::ops::Range;
 
-use attn_core::View;
-use attn_core::kv_cache::CacheView;
+use attn_core::int8::QuantizedView;
+use attn_core::kv_cache::{CacheView, Turn};
+use attn_core::{Row, View};
 
+use super::scales::{ScaleColumns, Scaling, turned};
+use super::sight::{Jobs, RowAt, Sight, present};
 use super::softmax::State;
 use super::source::{Located, Source};
+use super::split::Calls;
 use super::tree::Fold;
 use super::{CHUNK, MAX_ROWS, score};
 use crate::input::Input;
@@ -31,22 +36,13 @@ use crate::workspace::{Cutter, Line, lines_for};
 /// Query rows that read the same keys and values: `rows` of them from `first` on, counted as `query · group + head of the group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
-    /// Which sequence, to masks and to the cache.
+    /// Which sequence, to masks and to the cache; of shared keys, the sequence of the first row.
     pub(super) sequence: usize,
-    /// Where its queries lie: index on the first axis of q, and of its first query on the third.
-    pub(super) place: [usize; 2],
     pub(super) kv_head: usize,
     pub(super) first: usize,
     pub(super) rows: usize,
-}
-
-impl Unit {
-    /// Head and query of a row.
-    #[inline(always)]
-    pub(super) fn row(&self, r: usize, group: usize) -> (usize, usize) {
-        let n = self.first + r;
-        (self.kv_head * group + n % group, n / group)
-    }
+    /// Whether the keys are those before all sequences: rows may go on into the sequences after the first.
+    pub(super) shared: bool,
 }
 
 /// Floats of each array of a thread's scratch.
@@ -118,116 +114,63 @@ impl<'w> Buffers<'w> {
 
 /// One unit over some chunks of keys; what comes out is one state, `[rows][2 + value_dim]`.
 pub(crate) struct Piece<'p, 'w> {
+    /// What happens to the scores of the unit's first sequence; all sequences have its group, dims and factors.
     pub(super) job: &'p Scoring<'p>,
+    pub(super) calls: &'p Calls<'p>,
     pub(super) q: &'p Input<'p>,
     pub(super) unit: Unit,
+    pub(super) rows: &'p [RowAt],
     pub(super) chunks: Range<usize>,
     pub(super) state: &'p mut [f32],
     pub(super) buffers: &'p mut Buffers<'w>,
-}
-
-/// The keys that any row of a unit sees, as far as ranges tell.
-pub(super) fn keys_seen(job: &Scoring<'_>, unit: &Unit) -> Range<usize> {
-    if job.mask.is_none() {
-        return 0..job.shape.kv_len;
-    }
-    Sight::of(job, unit).any
-}
-
-/// What the rows of a unit see.
-struct Sight {
-    ranges: [(usize, usize); MAX_ROWS],
-    /// Keys that any row sees.
-    any: Range<usize>,
-    /// Keys that every row sees, as far as ranges tell.
-    all: Range<usize>,
-    /// Which keys of the present tile each row sees.
-    words: [u64; MAX_ROWS],
-}
-
-impl Sight {
-    #[inline(always)]
-    fn of(job: &Scoring<'_>, unit: &Unit) -> Self {
-        let mut this = Self { ranges: [(0, 0); MAX_ROWS], any: 0..0, all: 0..usize::MAX, words: [0; MAX_ROWS] };
-        let group = job.shape.group();
-        for r in 0..unit.rows {
-            let (head, query) = unit.row(r, group);
-            let range = job.mask.row_range(&job.shape, unit.sequence, head, query);
-            this.ranges[r] = (range.start, range.end);
-            if !range.is_empty() {
-                this.any = if this.any.is_empty() {
-                    range.clone()
-                } else {
-                    this.any.start.min(range.start)..this.any.end.max(range.end)
-                };
-            }
-            this.all = this.all.start.max(range.start)..this.all.end.min(range.end);
-        }
-        this
-    }
-
-    /// Fills the words of a tile. Says whether any row sees any key, and whether all see all.
-    #[inline(always)]
-    fn look(&mut self, job: &Scoring<'_>, unit: &Unit, key: usize, keys: usize) -> (bool, bool) {
-        let wanted = below(keys);
-        if job.ranges && self.all.start <= key && key + keys <= self.all.end {
-            self.words[..unit.rows].fill(wanted);
-            return (true, true);
-        }
-        let (mut any, mut all) = (0, wanted);
-        let group = job.shape.group();
-        for r in 0..unit.rows {
-            let (start, end) = self.ranges[r];
-            let mut word = below(end.saturating_sub(key)) & !below(start.saturating_sub(key)) & wanted;
-            if !job.ranges && word != 0 {
-                let (head, query) = unit.row(r, group);
-                word &= job.mask.row_bits_within(&job.shape, [unit.sequence, head, query], key, start..end);
-                if job.closures.has_visible() && word != 0 {
-                    let tile = Tile { batch: unit.sequence, head, query, rows: 1, key, keys };
-                    job.closures.visible(job.level, tile, core::slice::from_mut(&mut word));
-                }
-            }
-            self.words[r] = word;
-            any |= word;
-            all &= word;
-        }
-        (any != 0, all == wanted)
-    }
-}
-
-/// The lowest `n` bits.
-#[inline(always)]
-fn below(n: usize) -> u64 {
-    if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
 
 impl Piece<'_, '_> {
     /// Runs it on a cache of any type.
     pub(super) fn run(self, source: &Source<'_>) {
         match source {
-            Source::F32(cache) => self.over(cache),
-            Source::F16(cache) => self.over(cache),
-            Source::Bf16(cache) => self.over(cache),
+            Source::F32(cache) => self.over(cache, None),
+            Source::F16(cache) => self.over(cache, None),
+            Source::Bf16(cache) => self.over(cache, None),
+            Source::I8(cache) => self.over(cache.numbers(), Some(cache)),
         }
     }
 
     /// The loop over tiles. It is compiled once per type of cache; only the phases that it calls are compiled per level.
-    fn over<T: Stored>(self, cache: &CacheView<'_, T>) {
-        let Self { job, q, unit, chunks, state, buffers: b } = self;
+    fn over<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
+        let Self { job, calls, q, unit, rows, chunks, state, buffers: b } = self;
         let (shape, level, n) = (&job.shape, job.level, unit.rows);
-        let (group, lanes) = (shape.group(), level.lanes());
+        let lanes = level.lanes();
         let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
         let padded = rows::padded(n, lanes);
-        level.run(Queries { job, q, unit: &unit, columns, padded, dst: b.q });
+        let jobs = Jobs { first: job, sequence: unit.sequence, calls };
+        // Shared keys are one sequence.
+        let of = [if unit.shared { 0 } else { unit.sequence }, unit.kv_head];
+        let turn = match cache.turn() {
+            Some(Turn::Single(tables)) => Some(tables),
+            _ => None, // others are refused before
+        };
+        let scaling = scales.map(|scales| Scaling { cache, scales, of });
+        // Scales of channels belong to keys before they are turned, and to queries otherwise.
+        let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| turn.is_none());
+        level.run(Queries { job, q, rows, columns, padded, channels, dst: b.q });
+        if let Some(tables) = &turn {
+            jobs.for_each(rows, |job, part| {
+                let past = job.shape.kv_len.saturating_sub(job.shape.q_len);
+                for r in part {
+                    tables.turn_slice(&mut b.q[r * columns..][..shape.head_dim], past + rows[r].query);
+                }
+            });
+        }
         b.s[..padded * TILE].fill(0.0);
 
-        let mut sight = Sight::of(job, &unit);
+        let mut sight = Sight::of(&jobs, rows);
         // Tiles begin at multiples of their size, whatever the first row sees: a key keeps its lane.
         let start = (sight.any.start / TILE * TILE).max(cache.first());
-        let end = sight.any.end.min(cache.len(unit.sequence));
+        let end = sight.any.end.min(cache.len(of[0]));
         let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
         let tile_at = |key: usize| (TILE - key % TILE).min(end.saturating_sub(key));
-        let (first, of) = ((start, tile_at(start)), [unit.sequence, unit.kv_head]);
+        let first = (start, tile_at(start));
         let mut keys_at = Located::new(level, cache, cache.k(), of, columns, first);
         let mut values_at = Located::new(level, cache, cache.v(), of, wide, first);
 
@@ -244,32 +187,46 @@ impl Piece<'_, '_> {
             let after = tile_at(key + keys);
             keys_at.find_next(level, key + keys, after);
             values_at.find_next(level, key + keys, after);
-            let (any, all) = sight.look(job, &unit, key, keys);
+            let (any, all) = sight.look(&jobs, rows, (key, keys), present(cache, of[0], key, keys));
             if any {
-                if columns > 0 {
-                    let keys = keys_at.rows(key, keys, b.k);
-                    level.run(Dots { n, keys, q: b.q, s: b.s });
-                } else {
+                let vectors = keys.next_multiple_of(lanes);
+                if columns == 0 {
                     b.s[..n * TILE].fill(0.0);
+                } else if let Some(tables) = &turn {
+                    let keys = turned(cache, scales, (tables, of), (key, keys), columns, b.k);
+                    level.run(Dots { n, keys: keys.as_unchecked(), q: b.q, s: b.s });
+                } else {
+                    let tile = keys_at.rows(key, keys, b.k);
+                    level.run(Dots { n, keys: tile, q: b.q, s: b.s });
+                    if let Some(scales) = scaling.as_ref().and_then(|scaling| scaling.of_keys(key, keys)) {
+                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s: b.s });
+                    }
                 }
                 if job.mod_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
                     let words = &mut sight.words;
-                    level.run(FinishScores { job, unit: &unit, tile: [key, keys], all, words, s: b.s });
+                    jobs.for_each(rows, |job, part| {
+                        level.run(FinishScores { job, rows, part, tile: [key, keys], all, words, s: b.s });
+                    });
                 }
-                let vectors = keys.next_multiple_of(lanes);
                 level.run(Softmax { state: &mut b.state, to_log2: job.log2_scale(), rows: n, keys: vectors, s: b.s });
                 if !job.dropout.is_none() {
-                    for r in 0..n {
-                        let (head, query) = unit.row(r, group);
-                        let kept = job.dropout.row_bits(shape, unit.sequence, head, query, key);
+                    for (r, &RowAt { sequence, head, query, .. }) in rows.iter().enumerate() {
+                        let kept = job.dropout.row_bits(shape, sequence, head, query, key);
                         level.run(score::Replace { row: &mut b.s[r * TILE..][..vectors], seen: kept, other: 0.0 });
                     }
                 }
                 if wide > 0 {
                     let values = values_at.rows(key, keys, b.v);
                     let guarded = !all || job.bias.is_some();
-                    if guarded && !level.run(IsFinite(values)) {
-                        let poison = Poison { cache, view: cache.v(), at: [unit.sequence, unit.kv_head, key], keys };
+                    if let Some(scaling) = &scaling {
+                        level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s: b.s });
+                        // A hidden value's scale may be anything, and 0·NaN is NaN.
+                        for (r, &seen) in sight.words.iter().enumerate().take(if guarded { n } else { 0 }) {
+                            level.run(score::Replace { row: &mut b.s[r * TILE..][..vectors], seen, other: 0.0 });
+                        }
+                    }
+                    if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
+                        let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
                         poison.weighted(job, &sight.words[..n], wide, (b.s, b.state.factor), b.o, b.v);
                     } else {
                         level.run(Weighted { n, values, p: b.s, factor: b.state.factor, o: b.o });
@@ -296,23 +253,27 @@ impl Piece<'_, '_> {
 struct Queries<'a> {
     job: &'a Scoring<'a>,
     q: &'a Input<'a>,
-    unit: &'a Unit,
+    rows: &'a [RowAt],
     columns: usize,
     padded: usize,
+    /// What each channel is multiplied by.
+    channels: Option<Row<'a, f32>>,
     dst: &'a mut [f32],
 }
 
 impl Run<()> for Queries<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { job, q, unit, columns, padded, dst } = self;
+        let Self { job, q, rows, columns, padded, channels, dst } = self;
         dst[..padded * columns].fill(0.0);
-        for (r, row) in dst.chunks_exact_mut(columns.max(1)).enumerate().take(unit.rows) {
-            let (head, query) = unit.row(r, job.shape.group());
+        for (at, row) in rows.iter().zip(dst.chunks_exact_mut(columns.max(1))) {
             let row = &mut row[..job.shape.head_dim];
-            pack::read_row(isa, q, [unit.place[0], head, unit.place[1] + query], 0, row);
+            pack::read_row(isa, q, [at.place[0], at.head, at.place[1]], 0, row);
             if job.q_factor != 1.0 {
                 row.iter_mut().for_each(|x| *x *= job.q_factor);
+            }
+            if let Some(channels) = channels {
+                row.iter_mut().zip(channels.iter()).for_each(|(x, scale)| *x *= scale);
             }
         }
     }
@@ -389,10 +350,12 @@ fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).step_by(most).map(move |first| (first, rows::rows_for((rows - first).min(most), lanes)))
 }
 
-/// Finished scores of all rows of a tile, −∞ where a row does not see a key.
+/// Finished scores of some rows of a tile, −∞ where a row does not see a key.
 struct FinishScores<'a> {
     job: &'a Scoring<'a>,
-    unit: &'a Unit,
+    rows: &'a [RowAt],
+    /// Which of them.
+    part: Range<usize>,
     /// First key, and keys.
     tile: [usize; 2],
     /// Whether every row sees every key.
@@ -404,19 +367,18 @@ struct FinishScores<'a> {
 impl Run<()> for FinishScores<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { job, unit, tile: [key, keys], all, words, s } = self;
-        let group = job.shape.group();
+        let Self { job, rows, part, tile: [key, keys], all, words, s } = self;
         if let Some(scale) = job.mod_scale {
-            for r in 0..unit.rows {
-                let (head, query) = unit.row(r, group);
-                let tile = Tile { batch: unit.sequence, head, query, rows: 1, key, keys };
+            for r in part.clone() {
+                let RowAt { sequence, head, query, .. } = rows[r];
+                let tile = Tile { batch: sequence, head, query, rows: 1, key, keys };
                 score::finish(isa, job, scale, tile, &mut words[r], &mut s[r * TILE..][..TILE]);
             }
         }
         // The last tile of a sequence may end inside a vector.
         if !all || job.bias.is_some() || !keys.is_multiple_of(I::LANES) {
             let vectors = keys.next_multiple_of(I::LANES);
-            for r in 0..unit.rows {
+            for r in part {
                 if words[r] != u64::MAX {
                     score::replace_hidden(isa, &mut s[r * TILE..][..vectors], words[r], f32::NEG_INFINITY);
                 }

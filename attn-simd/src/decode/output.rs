@@ -33,7 +33,7 @@ pub(super) struct Write<'w, 'o> {
     pub(super) target: &'w mut RowTarget<'o>,
     /// Batch, head and query of the output.
     pub(super) at: [usize; 3],
-    /// `None` for a row of zeros.
+    /// `None` for a row of zeros: one that has seen nothing.
     pub(super) values: Option<(&'w [f32], f32)>,
 }
 
@@ -49,8 +49,7 @@ impl Run<()> for Write<'_, '_> {
             }
             return;
         };
-        // A row that has seen nothing is 0, whatever it was multiplied by before.
-        let product = |x: f32| if factor == 0.0 { 0.0 } else { x * factor };
+        let product = |x: f32| x * factor;
         match target {
             RowTarget::F32(view) => put(view, at, values, |dst, src| {
                 dst.iter_mut().zip(src).for_each(|(d, &x)| *d = product(x));

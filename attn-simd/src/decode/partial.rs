@@ -8,7 +8,10 @@ use attn_core::{AttnError, Modifier, Outputs, Result, View, partial};
 
 use super::chunk::{Buffers, Sizes};
 use super::output::Write;
-use super::split::{Call, Calls, Parts};
+use super::parts::Parts;
+use super::round::Cut;
+use super::sight::RowAt;
+use super::split::{Call, Calls};
 use super::{MAX_ROWS, split};
 use crate::input::KernelElement;
 use crate::job::Scoring;
@@ -97,6 +100,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
             sizes: super::sizes(self.level().vectors(), &shape),
             calls: Calls::Alike(scoring),
             source: T::source(source),
+            prefix: None,
             q: Q::input(q),
         };
         debug_assert!(call.sizes != Sizes::default());
@@ -104,12 +108,11 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         let state = Cutter::new(state).floats(call.state_len(MAX_ROWS));
         let mut buffers = Buffers::new(lines, &call.sizes);
         let row_len = value_dim + 2;
-        for part in Parts::new(&call, split::Cut::WHOLE) {
-            let (unit, state) = (part.unit(), &mut state[..part.state_len()]);
+        for part in Parts::new(&call, Cut::WHOLE) {
+            let (state, mut places) = (&mut state[..part.state_len()], [RowAt::default(); MAX_ROWS]);
             call.compute(&part, state, &mut buffers);
-            for (r, row) in state.chunks_exact(row_len).enumerate() {
-                let (head, query) = unit.row(r, call.heads[1]);
-                let at = shape.row(unit.sequence, head, query) * row_len;
+            for (row, at) in state.chunks_exact(row_len).zip(call.rows_of(part.unit(), &mut places)) {
+                let at = shape.row(at.sequence, at.head, at.query) * row_len;
                 rows[at..at + row_len].copy_from_slice(row);
             }
         }
@@ -135,7 +138,8 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
             let at = [pair / shape.q_heads, pair % shape.q_heads, query];
             let sink = attn.get_sinks().map(|sinks| f64::from(sinks[at[1]]));
             let (factor, row_lse) = finish::close(f64::from(row[0]), f64::from(row[1]), sink, kept);
-            self.level().vectors().run(Write { target: &mut target, at, values: Some((&row[2..], factor)) });
+            let values = (row[1] != 0.0).then_some((&row[2..], factor));
+            self.level().vectors().run(Write { target: &mut target, at, values });
             if let Some(lse) = lse.as_deref_mut() {
                 lse[n] = row_lse;
             }

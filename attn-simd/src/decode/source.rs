@@ -1,9 +1,11 @@
 //! Where a decode call finds keys and values: any cache of any element type.
 
 use attn_core::half::{bf16, f16};
-use attn_core::kv_cache::CacheView;
-use attn_core::{Dtype, View};
+use attn_core::int8::QuantizedView;
+use attn_core::kv_cache::{CacheView, Turn};
+use attn_core::{AttnError, AttnShape, Dtype, Result, View};
 
+use crate::input::KernelElement;
 use crate::isa::Isa;
 use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
 use crate::level::{Level, Run};
@@ -18,33 +20,103 @@ pub enum Source<'c> {
     F16(CacheView<'c, f16>),
     /// bfloat16.
     Bf16(CacheView<'c, bf16>),
+    /// int8 with scales.
+    I8(QuantizedView<'c>),
 }
 
-impl Source<'_> {
-    /// Which type it holds.
-    pub fn dtype(&self) -> Dtype {
-        match self {
-            Self::F32(_) => Dtype::F32,
-            Self::F16(_) => Dtype::F16,
-            Self::Bf16(_) => Dtype::Bf16,
+impl<'c, T: KernelElement> From<CacheView<'c, T>> for Source<'c> {
+    fn from(cache: CacheView<'c, T>) -> Self {
+        T::source(cache)
+    }
+}
+
+impl<'c> From<QuantizedView<'c>> for Source<'c> {
+    fn from(cache: QuantizedView<'c>) -> Self {
+        Self::I8(cache)
+    }
+}
+
+/// Evaluates an expression with the cache of numbers that a source is.
+macro_rules! numbers {
+    ($source:expr, $cache:ident => $body:expr) => {
+        match $source {
+            Source::F32($cache) => $body,
+            Source::F16($cache) => $body,
+            Source::Bf16($cache) => $body,
+            Source::I8(quantized) => {
+                let $cache = quantized.numbers();
+                $body
+            }
         }
+    };
+}
+
+impl<'c> Source<'c> {
+    /// Which type it holds; `None` for int8, which is no type of a tensor.
+    pub fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::F32(_) => Some(Dtype::F32),
+            Self::F16(_) => Some(Dtype::F16),
+            Self::Bf16(_) => Some(Dtype::Bf16),
+            Self::I8(_) => None,
+        }
+    }
+
+    /// Bytes of a token of one head: its key and its value, with scales of their own.
+    pub fn token_bytes(&self) -> usize {
+        let numbers = numbers!(self, cache => cache.k().sizes()[3].saturating_add(cache.v().sizes()[3]));
+        let (element, scales) = self.dtype().map_or((1, 2 * size_of::<f32>()), |dtype| (dtype.bytes(), 0));
+        numbers.saturating_mul(element).saturating_add(scales)
+    }
+
+    /// Sequences.
+    pub fn batch(&self) -> usize {
+        numbers!(self, cache => cache.batch())
     }
 
     /// Tokens of one sequence.
     pub(super) fn len(&self, sequence: usize) -> usize {
-        match self {
-            Self::F32(cache) => cache.len(sequence),
-            Self::F16(cache) => cache.len(sequence),
-            Self::Bf16(cache) => cache.len(sequence),
-        }
+        numbers!(self, cache => cache.len(sequence))
+    }
+
+    /// The number of the first token that is there.
+    pub(super) fn first(&self) -> usize {
+        numbers!(self, cache => cache.first())
+    }
+
+    /// The same tokens, numbered as the continuation of others.
+    pub(super) fn after(self, before: usize) -> Result<Self> {
+        Ok(match self {
+            Self::F32(cache) => Self::F32(cache.after(before)?),
+            Self::F16(cache) => Self::F16(cache.after(before)?),
+            Self::Bf16(cache) => Self::Bf16(cache.after(before)?),
+            Self::I8(cache) => Self::I8(cache.after(before)?),
+        })
+    }
+
+    /// Sizes of k or v without their third: rows, heads, dims.
+    pub(super) fn sizes(&self) -> [usize; 3] {
+        numbers!(self, cache => {
+            let ([_, heads, _, head_dim], [.., value_dim]) = (cache.k().sizes(), cache.v().sizes());
+            [heads, head_dim, value_dim]
+        })
+    }
+
+    /// [`CacheView::shape`].
+    pub(super) fn shape(&self, q: [usize; 4]) -> Result<AttnShape> {
+        numbers!(self, cache => cache.shape(q))
     }
 
     /// Whether a ring has dropped tokens of a sequence.
     pub(super) fn has_dropped(&self, sequence: usize) -> bool {
-        match self {
-            Self::F32(cache) => cache.has_dropped(sequence),
-            Self::F16(cache) => cache.has_dropped(sequence),
-            Self::Bf16(cache) => cache.has_dropped(sequence),
+        numbers!(self, cache => cache.has_dropped(sequence))
+    }
+
+    /// Refuses tables that the kernels do not read.
+    pub(super) fn check(&self) -> Result<()> {
+        match numbers!(self, cache => cache.turn()) {
+            Some(Turn::Double(_)) => Err(AttnError::Unsupported { what: "rope tables of f64 over this cache" }),
+            _ => Ok(()),
         }
     }
 }
@@ -109,10 +181,16 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
         let Some((starts, _)) = self.starts[TILE - self.base..].split_first_chunk_mut::<TILE>() else { return };
         let mut done = 0;
         while done < tokens {
-            // A token that is not there has no place: it starts outside of every slice, which the reading door refuses.
             let Some(run) = self.cache.run(self.sequence, token + done) else {
-                starts[done..].fill(usize::MAX);
-                return;
+                // Tokens whose page was given back are hidden: any row will do for them.
+                let gone = self.cache.evicted(self.sequence, token + done);
+                // One that is not there has no place: it starts outside of every slice, which the reading door refuses.
+                starts[done..].fill(if gone > 0 { head } else { usize::MAX });
+                if gone == 0 {
+                    return;
+                }
+                done += gone;
+                continue;
             };
             let len = run.len.min(tokens - done);
             let first =

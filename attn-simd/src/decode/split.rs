@@ -2,7 +2,11 @@
 //!
 //! The rows of a group of heads share a pass over keys and values, which is cut into chunks and those into pieces. How many chunks
 //! a piece takes depends on the number of threads and changes nothing else: what a piece leaves behind is a node of the fixed
-//! [tree](super::tree).
+//! [tree](super::tree). [`round`](super::round) says which queries are computed together, [`parts`](super::parts) lists their
+//! pieces.
+//!
+//! Keys that all sequences share come first: the rows of all sequences go over them together, and what a row has seen there is
+//! merged with what it sees of its own sequence.
 
 use core::fmt;
 use core::ops::Range;
@@ -11,6 +15,9 @@ use attn_core::{AttnError, Result};
 
 use super::chunk::{Buffers, Piece, Sizes, Unit};
 use super::output::{RowTarget, Write};
+use super::parts::{Part, Parts};
+use super::round::{Cut, queries_of};
+use super::sight::{self, Jobs, RowAt, RowPlaces};
 use super::source::Source;
 use super::tree::Fold;
 use super::{CHUNK, MAX_ROWS};
@@ -19,9 +26,6 @@ use crate::job::Scoring;
 use crate::kernel::finish;
 use crate::level::Level;
 use crate::workspace::{Cutter, Line, lines_for};
-
-/// Pieces that a thread gets: with fewer, a thread that was interrupted once would be waited for.
-const PARTS_PER_THREAD: usize = 8;
 
 /// Sequences that differ: what a call over a cache is made of.
 pub(crate) trait Sequences: Sync {
@@ -47,14 +51,14 @@ pub(crate) enum Calls<'w> {
 }
 
 impl Calls<'_> {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         match self {
             Self::Alike(scoring) => scoring.shape.batch,
             Self::Each(each) => each.count(),
         }
     }
 
-    fn q_len(&self, sequence: usize) -> usize {
+    pub(super) fn q_len(&self, sequence: usize) -> usize {
         match self {
             Self::Alike(scoring) => scoring.shape.q_len,
             Self::Each(each) => each.q_len(sequence),
@@ -68,7 +72,7 @@ impl Calls<'_> {
         }
     }
 
-    fn with(&self, sequence: usize, f: &mut dyn FnMut(&Scoring<'_>)) {
+    pub(super) fn with(&self, sequence: usize, f: &mut dyn FnMut(&Scoring<'_>)) {
         match self {
             Self::Alike(scoring) => f(scoring),
             Self::Each(each) => each.with(sequence, f),
@@ -87,7 +91,7 @@ impl Calls<'_> {
 /// let (attn, mut out) = (Attention::new(), vec![0.0f32; 8 * 64]);
 /// let plan = Plan::new(&attn, shape, Level::detect())?;
 /// let to = ViewMut::new(&mut out, Layout::Bhsd, shape.output())?;
-/// let Work::Split(split) = plan.work(q, kv, kv, to)? else { unreachable!("one query is decoded") };
+/// let Work::Split(mut split) = plan.work(q, kv, kv, to)? else { unreachable!("one query is decoded") };
 ///
 /// // Pieces for four threads; which thread takes which, and when, changes no bit.
 /// let cut = split.cut(4);
@@ -113,6 +117,8 @@ pub(super) struct Call<'w> {
     pub(super) level: Level,
     pub(super) calls: Calls<'w>,
     pub(super) source: Source<'w>,
+    /// Keys and values before those of every sequence.
+    pub(super) prefix: Option<Source<'w>>,
     pub(super) q: Input<'w>,
     /// Key/value heads, and query heads of each.
     pub(super) heads: [usize; 2],
@@ -128,43 +134,6 @@ impl fmt::Debug for Split<'_> {
             .field("sequences", &call.calls.count())
             .finish_non_exhaustive()
     }
-}
-
-/// Into how large pieces a call is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Chunks that a piece may have at most.
-    chunks: usize,
-}
-
-/// One piece: some rows that share keys and values, over some of those.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    unit: Unit,
-    /// Node of the tree that it computes.
-    node: (u32, usize),
-    state_len: usize,
-}
-
-impl Part {
-    /// Floats of the state that it leaves behind.
-    pub fn state_len(&self) -> usize {
-        self.state_len
-    }
-
-    pub(super) fn unit(&self) -> &Unit {
-        &self.unit
-    }
-
-    fn chunks(&self) -> Range<usize> {
-        let (level, number) = self.node;
-        number << level..(number + 1) << level
-    }
-}
-
-impl Cut {
-    /// Not cut at all.
-    pub(super) const WHOLE: Self = Self { chunks: usize::MAX };
 }
 
 impl<'w> Split<'w> {
@@ -185,10 +154,18 @@ impl<'w> Split<'w> {
 
     /// How to cut the call for a number of threads: several pieces for each, so that none waits long for the last.
     pub fn cut(&self, threads: usize) -> Cut {
-        match threads {
-            0 | 1 => Cut::WHOLE,
-            _ => Cut { chunks: self.call.work() / threads.saturating_mul(PARTS_PER_THREAD) },
-        }
+        Cut::all(&self.call, threads)
+    }
+
+    /// As [`cut`](Self::cut), but only as many of the first queries as leave behind states of about `floats` (at least one): a call
+    /// with many queries is computed in rounds, each [finished](Self::finish) before the [next](Self::next_round).
+    pub fn first_round(&self, threads: usize, floats: usize) -> Cut {
+        Cut::first_round(&self.call, threads, floats)
+    }
+
+    /// The queries behind those of a round; `None` where there are no more.
+    pub fn next_round(&self, cut: Cut) -> Option<Cut> {
+        cut.next_round(&self.call)
     }
 
     /// The pieces, in a fixed order.
@@ -198,7 +175,7 @@ impl<'w> Split<'w> {
 
     /// Floats of the states of all pieces.
     pub fn states_len(&self, cut: Cut) -> usize {
-        self.parts(cut).map(|part| part.state_len).sum()
+        self.parts(cut).map(|part| part.state_len()).sum()
     }
 
     /// Computes one piece. Any number of threads may do so at once, each with scratch of its own.
@@ -206,38 +183,42 @@ impl<'w> Split<'w> {
     /// # Errors
     /// [`AttnError`] where the state has not the piece's length or the scratch is too short; nothing has been done then.
     pub fn compute(&self, part: &Part, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
-        AttnError::check_size("state of a piece", part.state_len, state.len())?;
+        AttnError::check_size("state of a piece", part.state_len(), state.len())?;
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         self.call.compute(part, state, &mut Buffers::new(workspace, &self.call.sizes));
         Ok(())
     }
 
-    /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output.
+    /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output: of all queries, or those of one
+    /// [round](Self::first_round).
     ///
     /// # Errors
     /// [`AttnError::Size`] where the states have another length; nothing has been written then.
-    pub fn finish(mut self, cut: Cut, states: &mut [f32]) -> Result<()> {
+    pub fn finish(&mut self, cut: Cut, states: &mut [f32]) -> Result<()> {
         AttnError::check_size("states of all pieces", self.states_len(cut), states.len())?;
-        let mut rest = states;
-        let mut parts = Parts::new(&self.call, cut).peekable();
-        while let Some(Part { unit, node: (level, number), state_len }) = parts.next() {
-            // The pieces of a unit follow each other.
-            let mut count = 1;
-            while parts.next_if(|part| part.unit == unit).is_some() {
-                count += 1;
-            }
-            let (states, later) = rest.split_at_mut(count * state_len);
-            rest = later;
-            let mut fold = Fold::new(states, state_len, self.call.value_dim);
-            for n in 0..count {
-                fold.take(n);
-                fold.push(level, number + n);
-            }
-            if let Some(state) = fold.finish() {
-                write_unit(&self.call, &mut self.target, self.lse.as_deref_mut(), unit, state);
-            }
+        let Self { call, target, lse } = self;
+        let mut parts = Parts::new(call, cut).peekable();
+        // The states of all pieces of shared keys come first. What is left of them is moved to the front, row by row.
+        let (mut shared, mut from) = (0, 0);
+        while let Some(part) = parts.next_if(|part| part.unit().shared) {
+            let count = pieces(&part, &mut parts);
+            let (len, end) = (part.state_len(), from + count * part.state_len());
+            fold(call, &part, count, &mut states[from..end]);
+            states.copy_within(from..from + len, shared);
+            (shared, from) = (shared + len, end);
         }
-        self.clear_padding();
+        let (before, mut rest) = states.split_at_mut(from);
+        while let Some(part) = parts.next() {
+            let count = pieces(&part, &mut parts);
+            let (states, later) = rest.split_at_mut(count * part.state_len());
+            rest = later;
+            fold(call, &part, count, states);
+            let state = call.with_prefix(&part, cut, before, &mut states[..part.state_len()]);
+            write_unit(call, target, lse.as_deref_mut(), &part, state);
+        }
+        if cut.is_last() {
+            self.clear_padding();
+        }
         Ok(())
     }
 
@@ -253,11 +234,27 @@ impl<'w> Split<'w> {
         }
         let (state, lines) = workspace.split_at_mut(state_lines(self.call.value_dim));
         let state = Cutter::new(state).floats(self.call.state_len(MAX_ROWS));
+        let (before, lines) = lines.split_at_mut(self.call.prefix_lines());
+        let prefix_floats = size_of_val(before) / size_of::<f32>();
+        let before = Cutter::new(before).floats(prefix_floats);
         let mut buffers = Buffers::new(lines, &self.call.sizes);
-        for part in Parts::new(&self.call, self.cut(1)) {
-            let state = &mut state[..part.state_len];
-            self.call.compute(&part, state, &mut buffers);
-            write_unit(&self.call, &mut self.target, self.lse.as_deref_mut(), part.unit, state);
+        let floats = if self.call.prefix.is_some() { PREFIX_FLOATS } else { usize::MAX };
+        let mut round = Some(self.first_round(1, floats));
+        while let Some(cut) = round {
+            let (call, mut shared) = (&self.call, 0);
+            for part in Parts::new(call, cut) {
+                if part.unit().shared {
+                    let end = shared + part.state_len();
+                    call.compute(&part, &mut before[shared..end], &mut buffers);
+                    shared = end;
+                    continue;
+                }
+                let state = &mut state[..part.state_len()];
+                call.compute(&part, state, &mut buffers);
+                let state = call.with_prefix(&part, cut, before, state);
+                write_unit(call, &mut self.target, self.lse.as_deref_mut(), &part, state);
+            }
+            round = self.next_round(cut);
         }
         self.clear_padding();
         Ok(())
@@ -285,28 +282,56 @@ impl<'w> Split<'w> {
     }
 }
 
+/// How many pieces there are of the unit of `part`, which was taken already; they follow each other.
+fn pieces<'s, 'w: 's>(part: &Part, parts: &mut core::iter::Peekable<Parts<'s, 'w>>) -> usize {
+    let mut count = 1;
+    while parts.next_if(|next| next.unit() == part.unit()).is_some() {
+        count += 1;
+    }
+    count
+}
+
+/// Merges the pieces of a unit into the first.
+fn fold(call: &Call<'_>, part: &Part, count: usize, states: &mut [f32]) {
+    let ((level, number), mut fold) = (part.node(), Fold::new(states, part.state_len(), call.value_dim));
+    for n in 0..count {
+        fold.take(n);
+        fold.push(level, number + n);
+    }
+    fold.finish();
+}
+
 /// Divides and writes the rows of a unit from its whole state.
-fn write_unit(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut [f32]>, unit: Unit, state: &[f32]) {
+fn write_unit(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut [f32]>, part: &Part, state: &[f32]) {
     let [_, heads, q_len, _] = target.sizes();
-    let [batch, before] = unit.place;
+    let (unit, mut rows) = (part.unit(), [RowAt::default(); MAX_ROWS]);
+    let rows = call.rows_of(unit, &mut rows);
     call.calls.with(unit.sequence, &mut |job| {
         let kept = job.dropout.factor();
-        for (r, row) in state.chunks_exact(call.value_dim + 2).enumerate() {
-            let (head, query) = unit.row(r, call.heads[1]);
+        for (row, &RowAt { head, place: [batch, query], .. }) in state.chunks_exact(call.value_dim + 2).zip(rows) {
             let sink = job.sinks.map(|sinks| f64::from(sinks[head]));
             let (factor, row_lse) = finish::close(f64::from(row[0]), f64::from(row[1]), sink, kept);
-            let at = [batch, head, before + query];
-            call.level.run(Write { target: &mut *target, at, values: Some((&row[2..], factor)) });
+            let values = (row[1] != 0.0).then_some((&row[2..], factor));
+            call.level.run(Write { target: &mut *target, at: [batch, head, query], values });
             if let Some(lse) = lse.as_deref_mut() {
-                lse[(batch * heads + head) * q_len + before + query] = row_lse;
+                lse[(batch * heads + head) * q_len + query] = row_lse;
             }
         }
     });
 }
 
+/// Floats of the states over shared keys that one thread holds at a time, unless a single query has more.
+const PREFIX_FLOATS: usize = 1 << 18;
+
 /// Lines that hold the largest state.
 pub(super) const fn state_lines(value_dim: usize) -> usize {
     lines_for(MAX_ROWS * (value_dim + 2))
+}
+
+/// Lines that hold the states over shared keys of as many queries as are computed together on one thread.
+pub(super) fn prefix_lines(queries: usize, query_floats: usize) -> usize {
+    let together = (PREFIX_FLOATS / query_floats.max(1)).max(1);
+    lines_for(queries.min(together).saturating_mul(query_floats))
 }
 
 impl Call<'_> {
@@ -314,115 +339,94 @@ impl Call<'_> {
         rows * (self.value_dim + 2)
     }
 
-    fn lines(&self) -> usize {
-        if self.sizes == Sizes::default() { 0 } else { self.sizes.lines() + state_lines(self.value_dim) }
+    /// Lines of scratch of one thread.
+    pub(super) fn lines(&self) -> usize {
+        if self.sizes == Sizes::default() {
+            return 0;
+        }
+        self.sizes.lines() + state_lines(self.value_dim) + self.prefix_lines()
     }
 
-    /// Rows of one key/value head of a sequence.
-    fn rows(&self, sequence: usize) -> usize {
-        self.heads[1] * self.calls.q_len(sequence)
+    /// Lines that hold the states over shared keys of as many queries as are computed together on one thread.
+    fn prefix_lines(&self) -> usize {
+        if self.prefix.is_some() { prefix_lines(queries_of(self), self.query_floats()) } else { 0 }
+    }
+
+    /// Floats of the states of one query, all heads.
+    pub(super) fn query_floats(&self) -> usize {
+        self.heads[0].saturating_mul(self.state_len(self.heads[1]))
     }
 
     /// Units times chunks of the whole call: what it costs, roughly.
-    fn work(&self) -> usize {
-        let of = |sequence: usize| {
-            let units = self.heads[0].saturating_mul(self.rows(sequence).div_ceil(MAX_ROWS));
-            units.saturating_mul(self.source.len(sequence).div_ceil(CHUNK))
+    pub(super) fn work(&self) -> usize {
+        let units = |rows: usize| self.heads[0].saturating_mul(rows.div_ceil(MAX_ROWS));
+        let mut rows = 0usize;
+        let before = self.prefix.map_or(0, |prefix| prefix.len(0));
+        let mut of = |sequence: usize| {
+            let own = self.heads[1].saturating_mul(self.calls.q_len(sequence));
+            rows = rows.saturating_add(own);
+            units(own).saturating_mul(self.source.len(sequence).saturating_sub(before).div_ceil(CHUNK))
         };
-        match self.calls {
+        let own = match self.calls {
             Calls::Alike(scoring) if scoring.shape.batch == 0 => 0,
             Calls::Alike(scoring) => of(0).saturating_mul(scoring.shape.batch),
             Calls::Each(each) => (0..each.count()).fold(0, |sum: usize, n| sum.saturating_add(of(n))),
-        }
+        };
+        own.saturating_add(units(rows).saturating_mul(before.div_ceil(CHUNK)))
     }
 
     pub(super) fn compute(&self, part: &Part, state: &mut [f32], buffers: &mut Buffers<'_>) {
-        self.calls.with(part.unit.sequence, &mut |job| {
-            let (unit, chunks) = (part.unit, part.chunks());
-            let (state, buffers) = (&mut *state, &mut *buffers);
-            Piece { job, q: &self.q, unit, chunks, state, buffers }.run(&self.source);
+        let (unit, chunks, mut rows) = (*part.unit(), part.chunks(), [RowAt::default(); MAX_ROWS]);
+        let rows = self.rows_of(&unit, &mut rows);
+        let source = self.prefix.as_ref().filter(|_| unit.shared).unwrap_or(&self.source);
+        self.calls.with(unit.sequence, &mut |job| {
+            let (chunks, state, buffers) = (chunks.clone(), &mut *state, &mut *buffers);
+            Piece { job, calls: &self.calls, q: &self.q, unit, rows, chunks, state, buffers }.run(source);
         });
     }
 
+    /// Where the rows of a unit are.
+    pub(super) fn rows_of<'r>(&self, unit: &Unit, rows: &'r mut RowPlaces) -> &'r [RowAt] {
+        let group = self.heads[1];
+        let (mut sequence, mut n) = (unit.sequence, unit.first);
+        let (mut end, mut place) = (group * self.calls.q_len(sequence), self.calls.place(sequence));
+        for row in &mut rows[..unit.rows] {
+            while n >= end {
+                sequence += 1;
+                n = 0;
+                (end, place) = (group * self.calls.q_len(sequence), self.calls.place(sequence));
+            }
+            let (head, query) = (unit.kv_head * group + n % group, n / group);
+            *row = RowAt { sequence, head, query, place: [place[0], place[1] + query] };
+            n += 1;
+        }
+        &rows[..unit.rows]
+    }
+
     /// The chunks of keys that any row of a unit sees.
-    fn chunks(&self, unit: &Unit) -> Range<usize> {
-        let mut seen = 0..0;
-        self.calls.with(unit.sequence, &mut |job| seen = super::chunk::keys_seen(job, unit));
+    pub(super) fn chunks(&self, unit: &Unit) -> Range<usize> {
+        let (mut seen, mut rows) = (0..0, [RowAt::default(); MAX_ROWS]);
+        let rows = self.rows_of(unit, &mut rows);
+        self.calls.with(unit.sequence, &mut |job| {
+            seen = sight::keys_seen(&Jobs { first: job, sequence: unit.sequence, calls: &self.calls }, rows);
+        });
+        let seen = match &self.prefix {
+            Some(prefix) if unit.shared => seen.start..seen.end.min(prefix.len(0)),
+            Some(_) => seen.start.max(self.source.first())..seen.end,
+            None => seen,
+        };
         if seen.is_empty() { 0..0 } else { seen.start / CHUNK..seen.end.div_ceil(CHUNK) }
     }
-}
 
-/// The pieces of a call, in order: by sequence, key/value head, rows, chunks.
-pub struct Parts<'s, 'w> {
-    call: &'s Call<'w>,
-    cut: Cut,
-    /// The unit whose pieces come next.
-    unit: Unit,
-    /// Its rows in all, over all units of its sequence and head.
-    rows: usize,
-    level: u32,
-    nodes: Range<usize>,
-}
-
-impl fmt::Debug for Parts<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parts").field("unit", &self.unit).field("nodes", &self.nodes).finish_non_exhaustive()
-    }
-}
-
-impl<'s, 'w> Parts<'s, 'w> {
-    pub(super) fn new(call: &'s Call<'w>, cut: Cut) -> Self {
-        let unit = Unit { sequence: 0, place: [0, 0], kv_head: 0, first: 0, rows: 0 };
-        let mut this = Self { call, cut, unit, rows: 0, level: 0, nodes: 0..0 };
-        this.open_sequence();
-        this
-    }
-
-    /// Goes on to the first unit of the present sequence, or of the next one that has any.
-    fn open_sequence(&mut self) {
-        while self.unit.sequence < self.call.calls.count() {
-            self.rows = self.call.rows(self.unit.sequence);
-            (self.unit.kv_head, self.unit.first) = (0, 0);
-            if self.rows > 0 && self.call.heads[0] > 0 {
-                self.unit.place = self.call.calls.place(self.unit.sequence);
-                return self.open_unit();
-            }
-            self.unit.sequence += 1;
+    /// The state of a unit together with what its rows have seen of shared keys, whose states of the round lie in `before`.
+    fn with_prefix<'s>(&self, part: &Part, cut: Cut, before: &'s mut [f32], state: &'s mut [f32]) -> &'s [f32] {
+        if self.prefix.is_none() {
+            return state;
         }
-    }
-
-    /// Cuts the present unit. One whose rows see nothing has a piece all the same: somebody must write zeros.
-    fn open_unit(&mut self) {
-        self.unit.rows = (self.rows - self.unit.first).min(MAX_ROWS);
-        let chunks = self.call.chunks(&self.unit);
-        // The largest power of two that the cut allows, and no larger than needed.
-        let whole = usize::BITS - chunks.end.leading_zeros();
-        self.level = self.cut.chunks.checked_ilog2().unwrap_or(0).min(whole);
-        self.nodes =
-            chunks.start >> self.level..(chunks.end.div_ceil(1 << self.level)).max((chunks.start >> self.level) + 1);
-    }
-}
-
-impl Iterator for Parts<'_, '_> {
-    type Item = Part;
-
-    fn next(&mut self) -> Option<Part> {
-        if self.nodes.is_empty() {
-            if self.unit.sequence >= self.call.calls.count() {
-                return None;
-            }
-            self.unit.first += self.unit.rows;
-            if self.unit.first >= self.rows {
-                (self.unit.kv_head, self.unit.first) = (self.unit.kv_head + 1, 0);
-            }
-            if self.unit.kv_head < self.call.heads[0] {
-                self.open_unit();
-            } else {
-                self.unit.sequence += 1;
-                self.open_sequence();
-            }
-        }
-        let number = self.nodes.next()?;
-        Some(Part { unit: self.unit, node: (self.level, number), state_len: self.call.state_len(self.unit.rows) })
+        let first = part.unit().kv_head * self.heads[1] * cut.queries() + part.before();
+        let before = &mut before[self.state_len(first)..][..state.len()];
+        let merged = attn_core::partial::merge(before, state, self.value_dim);
+        debug_assert!(merged.is_ok(), "as many whole rows of both");
+        before
     }
 }

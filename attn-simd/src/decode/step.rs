@@ -2,12 +2,11 @@
 
 use core::ops::Range;
 
-use attn_core::kv_cache::CacheView;
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Modifier, Outputs, Problem, Result, View};
 
 use super::chunk::Sizes;
 use super::source::Source;
-use super::split::{Call, Calls, Sequences, Split};
+use super::split::{Call, Calls, Sequences, Split, prefix_lines};
 use super::{CHUNK, MAX_ROWS, tree};
 use crate::input::KernelElement;
 use crate::job::Scoring;
@@ -24,6 +23,31 @@ pub enum Queries<'q> {
     /// q is `[1, q_heads, total, head_dim]`: sequences one after the other, sequence `b` at `cu[b]..cu[b + 1]` (FlashAttention's
     /// `cu_seqlens`). Rows behind the last are padding.
     Packed(&'q [usize]),
+}
+
+impl Queries<'_> {
+    /// Checks the sizes of q against a number of sequences.
+    fn check(&self, [rows, _, q_len, _]: [usize; 4], batch: usize) -> Result<()> {
+        match *self {
+            Queries::All => AttnError::check_size("q batch against the cache's", batch, rows)?,
+            Queries::First(lens) => {
+                AttnError::check_size("q batch against the cache's", batch, rows)?;
+                AttnError::check_size("q_lens against batch", batch, lens.len())?;
+            }
+            Queries::Packed(cu) => {
+                AttnError::check_size("q batch of packed queries", 1, rows)?;
+                AttnError::check_size("cu_q (batch + 1)", batch.saturating_add(1), cu.len())?;
+                AttnError::check_size("cu_q[0]", 0, cu.first().copied().unwrap_or(0))?;
+                if let Some(at) = (1..cu.len()).find(|&at| cu[at] < cu[at - 1]) {
+                    return Err(AttnError::Order { what: "cu_q", at });
+                }
+                if let Some(&value) = cu.last().filter(|&&end| end > q_len || (batch == 0 && q_len > 0)) {
+                    return Err(AttnError::Index { what: "cu_q", at: batch, value, limit: q_len + 1 });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
@@ -60,59 +84,115 @@ pub struct Step<'p, 'a, 'c, M = ()> {
     most: usize,
     queries: Queries<'c>,
     source: Source<'c>,
+    /// Tokens before those of every sequence.
+    prefix: Option<Source<'c>>,
     level: Level,
 }
 
 impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
-    /// Checks every sequence: its queries against its tokens, the options against its shape.
+    /// Checks every sequence: its queries against its tokens, the options against its shape. `cache` is a
+    /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, or one in int8
+    /// ([`QuantizedView`](attn_core::int8::QuantizedView)).
     ///
     /// # Errors
     /// [`AttnError`]: sizes that disagree, lengths that do not fit, options without meaning; dropout, which has no place here.
-    pub fn new<T: KernelElement>(
+    pub fn new(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
         queries: Queries<'c>,
-        cache: CacheView<'c, T>,
+        cache: impl Into<Source<'c>>,
+        level: Level,
+    ) -> Result<Self> {
+        Self::of(attn, q, queries, None, cache.into(), level)
+    }
+
+    /// As [`new`](Self::new), where every sequence begins with the tokens of `prefix`, a cache of one sequence: a system prompt that
+    /// many answers share. To the options they are the first tokens of each sequence, and those in `cache` the ones behind them,
+    /// among them all queries. The queries of all sequences go over the prefix together, up to 32 rows of a key/value head in a
+    /// pass, so that it is read once where reading it for each sequence would cost as often as there are sequences. What a row
+    /// has seen there is merged with what it sees of its own sequence ([`RowState`](attn_core::RowState)): results differ from
+    /// those of a cache that holds both by rounding only. The two caches may be of different types.
+    ///
+    /// ```
+    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::{Attention, Layout, View, ViewMut};
+    /// use attn_simd::decode::{Queries, Step};
+    /// use attn_simd::{Level, Workspace};
+    /// // A prompt of 100 tokens, and three answers to it of one, two and five tokens so far: each decodes its last.
+    /// let (prompt, tokens) = (vec![0.5f32; 100 * 16], vec![0.25f32; 3 * 8 * 16]);
+    /// let prompt = View::new(&prompt, Layout::Bhsd, [1, 1, 100, 16])?;
+    /// let tokens = View::new(&tokens, Layout::Bhsd, [3, 1, 8, 16])?;
+    /// let (prefix, lens) = (CacheView::of_tensors(prompt, prompt)?, [1, 2, 5]);
+    /// let cache = CacheView::of_slots(tokens, tokens, &lens)?;
+    /// let (q, mut out) = (vec![0.0f32; 3 * 16], vec![0.0f32; 3 * 16]); // every score 0: outputs are means
+    /// let (q, attn) = (View::new(&q, Layout::Bhsd, [3, 1, 1, 16])?, Attention::new());
+    /// let step = Step::with_prefix(&attn, q.sizes(), Queries::All, prefix, cache, Level::detect())?;
+    /// let to = ViewMut::new(&mut out, Layout::Bhsd, [3, 1, 1, 16])?;
+    /// step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
+    /// for (out, len) in out.chunks(16).zip(lens) {
+    ///     let mean = (100.0 * 0.5 + len as f32 * 0.25) / (100 + len) as f32;
+    ///     assert!(out.iter().all(|x| (x - mean).abs() < 1e-6));
+    /// }
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence or has other heads or dims;
+    /// [`AttnError::Index`] where it is a continuation itself or has dropped tokens.
+    pub fn with_prefix(
+        attn: &'p Attention<'a, M>,
+        q: [usize; 4],
+        queries: Queries<'c>,
+        prefix: impl Into<Source<'c>>,
+        cache: impl Into<Source<'c>>,
+        level: Level,
+    ) -> Result<Self> {
+        let (prefix, cache) = (prefix.into(), cache.into());
+        AttnError::check_size("sequences of a shared prefix", 1, prefix.batch())?;
+        for ((what, cache), prefix) in [
+            "kv_heads of a shared prefix against the cache's",
+            "head_dim of a shared prefix against the cache's",
+            "value_dim of a shared prefix against the cache's",
+        ]
+        .into_iter()
+        .zip(cache.sizes())
+        .zip(prefix.sizes())
+        {
+            AttnError::check_size(what, cache, prefix)?;
+        }
+        AttnError::check_size("first token of a shared prefix", 0, prefix.first())?;
+        if prefix.has_dropped(0) {
+            return Err(AttnError::Unsupported { what: "a shared prefix in a ring that has dropped tokens" });
+        }
+        Self::of(attn, q, queries, Some(prefix), cache.after(prefix.len(0))?, level)
+    }
+
+    fn of(
+        attn: &'p Attention<'a, M>,
+        q: [usize; 4],
+        queries: Queries<'c>,
+        prefix: Option<Source<'c>>,
+        source: Source<'c>,
         level: Level,
     ) -> Result<Self> {
         if !attn.get_dropout().is_none() {
             return Err(AttnError::Unsupported { what: "dropout over a cache" });
         }
-        let [rows, q_heads, q_len, head_dim] = q;
-        let batch = cache.batch();
-        match queries {
-            Queries::All => AttnError::check_size("q batch against the cache's", batch, rows)?,
-            Queries::First(lens) => {
-                AttnError::check_size("q batch against the cache's", batch, rows)?;
-                AttnError::check_size("q_lens against batch", batch, lens.len())?;
-            }
-            Queries::Packed(cu) => {
-                AttnError::check_size("q batch of packed queries", 1, rows)?;
-                AttnError::check_size("cu_q (batch + 1)", batch + 1, cu.len())?;
-                AttnError::check_size("cu_q[0]", 0, cu.first().copied().unwrap_or(0))?;
-                if let Some(at) = (1..cu.len()).find(|&at| cu[at] < cu[at - 1]) {
-                    return Err(AttnError::Order { what: "cu_q", at });
-                }
-                if let Some(&value) = cu.last().filter(|&&end| end > q_len || (batch == 0 && q_len > 0)) {
-                    return Err(AttnError::Index { what: "cu_q", at: batch, value, limit: q_len + 1 });
-                }
-            }
-        }
-        for (what, size) in [("head_dim", head_dim), ("value_dim", cache.v().sizes()[3])] {
+        source.check()?;
+        prefix.as_ref().map_or(Ok(()), Source::check)?;
+        let batch = source.batch();
+        queries.check(q, batch)?;
+        let ([_, q_heads, q_len, head_dim], [.., value_dim]) = (q, source.sizes());
+        for (what, size) in [("head_dim", head_dim), ("value_dim", value_dim)] {
             if size > (isize::MAX as usize) >> 12 {
                 return Err(AttnError::Overflow { what });
             }
         }
-        let shape = cache.shape([batch, q_heads, q_len, head_dim])?;
+        let shape = source.shape([batch, q_heads, q_len, head_dim])?;
         let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
-        let mut this = Self {
-            attn: attn.by_ref().mask(mask),
-            shape,
-            most: 0,
-            queries,
-            source: T::source(cache),
-            level: level.vectors(),
-        };
+        let attn = attn.by_ref().mask(mask);
+        let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.vectors() };
+        let before = this.source.first();
         for sequence in 0..batch {
             let (q_len, kv_len) = (this.q_len(sequence), this.source.len(sequence));
             if q_len > shape.q_len {
@@ -123,9 +203,9 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
                     what: "several queries over a ring that has dropped tokens of theirs",
                 });
             }
-            if q_len > kv_len {
+            if q_len > kv_len - before {
                 let what = "queries of a sequence against its cached tokens";
-                return Err(AttnError::Index { what, at: sequence, value: q_len, limit: kv_len + 1 });
+                return Err(AttnError::Index { what, at: sequence, value: q_len, limit: kv_len - before + 1 });
             }
             Problem::of_shape(&this.attn, AttnShape { q_len, kv_len, ..shape })?;
             this.most = this.most.max(q_len);
@@ -133,12 +213,13 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         Ok(this)
     }
 
-    /// Bytes of keys and values that all sequences hold: what a step reads at most.
+    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what a step reads at most in one pass.
     pub fn bytes(&self) -> usize {
-        let AttnShape { batch, kv_heads, head_dim, value_dim, .. } = self.shape;
-        let tokens: usize = (0..batch).map(|n| self.source.len(n)).fold(0, usize::saturating_add);
-        let row = (head_dim + value_dim).saturating_mul(self.source.dtype().bytes());
-        tokens.saturating_mul(kv_heads).saturating_mul(row)
+        let before = self.prefix.map_or(0, |prefix| prefix.len(0));
+        let own = (0..self.shape.batch).map(|n| self.source.len(n).saturating_sub(before));
+        let own = own.fold(0, usize::saturating_add).saturating_mul(self.source.token_bytes());
+        let shared = self.prefix.map_or(0, |prefix| before.saturating_mul(prefix.token_bytes()));
+        own.saturating_add(shared).saturating_mul(self.shape.kv_heads)
     }
 
     /// How many times keys and values are gone over at most: once for as many rows as share a pass.
@@ -148,13 +229,25 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
 
     /// Lines of scratch that one thread needs.
     pub fn workspace_lines(&self) -> usize {
-        let sizes = self.sizes();
-        if sizes == Sizes::default() { 0 } else { sizes.lines() + super::split::state_lines(self.shape.value_dim) }
+        let (sizes, AttnShape { q_heads, value_dim, .. }) = (self.sizes(), self.shape);
+        if sizes == Sizes::default() {
+            return 0;
+        }
+        let before = match self.prefix {
+            None => 0,
+            Some(_) => prefix_lines(self.all_queries(), q_heads.saturating_mul(value_dim + 2)),
+        };
+        sizes.lines() + super::split::state_lines(value_dim) + before
+    }
+
+    fn all_queries(&self) -> usize {
+        (0..self.shape.batch).fold(0, |sum, n| sum.saturating_add(self.q_len(n)))
     }
 
     fn sizes(&self) -> Sizes {
         let AttnShape { kv_len, head_dim, value_dim, .. } = self.shape;
-        match self.shape.group().saturating_mul(self.most) {
+        let together = if self.prefix.is_some() { self.all_queries() } else { self.most };
+        match self.shape.group().saturating_mul(together) {
             0 => Sizes::default(),
             rows => {
                 let slots = tree::slots_for(kv_len.div_ceil(CHUNK));
@@ -197,6 +290,7 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
             level: self.level,
             calls: Calls::Each(self),
             source: self.source,
+            prefix: self.prefix,
             q: Q::input(q),
             heads: [shape.kv_heads, shape.group()],
             value_dim: shape.value_dim,

@@ -114,7 +114,7 @@ fn in_parts(plan: &Plan<'_, '_>, inputs: &Inputs<f32>, threads: usize) -> Answer
     let view = ViewMut::new(&mut answer.out, Layout::Bhsd, dims.output()).expect("output");
     let outputs = Outputs::new(view).lse(&mut answer.lse);
     let work = plan.work(inputs.q.view(), inputs.k.view(), inputs.v.view(), outputs).expect("accepted");
-    let Work::Split(split) = work else { panic!("few queries are decoded") };
+    let Work::Split(mut split) = work else { panic!("few queries are decoded") };
     let cut = split.cut(threads);
     let (mut states, mut lines) = (vec![f32::NAN; split.states_len(cut)], vec![Line::ZERO; split.workspace_lines()]);
     // Backwards: no part may count on another having been computed before.
@@ -180,7 +180,7 @@ fn parts_of_the_wrong_size_are_refused() {
     let mut out = [7.0f32; 16];
     let view = ViewMut::new(&mut out, Layout::Bhsd, [1, 2, 1, 8]).expect("output");
     let (q, k, v): (View<'_, f32>, _, _) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let Work::Split(split) = plan.work(q, k, v, view).expect("accepted") else { panic!("one query is decoded") };
+    let Work::Split(mut split) = plan.work(q, k, v, view).expect("accepted") else { panic!("one query is decoded") };
     let cut = split.cut(4);
     let part = split.parts(cut).next().expect("some part");
     let mut lines = vec![Line::ZERO; split.workspace_lines()];

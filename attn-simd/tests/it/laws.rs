@@ -1,9 +1,10 @@
 //! The laws that every engine obeys, at every level of this machine. Their bodies are in `attn_testing::laws`.
 
 use attn_core::Dtype;
+use attn_simd::decode::{Queries, Step};
 use attn_simd::{Level, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
-use attn_testing::{Engine, engine_calls};
+use attn_testing::{Engine, engine_calls, step_calls};
 
 /// The kernels as a plan chooses them.
 pub(super) struct Simd(pub(super) Level);
@@ -23,6 +24,10 @@ impl Engine for Simd {
     }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
     });
 }
 

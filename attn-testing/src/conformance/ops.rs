@@ -99,12 +99,12 @@ pub enum Scope {
 pub fn scope(op: &str) -> Option<Scope> {
     Some(match op {
         "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" => Scope::Engine,
-        "onnx_attention" | "worked_example" | "kv_append_attend" => Scope::Engine,
+        "onnx_attention" | "worked_example" => Scope::Engine,
+        "kv_append_attend" | "kv_decode" | "paged_decode" => Scope::Engine,
         "mha" | "self_attention" | "multihead_concat" | "multihead_fused" => Scope::Engine,
         "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => Scope::Once,
         "mha_backward" | "self_attention_backward" | "multihead_fused_backward" => Scope::Once,
         "rope" | "alibi" | "sinusoidal" | "onnx_rotary_embedding" => Scope::Once,
-        "kv_decode" | "paged_decode" => Scope::Once,
         "linear_attention" | "mla" | "differential_attention" => Scope::Once,
         _ => return None,
     })
@@ -130,9 +130,9 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
         "alibi" => positional::alibi(loaded),
         "sinusoidal" => positional::sinusoidal(loaded),
         "onnx_rotary_embedding" => positional::onnx_rotary(loaded),
-        "kv_decode" => cache::decode(loaded),
+        "kv_decode" => cache::decode(engine, loaded),
         "kv_append_attend" => cache::append_attend(engine, loaded),
-        "paged_decode" => cache::paged(loaded),
+        "paged_decode" => cache::paged(engine, loaded),
         "linear_attention" => variants::linear(loaded),
         "mla" => variants::mla(loaded),
         "differential_attention" => variants::differential(loaded),

@@ -1,9 +1,10 @@
 //! The engines and levels that a run goes through.
 
 use attn_core::Dtype;
+use attn_simd::decode::{Queries, Step};
 use attn_simd::{Level, Workspace};
 use attn_testing::conformance::Runner;
-use attn_testing::{Engine, Reference, Streaming, engine_calls};
+use attn_testing::{Engine, Reference, Streaming, engine_calls, step_calls};
 
 struct Simd(Level);
 
@@ -19,6 +20,10 @@ impl Engine for Simd {
     }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
     });
 }
 
@@ -36,6 +41,10 @@ impl Engine for Parallel {
     }
     engine_calls!(f32, f16, bf16; |this, call| {
         attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        attn_parallel::run_step(&step, call.q, call.outputs)
     });
 }
 

@@ -52,6 +52,38 @@ impl<'a, C: Element> RopeTables<'a, C> {
         self.cos.sizes()
     }
 
+    /// The same tables, of another type that `cast` finds its numbers to be.
+    pub(crate) fn with<D: Element>(self, cast: impl Fn(&'a [C]) -> Option<&'a [D]>) -> Option<RopeTables<'a, D>> {
+        let view = |t: View<'a, C>| View::strided(cast(t.data())?, t.sizes(), t.strides(), t.offset()).ok();
+        Some(RopeTables { pairing: self.pairing, cos: view(self.cos)?, sin: view(self.sin)? })
+    }
+
+    /// Turns one row of numbers in place by one row of the first table: dims beyond its pairs stay. Does nothing where there is no
+    /// such row.
+    #[inline]
+    pub fn turn_slice(&self, x: &mut [C::Compute], row: usize) {
+        let ([.., pairs], cos, sin) = (self.sizes(), self.cos.row(0, 0, row), self.sin.row(0, 0, row));
+        let turns = cos.iter().zip(sin.iter()).map(|(cos, sin)| (cos.widen(), sin.widen()));
+        let turn = |(first, second): (&mut C::Compute, &mut C::Compute), (cos, sin)| {
+            let (x1, x2) = (*first, *second);
+            *first = x1 * cos - x2 * sin;
+            *second = x2 * cos + x1 * sin;
+        };
+        match self.pairing {
+            Pairing::Half => {
+                let Some((low, high)) = x.split_at_mut_checked(pairs) else { return };
+                low.iter_mut().zip(high).zip(turns).for_each(|(pair, by)| turn(pair, by));
+            }
+            Pairing::Interleaved => {
+                let pairs = x.chunks_exact_mut(2).filter_map(|pair| match pair {
+                    [first, second] => Some((first, second)),
+                    _ => None,
+                });
+                pairs.zip(turns).for_each(|(pair, by)| turn(pair, by));
+            }
+        }
+    }
+
     /// Pairs and their cos and sin in one row of the first table.
     fn row(&self, row: usize) -> impl Iterator<Item = ((usize, usize), (C::Compute, C::Compute))> + use<'a, C> {
         let ([.., pairs], pairing) = (self.sizes(), self.pairing);

@@ -1,11 +1,11 @@
 //! `kv_decode`, `kv_append_attend`, `paged_decode`: attention over caches.
 //!
-//! A stream runs through the ring cache, whose attention is the library's own; so does one over pages. An append cache hands
-//! its keys and values out as views, which any engine takes.
+//! The caches take the tokens. An engine that reads caches attends to them where they lie, the streaming one by the methods that
+//! caches have; to the reference they are handed out in order, as plain tensors.
 
 use attn_core::kv_cache::{AppendCache, PagedCache, RingCache};
 use attn_core::position::{Positions, Rope, RopeTables};
-use attn_core::{Align, Attention, Element, Layout, Mask, Outputs, View, ViewMut, Window, mask::Term};
+use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Window, mask::Term};
 use serde_json::Value;
 
 use super::positional::pairing;
@@ -37,18 +37,21 @@ struct Stream<'s, T> {
     relative: Option<Rope<'static>>,
 }
 
-pub(super) fn decode(loaded: Loaded<'_>) -> Result<Produced, Stop> {
-    fn run<T: Number + Stored>(loaded: Loaded<'_>) -> Result<Produced, Stop> {
+pub(super) fn decode<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produced, Stop> {
+    fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<Produced, Stop>
+    where
+        T::Compute: Number,
+    {
         let (q, k, v) = (loaded.input("q")?.view::<T>()?, loaded.input("k")?.view()?, loaded.input("v")?.view()?);
         let Some(object) = loaded.case.object("rope")? else {
-            return stream(loaded, Stream { q, k, v, relative: None });
+            return stream(engine, loaded, Stream { q, k, v, relative: None });
         };
         let mut rope = Rope::new(pairing(object.get("style").and_then(Value::as_str))?);
         if let Some(base) = object.get("base").and_then(Value::as_f64) {
             rope = rope.base(base);
         }
         match object.get("positions").and_then(Value::as_str) {
-            Some("cache_relative") => stream(loaded, Stream { q, k, v, relative: Some(rope) }),
+            Some("cache_relative") => stream(engine, loaded, Stream { q, k, v, relative: Some(rope) }),
             Some("absolute") => {
                 // Turned once, and kept in the type that is computed in: rounding turned keys to halves would cost accuracy.
                 let turned = |x: View<'_, T>| -> Result<Vec<T::Compute>, Stop> {
@@ -60,15 +63,22 @@ pub(super) fn decode(loaded: Loaded<'_>) -> Result<Produced, Stop> {
                 let wide_v: Vec<T::Compute> = loaded.input("v")?.values::<T>()?.iter().map(|x| x.widen()).collect();
                 let q = View::new(&turned_q, Layout::Bhsd, q.sizes())?;
                 let k = View::new(&turned_k, Layout::Bhsd, k.sizes())?;
-                stream(loaded, Stream { q, k, v: View::new(&wide_v, Layout::Bhsd, v.sizes())?, relative: None })
+                stream(engine, loaded, Stream { q, k, v: View::new(&wide_v, Layout::Bhsd, v.sizes())?, relative: None })
             }
             other => Err(Stop::Fail(format!("rope positions {other:?} are not understood"))),
         }
     }
-    by_dtype!(loaded.case.dtype()?, T => run::<T>(loaded))
+    by_dtype!(check_dtype(engine, loaded.case)?, T => run::<E, T>(engine, loaded))
 }
 
-fn stream<T: Element>(loaded: Loaded<'_>, Stream { q, k, v, relative }: Stream<'_, T>) -> Result<Produced, Stop> {
+fn stream<E: Engine, T: Number>(
+    engine: &E,
+    loaded: Loaded<'_>,
+    Stream { q, k, v, relative }: Stream<'_, T>,
+) -> Result<Produced, Stop>
+where
+    T::Compute: Number,
+{
     let ([batch, heads, tokens, head_dim], [_, kv_heads, _, value_dim]) = (q.sizes(), v.sizes());
     // Without a window everything is kept.
     let (sinks, window) = match loaded.case.size("window")? {
@@ -107,12 +117,28 @@ fn stream<T: Element>(loaded: Loaded<'_>, Stream { q, k, v, relative }: Stream<'
     let mut out = vec![T::from_f64(-12345.0); sizes.iter().product()];
     let mut lse = vec![T::Compute::default(); batch * heads * tokens];
     let mut scratch = vec![T::Compute::default(); cache.scratch_len()];
-    let mut done = 0;
+    // An engine that is not the cache's own sees a chunk at once while nothing has to go, and token by token then.
+    let mut cuts = Vec::new();
     for n in chunks {
+        let end = cuts.iter().sum::<usize>() + n;
+        if engine.name() == "streaming" || end <= slots { cuts.push(n) } else { cuts.extend(vec![1; n]) }
+    }
+    let mut done = 0;
+    for n in cuts {
         let mut chunk_lse = vec![T::Compute::default(); batch * heads * n];
         let view = ViewMut::strided(&mut out, [batch, heads, n, value_dim], strides, done * value_dim)?;
         let outputs = Outputs::new(view).lse(&mut chunk_lse);
-        cache.advance(&attn, span(q, done, n)?, span(k, done, n)?, span(v, done, n)?, outputs, &mut scratch)?;
+        let (q, k, v) = (span(q, done, n)?, span(k, done, n)?, span(v, done, n)?);
+        if engine.name() == "streaming" {
+            cache.advance(&attn, q, k, v, outputs, &mut scratch)?;
+        } else {
+            cache.insert(k, v)?;
+            if engine.reads_caches() {
+                engine.step(&attn, q, cache.view(), outputs)?;
+            } else {
+                in_order(engine, &attn, q, &cache, relative, outputs)?;
+            }
+        }
         for (row, part) in chunk_lse.chunks(n.max(1)).enumerate() {
             lse[row * tokens + done..][..n].copy_from_slice(part);
         }
@@ -140,6 +166,54 @@ fn stream<T: Element>(loaded: Loaded<'_>, Stream { q, k, v, relative }: Stream<'
     produced.put("k_cache_out", &[batch, kv_heads, held, head_dim], &k_out);
     produced.put("v_cache_out", &[batch, kv_heads, held, value_dim], &v_out);
     Ok(produced)
+}
+
+/// Attends to the tokens of a ring as plain tensors, in the type that is computed in.
+fn in_order<'k, E: Engine, T: Number>(
+    engine: &E,
+    attn: &Attention<'_>,
+    q: View<'_, T>,
+    cache: &'k RingCache<'_, T>,
+    relative: Option<Rope<'_>>,
+    mut outputs: Outputs<'_, T>,
+) -> Result<(), Stop>
+where
+    T::Compute: Number,
+{
+    let ([batch, heads, n, head_dim], [_, kv_heads, ..]) = (q.sizes(), cache.view().k().sizes());
+    let [.., value_dim] = cache.view().v().sizes();
+    let attn = attn.mask(Mask::causal(Align::BottomRight));
+    for b in 0..batch {
+        let held = cache.len(b);
+        let all = |dim: usize, row: &dyn Fn(usize, usize) -> Row<'k, T>| -> Vec<T::Compute> {
+            let rows = (0..kv_heads).flat_map(|h| (0..held).map(move |i| (h, i)));
+            rows.flat_map(|(h, i)| row(h, i).iter().take(dim).map(|x| x.widen()).collect::<Vec<_>>()).collect()
+        };
+        let (mut k, v) = (all(head_dim, &|h, i| cache.key(b, h, i)), all(value_dim, &|h, i| cache.value(b, h, i)));
+        let queries = (0..heads).flat_map(|h| (0..n).map(move |i| (h, i)));
+        let mut q: Vec<_> = queries.flat_map(|(h, i)| q.row(b, h, i).iter().map(|x| x.widen())).collect();
+        let (q_sizes, k_sizes) = ([1, heads, n, head_dim], [1, kv_heads, held, head_dim]);
+        if let Some(rope) = relative {
+            rope.apply_in_place(&mut ViewMut::new(&mut k, Layout::Bhsd, k_sizes)?, Positions::Offset(0))?;
+            let last = Positions::Offset((held - n) as isize);
+            rope.apply_in_place(&mut ViewMut::new(&mut q, Layout::Bhsd, q_sizes)?, last)?;
+        }
+        let rows = heads * n;
+        let (mut out, mut lse) = (vec![T::Compute::default(); rows * value_dim], vec![T::Compute::default(); rows]);
+        let view = ViewMut::new(&mut out, Layout::Bhsd, [1, heads, n, value_dim])?;
+        let (q, k) = (View::new(&q, Layout::Bhsd, q_sizes)?, View::new(&k, Layout::Bhsd, k_sizes)?);
+        let v = View::new(&v, Layout::Bhsd, [1, kv_heads, held, value_dim])?;
+        engine.forward_wide(&attn, q, k, v, Outputs::new(view).lse(&mut lse))?;
+        for (row, values) in out.chunks(value_dim.max(1)).enumerate().take(rows) {
+            for (d, &x) in values.iter().enumerate() {
+                outputs.out.set(b, row / n, row % n, d, T::narrow(x));
+            }
+        }
+        if let Some(all) = outputs.lse.as_deref_mut() {
+            all[b * rows..][..rows].copy_from_slice(&lse);
+        }
+    }
+    Ok(())
 }
 
 /// Lengths that must not be negative.
@@ -178,6 +252,9 @@ pub(super) fn append_attend<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result
         if engine.name() == "streaming" {
             let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
             cache.attend(&attn, q, outputs, &mut vec![T::Compute::default(); cache.scratch_len()])?;
+        } else if engine.reads_caches() {
+            let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
+            engine.step(&attn, q, cache.view(), outputs)?;
         } else {
             for b in 0..batch {
                 let (k, v) = cache.sequence(b)?;
@@ -198,8 +275,8 @@ pub(super) fn append_attend<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result
     by_dtype!(check_dtype(engine, loaded.case)?, T => run::<E, T>(engine, loaded))
 }
 
-pub(super) fn paged(loaded: Loaded<'_>) -> Result<Produced, Stop> {
-    fn run<T: Number + Stored>(loaded: Loaded<'_>) -> Result<Produced, Stop> {
+pub(super) fn paged<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produced, Stop> {
+    fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<Produced, Stop> {
         // [pages, page_size, kv_heads, dim] in memory.
         fn pages<T: Stored>(tensor: &Tensor) -> Result<View<'_, T>, Stop> {
             let [pages, page_size, heads, dim] = tensor.sizes()?;
@@ -218,12 +295,34 @@ pub(super) fn paged(loaded: Loaded<'_>) -> Result<Produced, Stop> {
         let sizes = [batch, heads, q_len, value_dim];
         let mut out = vec![T::from_f64(-12345.0); sizes.iter().product()];
         let mut lse = vec![T::Compute::default(); batch * heads * q_len];
-        let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
-        cache.attend(&scaled(loaded)?, q, outputs, &mut vec![T::Compute::default(); cache.scratch_len()])?;
+        let attn = scaled(loaded)?;
+        if engine.name() == "streaming" || engine.reads_caches() {
+            let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
+            if engine.reads_caches() {
+                engine.step(&attn, q, cache.view(), outputs)?;
+            } else {
+                cache.attend(&attn, q, outputs, &mut vec![T::Compute::default(); cache.scratch_len()])?;
+            }
+        } else {
+            let causal = attn.mask(Mask::causal(Align::BottomRight));
+            let [_, kv_heads, _, head_dim] = k.sizes();
+            for b in 0..batch {
+                let tokens = || (0..kv_heads).flat_map(|h| (0..lens[b]).map(move |t| (h, t)));
+                let k: Vec<T> = tokens().flat_map(|(h, t)| cache.key(b, h, t).iter()).collect();
+                let v: Vec<T> = tokens().flat_map(|(h, t)| cache.value(b, h, t).iter()).collect();
+                let (rows, part) = (heads * q_len, heads * q_len * value_dim);
+                let offset = q.offset() + b * q.strides()[0].unsigned_abs();
+                let q = View::strided(q.data(), [1, heads, q_len, head_dim], q.strides(), offset)?;
+                let k = View::new(&k, Layout::Bhsd, [1, kv_heads, lens[b], head_dim])?;
+                let v = View::new(&v, Layout::Bhsd, [1, kv_heads, lens[b], value_dim])?;
+                let view = ViewMut::new(&mut out[b * part..][..part], Layout::Bhsd, [1, heads, q_len, value_dim])?;
+                engine.forward(&causal, q, k, v, Outputs::new(view).lse(&mut lse[b * rows..][..rows]))?;
+            }
+        }
         let mut produced = Produced::default();
         produced.put("y", &sizes, &out);
         produced.put("lse", &[batch, heads, q_len], &lse);
         Ok(produced)
     }
-    by_dtype!(loaded.case.dtype()?, T => run::<T>(loaded))
+    by_dtype!(check_dtype(engine, loaded.case)?, T => run::<E, T>(engine, loaded))
 }

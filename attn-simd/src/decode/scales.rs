@@ -1,0 +1,130 @@
+//! Keys and values that are not read as they lie: int8, whose scales meet scores and weights, and keys that are turned by their
+//! place in the cache.
+
+use attn_core::Row;
+use attn_core::View;
+use attn_core::int8::{KeyScales, QuantizedView};
+use attn_core::kv_cache::CacheView;
+use attn_core::position::RopeTables;
+
+use crate::isa::Isa;
+use crate::isa::rows::{Starts, Stored, TILE, Unchecked};
+use crate::level::Run;
+
+/// The scales of one head of one sequence.
+pub(super) struct Scaling<'s, 'c, T> {
+    /// Where tokens lie.
+    pub(super) cache: &'s CacheView<'c, T>,
+    pub(super) scales: &'s QuantizedView<'c>,
+    /// Sequence and key/value head.
+    pub(super) of: [usize; 2],
+}
+
+impl<'c, T: Copy> Scaling<'_, 'c, T> {
+    /// Scales of the channels of keys, if keys have such.
+    pub(super) fn channels(&self) -> Option<Row<'c, f32>> {
+        match self.scales.key_scales() {
+            KeyScales::PerToken(_) => None,
+            KeyScales::PerChannel(scales) => Some(scales.row(0, self.of[1], 0)),
+        }
+    }
+
+    /// Scales of some keys, if they have one each.
+    pub(super) fn of_keys(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
+        match self.scales.key_scales() {
+            KeyScales::PerToken(scales) => Some(self.gather(scales, token, tokens)),
+            KeyScales::PerChannel(_) => None,
+        }
+    }
+
+    /// Scales of some values.
+    pub(super) fn of_values(&self, token: usize, tokens: usize) -> [f32; TILE] {
+        self.gather(self.scales.value_scales(), token, tokens)
+    }
+
+    /// 0 behind the last token, and where there is none.
+    fn gather(&self, scales: View<'_, f32>, token: usize, tokens: usize) -> [f32; TILE] {
+        let (mut all, mut done) = ([0.0; TILE], 0);
+        let [sequence, head] = self.of;
+        let [.., step, _] = scales.strides();
+        while done < tokens {
+            let Some(run) = self.cache.run(sequence, token + done) else {
+                done += 1;
+                continue;
+            };
+            let len = run.len.min(tokens - done);
+            let [rows, heads, ..] = scales.strides();
+            let place = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
+            let offset = place(run.row, rows).wrapping_add(place(head, heads)).wrapping_add(place(run.slot, step));
+            let first = scales.offset().wrapping_add_signed(offset);
+            let part = &mut all[done..done + len];
+            match scales.data().get(first..first.wrapping_add(len)) {
+                Some(lie) if step == 1 => part.copy_from_slice(lie),
+                _ => part.iter_mut().enumerate().for_each(|(n, x)| *x = scales.at(run.row, head, run.slot + n, 0)),
+            }
+            done += len;
+        }
+        all
+    }
+}
+
+/// Multiplies the scores or weights of each key by a number of its own, in all rows.
+pub(super) struct ScaleColumns<'a> {
+    pub(super) rows: usize,
+    /// Keys, rounded up to whole vectors.
+    pub(super) vectors: usize,
+    pub(super) scales: &'a [f32; TILE],
+    pub(super) s: &'a mut [f32],
+}
+
+impl Run<()> for ScaleColumns<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { rows, vectors, scales, s } = self;
+        for row in s.chunks_exact_mut(TILE).take(rows) {
+            for (x, scale) in row[..vectors].chunks_exact_mut(I::LANES).zip(scales.chunks_exact(I::LANES)) {
+                isa.store(isa.mul(isa.load(x), isa.load(scale)), x);
+            }
+        }
+    }
+}
+
+/// A copy of a tile of keys.
+pub(super) struct Copied<'r> {
+    data: &'r [f32],
+    starts: Starts,
+    len: usize,
+    columns: usize,
+}
+
+impl Copied<'_> {
+    /// To be read by the kernels.
+    pub(super) fn as_unchecked(&self) -> Unchecked<'_, f32> {
+        Unchecked { data: self.data, starts: &self.starts, base: 0, len: self.len, columns: self.columns }
+    }
+}
+
+/// The keys of a tile in `f32`, each turned by the row of the tables that its place has.
+pub(super) fn turned<'r, T: Stored>(
+    cache: &CacheView<'_, T>,
+    scales: Option<&QuantizedView<'_>>,
+    (tables, [sequence, head]): (&RopeTables<'_, f32>, [usize; 2]),
+    (token, tokens): (usize, usize),
+    columns: usize,
+    copy: &'r mut [f32],
+) -> Copied<'r> {
+    let mut starts: Starts = [0; 2 * TILE];
+    for (n, (row, start)) in copy.chunks_exact_mut(columns).zip(&mut starts).enumerate().take(tokens) {
+        *start = n * columns;
+        row.fill(0.0);
+        let Some(run) = cache.run(sequence, token + n) else { continue };
+        let key = cache.k().row(run.row, head, run.slot);
+        let row = &mut row[..key.len()];
+        match scales {
+            None => row.iter_mut().zip(key.iter()).for_each(|(x, k)| *x = k.widen()),
+            Some(scales) => scales.key(sequence, head, token + n, row),
+        }
+        tables.turn_slice(row, token + n);
+    }
+    Copied { data: copy, starts, len: tokens, columns }
+}

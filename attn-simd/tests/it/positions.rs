@@ -1,0 +1,157 @@
+//! Caches whose keys are not all read as they lie: turned by their place, or in pages that were given back.
+
+use attn_core::half::f16;
+use attn_core::kv_cache::{CacheView, PagedCache, RingCache};
+use attn_core::position::{Pairing, Positions, Rope, RopeTables};
+use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, View, ViewMut};
+use attn_simd::decode::{Queries, Step};
+use attn_simd::{KernelElement, Level};
+use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
+use attn_testing::laws::{oracle, same_bits};
+use attn_testing::tolerance::TWICE;
+
+use super::quantized::step;
+
+const HEADS: usize = 4;
+const DIM: usize = 24;
+const WIDE: usize = 20;
+
+/// A table of cos and one of sin, for 16 of the dims of a head.
+fn tables(rope: &Rope<'_>, rows: usize) -> [Vec<f32>; 2] {
+    let mut both = [vec![0.0f32; rows * 8], vec![0.0f32; rows * 8]];
+    let [cos, sin] = &mut both;
+    let table = |x| ViewMut::new(x, Layout::Bhsd, [1, 1, rows, 8]).expect("a table");
+    rope.tables(DIM, Positions::Offset(0), &mut table(cos), &mut table(sin)).expect("fits");
+    both
+}
+
+fn view_of([cos, sin]: &[Vec<f32>; 2], pairing: Pairing, rows: usize) -> RopeTables<'_, f32> {
+    let table = |x| View::new(x, Layout::Bhsd, [1, 1, rows, 8]).expect("a table");
+    RopeTables::new(pairing, table(cos), table(sin)).expect("alike")
+}
+
+/// A ring with tables: what turning copies of the keys held by hand gives.
+#[test]
+fn a_ring_with_tables_is_read_turned() {
+    fn check<T: KernelElement + Element<Compute = f32>>(pairing: Pairing, tokens: usize, queries: usize) {
+        let (sinks, window, slots) = (3, 97, 100);
+        let all = Inputs::<f32>::plain(shape((1, HEADS, 2, tokens, tokens, DIM, WIDE)), 91);
+        let narrow = |x: &Tensor4<f32>| Tensor4::<T>::new(x.sizes, Memory::Bhsd, |at| f64::from(x.at(at)));
+        let (new_k, new_v) = (narrow(&all.k), narrow(&all.v));
+        let (mut k, mut v) = (vec![T::default(); 2 * slots * DIM], vec![T::default(); 2 * slots * WIDE]);
+        let mut seen = [0];
+        let rope = Rope::new(pairing).rotary_dim(16);
+        let tables = tables(&rope, slots);
+        let mut ring = RingCache::new(
+            ViewMut::new(&mut k, Layout::Bhsd, [1, 2, slots, DIM]).expect("keys"),
+            ViewMut::new(&mut v, Layout::Bshd, [1, 2, slots, WIDE]).expect("values"),
+            &mut seen,
+            sinks,
+            window,
+        )
+        .expect("a ring");
+        ring.insert(new_k.view(), new_v.view()).expect("fits");
+        let q = Tensor4::<f32>::painted([1, HEADS, queries, DIM], Memory::Bhsd, 92, 1.0);
+        let attn = Attention::new();
+        let unturned = step(Level::detect(), &attn, q.view(), ring.view(), WIDE).expect("accepted");
+        let ring = ring.cache_relative(view_of(&tables, pairing, slots)).expect("fits");
+
+        let held: Vec<usize> = ring.positions(0).collect();
+        let cut = |x: &Tensor4<T>| {
+            let [_, heads, _, dim] = x.sizes;
+            Tensor4::<f32>::new([1, heads, held.len(), dim], Memory::Bhsd, |[_, h, s, d]| {
+                x.at([0, h, held[s], d]).to_f64()
+            })
+        };
+        let (dims, first) = (shape((1, HEADS, 2, queries, held.len(), DIM, WIDE)), held.len() - queries);
+        let mut turned = Inputs { shape: dims, q: q.clone(), k: cut(&new_k), v: cut(&new_v) };
+        for (x, from) in [(&mut turned.k, 0), (&mut turned.q, first)] {
+            let mut view = ViewMut::new(&mut x.data, Layout::Bhsd, x.sizes).expect("dense");
+            rope.apply_in_place(&mut view, Positions::Offset(from as isize)).expect("fits");
+        }
+        let causal = attn.mask(Mask::causal(Align::BottomRight));
+        for level in Level::available() {
+            let got = step(level, &attn, q.view(), ring.view(), WIDE).expect("accepted");
+            oracle(&causal, &turned).check(TWICE, &got, &(level, pairing, tokens));
+            assert_ne!(got, unturned, "the tables must make a difference");
+        }
+    }
+    for pairing in [Pairing::Half, Pairing::Interleaved] {
+        check::<f32>(pairing, 250, 1);
+        check::<f32>(pairing, 80, 5); // nothing has gone yet: a chunk
+        check::<f16>(pairing, 250, 1);
+    }
+}
+
+/// Tables for any cache, and those that do not fit.
+#[test]
+fn tables_are_checked() {
+    let x = vec![0.5f32; 2 * 10 * DIM];
+    let x = View::new(&x, Layout::Bhsd, [1, 2, 10, DIM]).expect("keys");
+    let (cache, rope) = (CacheView::of_tensors(x, x).expect("a cache"), Rope::new(Pairing::Half).rotary_dim(16));
+    let (short, long) = (tables(&rope, 9), tables(&rope, 12));
+    let refused = cache.cache_relative(view_of(&short, Pairing::Half, 9)).map(|_| ());
+    assert!(matches!(refused, Err(AttnError::TooShort { needed: 10, found: 9, .. })), "{refused:?}");
+    let turned = cache.cache_relative(view_of(&long, Pairing::Half, 12)).expect("fits");
+    assert!(turned.turn().is_some() && turned.after(2).is_ok());
+    let refused = turned.after(3).map(|_| ()); // tokens 3..13, rows 0..12
+    assert!(matches!(refused, Err(AttnError::TooShort { needed: 13, found: 12, .. })), "{refused:?}");
+    let wide = [vec![0.0f64; 80], vec![0.0f64; 80]];
+    let [cos, sin] = wide.each_ref().map(|x| View::new(x, Layout::Bhsd, [1, 1, 10, 8]).expect("a table"));
+    let doubles = cache.cache_relative(RopeTables::new(Pairing::Half, cos, sin).expect("alike")).expect("fits");
+    let q = [1, 2, 1, DIM];
+    let refused = Step::new(&Attention::new(), q, Queries::All, doubles, Level::detect()).map(|_| ());
+    assert!(matches!(refused, Err(AttnError::Unsupported { .. })), "{refused:?}");
+}
+
+/// Pages that were given back hide their tokens and nothing else, wherever they are; what lies in other pages' place does not
+/// matter.
+#[test]
+fn tokens_of_evicted_pages_are_hidden() {
+    let (page_size, len) = (16, 700);
+    let pages = len / page_size + 2;
+    let painted = |dim, seed| {
+        // Page 0 is nobody's.
+        Tensor4::<f32>::new([pages, 2, page_size, dim], Memory::Bshd, |[page, h, s, d]| {
+            if page == 0 { f64::NAN } else { attn_testing::paint::normal_at(seed, [page, h, s, d]) }
+        })
+    };
+    let (k, v) = (painted(DIM, 93), painted(WIDE, 94));
+    let whole: Vec<i32> = (1..=pages as i32 - 1).collect();
+    for gone in [0..20, 3..9, 0..1, 43..44, 0..44] {
+        let mut table = whole.clone();
+        table[gone.clone()].fill(-1);
+        let hidden = gone.start * page_size..gone.end * page_size;
+        let lens = [len];
+        assert!(PagedCache::new(k.view(), v.view(), &table, &lens).is_err());
+        let holes = PagedCache::with_evicted(k.view(), v.view(), &table, &lens).expect("a cache");
+        let full = PagedCache::new(k.view(), v.view(), &whole, &lens).expect("a cache");
+        for queries in [1, 3] {
+            let q = Tensor4::<f32>::painted([1, HEADS, queries, DIM], Memory::Bhsd, 95, 1.0);
+            let rule = Attention::new().visible_if(|at: At| !hidden.contains(&at.key));
+            for level in Level::available() {
+                let got = step(level, &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
+                let mut want = attn_testing::laws::Answer {
+                    out: vec![0.0f32; HEADS * queries * WIDE],
+                    lse: vec![0.0f32; HEADS * queries],
+                };
+                let to = ViewMut::new(&mut want.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
+                let outputs = attn_core::Outputs::new(to).lse(&mut want.lse);
+                let step = Step::new(&rule, q.sizes, Queries::All, full.view(), level).expect("accepted");
+                let mut scratch = attn_simd::Workspace::new();
+                step.split(q.view(), outputs)
+                    .expect("accepted")
+                    .run(scratch.lines(step.workspace_lines()))
+                    .expect("room");
+                same_bits(&got.out, &want.out, &(level, &gone, queries));
+                same_bits(&got.lse, &want.lse, &(level, &gone, queries));
+            }
+            // The streaming form agrees.
+            let mut out = vec![0.0f32; HEADS * queries * WIDE];
+            let to = ViewMut::new(&mut out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
+            holes.attend(&Attention::new(), q.view(), to, &mut [0.0; WIDE]).expect("accepted");
+            let got = step(Level::detect(), &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
+            assert!(out.iter().zip(&got.out).all(|(a, b)| (a - b).abs() < 4e-6), "{gone:?}");
+        }
+    }
+}

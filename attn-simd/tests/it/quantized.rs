@@ -1,0 +1,237 @@
+//! Caches in int8: the accuracy of the kernels on the dequantised numbers, and what quantising costs at most.
+
+use attn_core::half::{bf16, f16};
+use attn_core::int8::{
+    KeyScales, QuantizedRingCache, QuantizedView, ScaledRows, channel_scales, quantize, quantize_by,
+};
+use attn_core::kv_cache::CacheView;
+use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
+use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::{KernelElement, Level, Workspace};
+use attn_testing::Number;
+use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
+use attn_testing::laws::{Answer, oracle};
+use attn_testing::tolerance::ETA;
+
+/// A step in which all of q are queries; the output is wide.
+pub(super) fn step<'c, Q: KernelElement>(
+    level: Level,
+    attn: &Attention<'_>,
+    q: View<'_, Q>,
+    cache: impl Into<Source<'c>>,
+    value_dim: usize,
+) -> Result<Answer<f32>, AttnError> {
+    let [batch, heads, q_len, _] = q.sizes();
+    let rows = batch * heads * q_len;
+    let mut answer = Answer { out: vec![-7.0f32; rows * value_dim], lse: vec![-7.0f32; rows] };
+    let to = ViewMut::new(&mut answer.out, Layout::Bhsd, [batch, heads, q_len, value_dim])?;
+    let step = Step::new(attn, q.sizes(), Queries::All, cache, level)?;
+    step.split(q, Outputs::new(to).lse(&mut answer.lse))?.run(Workspace::new().lines(step.workspace_lines()))?;
+    Ok(answer)
+}
+
+/// Keys and values in int8, and the numbers that they stand for.
+struct Quantized {
+    sizes: [[usize; 4]; 2],
+    numbers: [Vec<i8>; 2],
+    /// Per token of k, per channel of k, per token of v.
+    scales: [Vec<f32>; 3],
+    per_channel: bool,
+}
+
+impl Quantized {
+    fn new(inputs: &Inputs<f32>, per_channel: bool) -> Self {
+        let dense = |x: &Tensor4<f32>| Tensor4::<f32>::new(x.sizes, Memory::Bhsd, |at| f64::from(x.at(at)));
+        let (k, v) = (dense(&inputs.k), dense(&inputs.v));
+        let [batch, heads, tokens, dim] = k.sizes;
+        assert_eq!(batch, 1, "scales of channels are those of the only sequence");
+        let mut this = Self {
+            sizes: [k.sizes, v.sizes],
+            numbers: [vec![0; k.data.len()], vec![0; v.data.len()]],
+            scales: [vec![0.0; heads * tokens], vec![0.0; heads * dim], vec![0.0; heads * tokens]],
+            per_channel,
+        };
+        let [token_scales, channel, value_scales] = &mut this.scales;
+        for (head, scales) in channel.chunks_mut(dim).enumerate() {
+            channel_scales(k.view(), 0, head, scales);
+        }
+        let rows = k.data.chunks(dim).zip(this.numbers[0].chunks_mut(dim)).zip(token_scales);
+        for (n, ((x, numbers), scale)) in rows.enumerate() {
+            match per_channel {
+                true => quantize_by(&channel[n / tokens * dim..][..dim], x, numbers),
+                false => *scale = quantize(x, numbers),
+            }
+        }
+        let wide = v.sizes[3];
+        for ((x, numbers), scale) in v.data.chunks(wide).zip(this.numbers[1].chunks_mut(wide)).zip(value_scales) {
+            *scale = quantize(x, numbers);
+        }
+        this
+    }
+
+    fn view(&self) -> QuantizedView<'_> {
+        let number = |n: usize| View::new(&self.numbers[n], Layout::Bhsd, self.sizes[n]).expect("numbers");
+        let [batch, heads, tokens, dim] = self.sizes[0];
+        let per_token = |x| View::new(x, Layout::Bhsd, [batch, heads, tokens, 1]).expect("scales");
+        let keys = match self.per_channel {
+            true => {
+                KeyScales::PerChannel(View::new(&self.scales[1], Layout::Bhsd, [1, heads, 1, dim]).expect("scales"))
+            }
+            false => KeyScales::PerToken(per_token(&self.scales[0])),
+        };
+        let numbers = CacheView::of_tensors(number(0), number(1)).expect("a cache");
+        QuantizedView::new(numbers, keys, per_token(&self.scales[2])).expect("fits")
+    }
+
+    /// The same call on the numbers that are meant.
+    fn dequantised(&self, inputs: &Inputs<f32>) -> Inputs<f32> {
+        let mut meant = inputs.clone();
+        let view = self.view();
+        let row = |read: &dyn Fn(usize, usize, &mut [f32]), [_, head, token, channel]: [usize; 4], dim: usize| {
+            let mut row = vec![0.0; dim];
+            read(head, token, &mut row);
+            row[channel]
+        };
+        let [k_dim, v_dim] = self.sizes.map(|sizes| sizes[3]);
+        meant.k.each(|at, x| *x = row(&|head, token, out| view.key(0, head, token, out), at, k_dim));
+        meant.v.each(|at, x| *x = row(&|head, token, out| view.value(0, head, token, out), at, v_dim));
+        meant
+    }
+}
+
+fn options() -> [Attention<'static>; 3] {
+    let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
+    [causal, causal.softcap(20.0), causal.mask(causal.get_mask().and(Mask::window(300, 0, Align::BottomRight)))]
+}
+
+/// On the dequantised numbers, the gate of every engine; queries in all types.
+#[test]
+fn as_exact_as_on_the_dequantised_numbers() {
+    fn check<Q: KernelElement + Number>(level: Level, dims: AttnShape) {
+        let mut inputs = Inputs::<f32>::plain(dims, 71);
+        // What a narrow query holds.
+        inputs.q.each(|_, x| *x = Q::from_f64(f64::from(*x)).widen());
+        let q = Tensor4::<Q>::new(inputs.q.sizes, Memory::Bshd, |at| f64::from(inputs.q.at(at)));
+        for per_channel in [false, true] {
+            let cache = Quantized::new(&inputs, per_channel);
+            let meant = cache.dequantised(&inputs);
+            for attn in options() {
+                let got = step(level, &attn, q.view(), cache.view(), dims.value_dim).expect("accepted");
+                oracle(&attn, &meant).check(ETA, &got, &(level, dims, per_channel));
+            }
+        }
+    }
+    for level in Level::available() {
+        check::<f32>(level, shape((1, 6, 2, 1, 1100, 64, 48)));
+        check::<f32>(level, shape((1, 6, 2, 3, 700, 40, 20))); // columns that are copied
+        check::<f16>(level, shape((1, 4, 1, 1, 515, 32, 32)));
+        check::<bf16>(level, shape((1, 4, 1, 2, 63, 32, 17)));
+    }
+}
+
+/// Against the numbers before: within the bound that `QuantizedView` states.
+#[test]
+fn quantising_costs_what_is_stated_at_most() {
+    let dims = shape((1, 4, 2, 1, 600, 64, 32));
+    let inputs = Inputs::<f32>::plain(dims, 72);
+    let attn = Attention::new();
+    let want = oracle(&attn, &inputs);
+    for per_channel in [false, true] {
+        let cache = Quantized::new(&inputs, per_channel);
+        let got = step(Level::detect(), &attn, inputs.q.view(), cache.view(), 32).expect("accepted");
+        let mut worst = 0.0f64;
+        for head in 0..4 {
+            let kv_head = head / 2;
+            let scale_of = |token: usize, c: usize| match per_channel {
+                true => f64::from(cache.scales[1][kv_head * 64 + c]),
+                false => f64::from(cache.scales[0][kv_head * 600 + token]),
+            };
+            let key = |token: usize, c: usize| f64::from(inputs.k.at([0, kv_head, token, c]));
+            let query = |c: usize| f64::from(inputs.q.at([0, head, 0, c]));
+            let sum = |f: &dyn Fn(usize) -> f64, n: usize| (0..n).map(f).sum::<f64>();
+            let off = (0..600).map(|j| sum(&|c| query(c).abs() * scale_of(j, c), 64)).fold(0.0, f64::max);
+            let delta = 0.125 * 0.5 * off;
+            let score: Vec<f64> = (0..600).map(|j| 0.125 * sum(&|c| query(c) * key(j, c), 64)).collect();
+            let p: Vec<f64> = score.iter().map(|s| (s - f64::from(want.lse[head] as f32)).exp()).collect();
+            let value_scales = sum(&|j| p[j] * f64::from(cache.scales[2][kv_head * 600 + j]), 600);
+            for c in 0..32 {
+                let magnitude = sum(&|j| p[j] * f64::from(inputs.v.at([0, kv_head, j, c]).abs()), 600);
+                let bound = (2.0 * delta).exp_m1() * magnitude + (2.0 * delta).exp() * 0.5 * value_scales;
+                let error = (f64::from(got.out[head * 32 + c]) - want.out[head * 32 + c]).abs();
+                worst = worst.max(error / bound);
+                assert!(error <= bound * 1.001, "head {head}, channel {c}: {error} above {bound}");
+            }
+        }
+        assert!(worst > 1e-3, "a bound that means something: {worst}");
+    }
+}
+
+/// Tokens that nobody sees may hold anything, scales as well.
+#[test]
+fn scales_of_hidden_tokens_change_no_bit() {
+    let dims = shape((1, 4, 2, 1, 200, 32, 32));
+    let inputs = Inputs::<f32>::plain(dims, 73);
+    let attn = Attention::new().mask(Mask::window(90, 0, Align::BottomRight));
+    for level in Level::available() {
+        let mut cache = Quantized::new(&inputs, false);
+        let want = step(level, &attn, inputs.q.view(), cache.view(), 32).expect("accepted");
+        for n in [0, 2] {
+            for head in 0..2 {
+                cache.scales[n][head * 200..][..109].fill(if head == 0 { f32::NAN } else { f32::INFINITY });
+            }
+        }
+        let got = step(level, &attn, inputs.q.view(), cache.view(), 32).expect("accepted");
+        assert_eq!(got, want, "{level:?}");
+        cache.scales[2][109] = f32::NAN; // the oldest that is seen
+        let got = step(level, &attn, inputs.q.view(), cache.view(), 32).expect("accepted");
+        assert!(got.out[..64].iter().all(|x| x.is_nan()) && got.out[64..] == want.out[64..], "{level:?}");
+    }
+}
+
+/// A ring that quantises its tokens is read as the ring attends itself.
+#[test]
+fn a_quantised_ring_can_be_read() {
+    let (heads, dim, tokens, slots) = (2, 16, 90, 40);
+    let painted = |seed| Tensor4::<f32>::painted([1, heads, tokens, dim], Memory::Bhsd, seed, 1.0);
+    let (q, k, v) = (painted(74), painted(75), painted(76));
+    let (mut k_numbers, mut v_numbers) = (vec![0i8; heads * slots * dim], vec![0i8; heads * slots * dim]);
+    let (mut k_scales, mut v_scales) = (vec![0.0f32; heads * slots], vec![0.0f32; heads * slots]);
+    let numbers = |x| ViewMut::new(x, Layout::Bshd, [1, heads, slots, dim]).expect("numbers");
+    let scales = |x| ViewMut::new(x, Layout::Bshd, [1, heads, slots, 1]).expect("scales");
+    let keys = ScaledRows::new(numbers(&mut k_numbers), scales(&mut k_scales)).expect("fits");
+    let values = ScaledRows::new(numbers(&mut v_numbers), scales(&mut v_scales)).expect("fits");
+    let mut seen = [0];
+    let mut ring = QuantizedRingCache::new(keys, values, &mut seen, 3, slots - 3).expect("fits");
+    let mut all = vec![0.0f32; heads * tokens * dim];
+    let to = ViewMut::new(&mut all, Layout::Bhsd, [1, heads, tokens, dim]).expect("output");
+    ring.advance(&Attention::new(), q.view(), k.view(), v.view(), to, &mut [0.0; 16]).expect("accepted");
+    let last =
+        Tensor4::<f32>::new([1, heads, 1, dim], Memory::Bhsd, |[_, h, _, d]| f64::from(q.at([0, h, tokens - 1, d])));
+    for level in Level::available() {
+        let got = step(level, &Attention::new(), last.view(), ring.view(), dim).expect("accepted");
+        for (head, got) in got.out.chunks(dim).enumerate() {
+            let want = &all[(head * tokens + tokens - 1) * dim..][..dim];
+            assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 2e-6), "{level:?}: {got:?} {want:?}");
+        }
+    }
+}
+
+#[test]
+fn scales_of_other_sizes_are_refused() {
+    let (x, scales) = ([0i8; 24], [0.0f32; 24]);
+    let numbers = View::new(&x, Layout::Bhsd, [1, 2, 3, 4]).expect("numbers");
+    let numbers = CacheView::of_tensors(numbers, numbers).expect("a cache");
+    let scale = |sizes: [usize; 4]| View::new(&scales[..sizes.iter().product()], Layout::Bhsd, sizes).expect("scales");
+    let (good, channels) = (scale([1, 2, 3, 1]), scale([1, 2, 1, 4]));
+    assert!(QuantizedView::new(numbers, KeyScales::PerToken(good), good).is_ok());
+    assert!(QuantizedView::new(numbers, KeyScales::PerChannel(channels), good).is_ok());
+    for (keys, values) in [
+        (KeyScales::PerToken(channels), good),
+        (KeyScales::PerChannel(good), good),
+        (KeyScales::PerToken(good), channels),
+        (KeyScales::PerToken(scale([1, 1, 3, 1])), good),
+    ] {
+        let refused = QuantizedView::new(numbers, keys, values);
+        assert!(matches!(refused, Err(AttnError::Size { .. })), "{refused:?}");
+    }
+}
