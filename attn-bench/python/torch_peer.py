@@ -5,7 +5,9 @@ line of JSON, `{"error": text}` where something went wrong. Requests:
 
   {"op": "load", "case": {...}, "number": "f32", "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
       -> {"peers": [names that can run this case]}; where the number is "f16" or "bf16", in that type: torch only
+     "what": "decode" is one query per head over a cache; everything is rounded to the number's type
   {"op": "time", "peer": name, "calls": n} -> {"seconds": per call, "processor": seconds of the process per call}
+     with "sweep": n, so many bytes are read before each call, which fills the processor's caches with them
   {"op": "memory", "peer": name} -> {"bytes": growth of the resident set over one call, or null}
   {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D]
 
@@ -89,7 +91,7 @@ def torch_sdpa(case, what, value, q, k, v, extra):
         kw = {**kw, "is_causal": False, "attn_mask": mask[None]}
     elif what == "dropout":
         kw["dropout_p"] = value
-    elif what != "plain":
+    elif what not in ("plain", "decode"):
         return None  # soft-capping is not in this operation
     return lambda: F.scaled_dot_product_attention(q, k, v, **kw), lambda out: out.float().numpy()
 
@@ -136,6 +138,42 @@ def ort_mha(case, what, value, q, k, v, extra):
     return run, lambda out: np.ascontiguousarray(out.numpy().reshape(b, sq, h, d).swapaxes(1, 2))
 
 
+def ort_gqa(case, what, value, q, k, v, extra):
+    """The contributed operator GroupQueryAttention: it puts the last token into the cache, which it reads and writes in place."""
+    (b, h, _, d), (_, kv_heads, tokens, _), dtype = q.shape, k.shape, case["number"]
+    if dtype == "bf16":
+        return None  # it has no kernel for it
+    kind, element = {"f32": (np.float32, TensorProto.FLOAT), "f16": (np.float16, TensorProto.FLOAT16)}[dtype]
+    flat = lambda x: np.ascontiguousarray(x.swapaxes(1, 2).reshape(b, 1, -1).astype(kind))
+    inputs = dict(q=flat(q), k=flat(k[:, :, -1:]), v=flat(v[:, :, -1:]), pk=k.astype(kind), pv=v.astype(kind))
+    lens = dict(sl=np.full(b, tokens - 1, np.int32), tl=np.array([tokens], np.int32))
+    node = helper.make_node(
+        "GroupQueryAttention", [*inputs, *lens], ["o", "nk", "nv"], domain="com.microsoft", num_heads=h, kv_num_heads=kv_heads
+    )
+    info = helper.make_tensor_value_info
+    ins = [info(n, element, x.shape) for n, x in inputs.items()] + [info(n, TensorProto.INT32, x.shape) for n, x in lens.items()]
+    outs = [info("o", element, (b, 1, h * d)), info("nk", element, k.shape), info("nv", element, v.shape)]
+    graph = helper.make_graph([node], "g", ins, outs)
+    domains = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = THREADS, 1, 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(x) for n, x in {**inputs, **lens}.items()}
+    for name, x in values.items():
+        binding.bind_ortvalue_input(name, x)
+    out = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((b, 1, h * d), kind))
+    for name, x in dict(o=out, nk=values["pk"], nv=values["pv"]).items():
+        binding.bind_ortvalue_output(name, x)
+
+    def run():
+        session.run_with_iobinding(binding)
+        return values and out  # keeps the inputs alive
+
+    return run, lambda out: out.numpy().astype(np.float32).reshape(b, h, 1, d)
+
+
 def openvino_sdpa(case, what, value, q, k, v, extra):
     """The operator ScaledDotProductAttention of opset 13, which has no grouped heads."""
     if what != "plain" or case["q_heads"] != case["kv_heads"]:
@@ -166,9 +204,13 @@ def jax_attention(case, what, value, q, k, v, extra):
     return (lambda: call(q, k, v).block_until_ready()), lambda out: np.asarray(out).swapaxes(1, 2)
 
 
-def makers(case):
+def makers(case, what):
     if torch:
         yield "torch", torch_sdpa
+    if what == "decode":
+        if onnxruntime:
+            yield "ort-gqa", ort_gqa
+        return
     if case["number"] != "f32":
         return
     # onnxruntime builds whole score matrices: only its short shapes are of interest.
@@ -188,7 +230,7 @@ def load(request):
     q = q.reshape(case["batch"], case["q_heads"], case["q_len"], d)
     k, v = (x.reshape(case["batch"], case["kv_heads"], case["kv_len"], d) for x in (k, v))
     peers, why = {}, {}
-    for name, make in makers(case):
+    for name, make in makers(case, request["what"]):
         try:
             peer = make(case, request["what"], request["value"], q, k, v, extra)
             if peer:
@@ -199,11 +241,30 @@ def load(request):
     return peers, why
 
 
-def timed(run, calls):
+def timed(run, calls, sweep):
+    if sweep:
+        return timed_cold(run, calls, sweep)
     start, ran = time.perf_counter(), time.process_time()
     for _ in range(calls):
         run()
     return {"seconds": (time.perf_counter() - start) / calls, "processor": (time.process_time() - ran) / calls}
+
+
+swept = np.ones(0, np.float32)
+
+
+def timed_cold(run, calls, sweep):
+    global swept
+    if swept.nbytes != sweep:
+        swept = np.ones(sweep // 4, np.float32)
+    seconds = processor = 0.0
+    for _ in range(calls):
+        swept.sum()
+        start, ran = time.perf_counter(), time.process_time()
+        run()
+        seconds += time.perf_counter() - start
+        processor += time.process_time() - ran
+    return {"seconds": seconds / calls, "processor": processor / calls}
 
 
 def status_kib(field):
@@ -244,7 +305,7 @@ def main():
                 peers, why = load(request)
                 answer(peers=list(peers), refused=why)
             elif request["op"] == "time":
-                answer(**timed(peers[request["peer"]][0], request["calls"]))
+                answer(**timed(peers[request["peer"]][0], request["calls"], request.get("sweep", 0)))
             elif request["op"] == "memory":
                 answer(bytes=memory(peers[request["peer"]][0]))
             elif request["op"] == "out":

@@ -242,7 +242,7 @@ pub struct Setup<'s> {
 }
 
 /// Longer than the thread pools of the peers spin (OpenMP's 200 ms is the longest).
-const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
+pub(crate) const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Measures one kernel in one pass, beside the peers that can run it. A peer that fails is left out and said so in `notes`.
 ///
@@ -410,7 +410,7 @@ fn distance(case: &Case, out: &[f32], oracle: &[f64]) -> f64 {
 }
 
 /// The largest difference of two outputs; infinite where they differ in length or one is not a number.
-fn difference(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn difference(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() {
         return f64::INFINITY;
     }

@@ -10,7 +10,7 @@
 //!
 //! The parts of a layer are timed by [`parts`], with whatever multiplies matrices ([`product`]); [`roofline`] has the roofs of the machine and what the cost model says under them.
 //! Real tensors come from [`tensors`] and run in [`layers`]; single kernels are measured by [`kernels`], beside the libraries
-//! of a Python process ([`peer`]).
+//! of a Python process ([`peer`]), and steps over caches by [`decode`], beside a plain read.
 //!
 //! Conventions: times are medians of several samples, taken in passes over the whole grid, all samples are kept for `--json`;
 //! work on one thread is timed by the thread's own clock; FLOPs count `4·B·H·Sq·Skv·D`,
@@ -22,6 +22,7 @@ pub mod clock;
 pub mod compare;
 pub mod crossover;
 pub mod curve;
+pub mod decode;
 pub mod engine;
 pub mod filter;
 pub mod fit;

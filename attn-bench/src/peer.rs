@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::case::Number;
+use crate::decode::Shape;
 use crate::kernels::{Inputs, Kernel, What};
 
 /// The program that runs in Python.
@@ -159,9 +160,33 @@ impl Peer {
         let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
         // Queries are sent multiplied: to a peer, these are plain ones.
         let (what, value) = if let What::Spread(_) = kernel.what { What::Plain } else { kernel.what }.parts();
+        self.loaded(&json!(kernel.case), kernel.number.name(), what, value, tensors)
+    }
+
+    /// Hands over one query per head and a cache of keys and values, to be rounded to a type. Returns the peers that can decode
+    /// it.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn load_decode(&mut self, shape: &Shape, number: &str, qkv: [&Vec<f32>; 3]) -> Result<Vec<String>, PeerError> {
+        let Shape { batch, q_heads, kv_heads, kv_len, dim, .. } = *shape;
+        let case = json!({"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": 1, "kv_len": kv_len,
+            "head_dim": dim, "causal": false});
+        let [q, k, v] = qkv;
+        self.loaded(&case, number, "decode", 0.0, [q, k, v, &Vec::new()])
+    }
+
+    fn loaded(
+        &mut self,
+        case: &Value,
+        number: &str,
+        what: &str,
+        value: f64,
+        tensors: [&Vec<f32>; 4],
+    ) -> Result<Vec<String>, PeerError> {
         let floats = tensors.map(Vec::len);
         self.send(
-            &json!({"op": "load", "case": kernel.case, "number": kernel.number, "what": what, "value": value, "floats": floats}),
+            &json!({"op": "load", "case": case, "number": number, "what": what, "value": value, "floats": floats}),
             &tensors,
         )?;
         let answer = self.answer()?;
@@ -174,7 +199,19 @@ impl Peer {
     /// # Errors
     /// [`PeerError`].
     pub fn time(&mut self, peer: &str, calls: u32) -> Result<Took, PeerError> {
-        self.send(&json!({"op": "time", "peer": peer, "calls": calls}), &[])?;
+        self.timed(&json!({"op": "time", "peer": peer, "calls": calls}))
+    }
+
+    /// As [`time`](Self::time), one call, before which the process reads so many bytes of something else.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn time_cold(&mut self, peer: &str, sweep: usize) -> Result<Took, PeerError> {
+        self.timed(&json!({"op": "time", "peer": peer, "calls": 1, "sweep": sweep}))
+    }
+
+    fn timed(&mut self, request: &Value) -> Result<Took, PeerError> {
+        self.send(request, &[])?;
         let answer = self.answer()?;
         serde_json::from_value(answer).map_err(|error| PeerError::Protocol(error.to_string()))
     }

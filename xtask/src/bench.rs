@@ -2,11 +2,12 @@
 //!
 //! Without an option it measures the cost curve (time and memory against sequence length) and writes the report page;
 //! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and other
-//! libraries. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s; here are the arguments, the
+//! libraries, `--decode` on long caches beside a plain read. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s; here are the arguments, the
 //! progress and where results go.
 
 mod compare;
 mod curve;
+mod decode;
 mod input;
 mod kernels;
 mod progress;
@@ -61,7 +62,11 @@ pub(crate) struct Args {
     /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
     peers: bool,
-    /// With --kernels: measure torch and onnxruntime on the same inputs, as far as this Python has them.
+    /// Measure decoding: one token against long caches of each number type, warm and cold, beside a plain read of as many bytes
+    /// (`--threads`, default 1).
+    #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "compare", "shapes"])]
+    decode: bool,
+    /// With --kernels or --decode: measure torch and onnxruntime on the same inputs, as far as this Python has them.
     #[arg(long, value_name = "PYTHON")]
     python: Option<String>,
     /// With --kernels: only these shapes.
@@ -156,10 +161,11 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     let result = args.json.as_deref().map_or(Ok(()), writable).and_then(|()| match &args.input {
         _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
+        None if args.decode => decode::run(&args),
         None if args.kernels || args.peers => kernels::run(&args),
-        None if args.python.is_some() || !args.shapes.is_empty() || args.types => {
-            Err(Failure::Argument("--python, --shapes and --types go with --kernels or --peers".into()))
-        }
+        None if args.python.is_some() || !args.shapes.is_empty() || args.types => Err(Failure::Argument(
+            "--python, --shapes and --types go with --kernels or --peers, --python with --decode too".into(),
+        )),
         None => curve::run(&args),
     });
     match result {

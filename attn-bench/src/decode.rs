@@ -1,0 +1,365 @@
+//! Decoding: one query per head over a cache of keys and values, beside a plain read of as many bytes.
+//!
+//! Reading keys and values once is all that a step cannot do without, so that the share of a plain read's rate says what is left.
+//! Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere, on as many threads. *Warm*
+//! calls follow each other on the same cache, of which the processor's caches keep what they can; before a *cold* call (and a cold
+//! probe) they are filled with something else. What is timed is a whole step: checks, plan and run. Other libraries decode the same
+//! numbers in between.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use attn_core::half::{bf16, f16};
+use attn_core::int8::{KeyScales, QuantizedView, quantize};
+use attn_core::kv_cache::CacheView;
+use attn_core::{Attention, AttnError, Element, Layout, View, ViewMut};
+use attn_parallel::run_step;
+use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::{KernelElement, Level, Workspace};
+use rayon::ThreadPool;
+use serde::{Deserialize, Serialize};
+
+use crate::case::normal;
+use crate::clock::{Repeat, median};
+use crate::kernels::{SPIN, difference};
+use crate::peer::{Peer, PeerError};
+
+/// A cache and its queries: batch, query heads, key/value heads, tokens, dim of keys and values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Its name in tables.
+    pub name: String,
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Tokens of each sequence.
+    pub kv_len: usize,
+    /// Dims of queries, keys and values.
+    pub dim: usize,
+}
+
+/// The shapes that are measured: grouped heads of usual and of long caches, a batch, no groups, and one that is over at once, which
+/// shows what a step costs beside the reading.
+pub fn shapes() -> Vec<Shape> {
+    [
+        ("dec4096gqa", 1, 32, 8, 4096, 128),
+        ("dec32768gqa", 1, 32, 8, 32_768, 128),
+        ("dec2048gqab8", 8, 32, 8, 2048, 128),
+        ("dec8192mha", 1, 32, 32, 8192, 128),
+        ("dec16tiny", 1, 1, 1, 16, 64),
+    ]
+    .map(|(name, batch, q_heads, kv_heads, kv_len, dim)| Shape {
+        name: name.into(),
+        batch,
+        q_heads,
+        kv_heads,
+        kv_len,
+        dim,
+    })
+    .into()
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stored {
+    /// Single precision.
+    F32,
+    /// Half precision, and queries of it.
+    F16,
+    /// bfloat16, and queries of it.
+    Bf16,
+    /// int8 with a scale per token, queries in single precision.
+    I8,
+}
+
+impl Stored {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::I8];
+
+    /// As types are called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I8 => "int8",
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What was run.
+    pub shape: Shape,
+    /// Over what.
+    pub stored: Stored,
+    /// Whether the processor's caches held something else before each call.
+    pub cold: bool,
+    /// Threads of the step and of the probe.
+    pub threads: usize,
+    /// Bytes of keys, values and scales.
+    pub bytes: usize,
+    /// Median seconds of a step.
+    pub seconds: f64,
+    /// Median over the samples of the probe's seconds over the step's.
+    pub share_of_read: f64,
+    /// Seconds of each sample, by the wall's clock.
+    pub samples: Vec<f64>,
+    /// Seconds of the probes beside each: the mean of the one before and the one after.
+    pub probes: Vec<f64>,
+    /// Median seconds by which a step takes longer than the probes beside it.
+    pub beyond: f64,
+    /// Other libraries.
+    pub peers: Vec<PeerRow>,
+}
+
+/// Another library on the same numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerRow {
+    /// Its name.
+    pub name: String,
+    /// Its median seconds divided by ours.
+    pub ratio: f64,
+    /// Seconds of each sample, by the wall's clock.
+    pub samples: Vec<f64>,
+    /// Largest difference of its output from ours.
+    pub difference: f64,
+}
+
+/// Why a row is not measured.
+#[derive(Debug)]
+pub enum DecodeError {
+    /// What the step refuses.
+    Step(AttnError),
+    /// Another library's process.
+    Peer(PeerError),
+}
+
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Step(error) => error.fmt(f),
+            Self::Peer(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl From<AttnError> for DecodeError {
+    fn from(error: AttnError) -> Self {
+        Self::Step(error)
+    }
+}
+
+impl From<PeerError> for DecodeError {
+    fn from(error: PeerError) -> Self {
+        Self::Peer(error)
+    }
+}
+
+/// How rows are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'s> {
+    /// Level of the kernel and of the probe.
+    pub level: Level,
+    /// One thread: [`Step`] alone; more: [`attn_parallel`] on this pool.
+    pub pool: &'s ThreadPool,
+    /// Samples.
+    pub repeat: Repeat,
+    /// Bytes that are read to fill the processor's caches.
+    pub sweep: usize,
+}
+
+/// Measures one shape over one type, warm and cold, beside what `peer` has that can decode it.
+///
+/// # Errors
+/// What the step refuses (nothing for the shapes of the table), or a peer's process that ended.
+pub fn measure(
+    shape: &Shape,
+    stored: Stored,
+    setup: &Setup<'_>,
+    peer: Option<&mut Peer>,
+) -> Result<[Row; 2], DecodeError> {
+    match stored {
+        Stored::F32 => over::<f32>(shape, stored, setup, peer),
+        Stored::F16 => over::<f16>(shape, stored, setup, peer),
+        Stored::Bf16 => over::<bf16>(shape, stored, setup, peer),
+        Stored::I8 => {
+            let Shape { batch, kv_heads, kv_len, dim, .. } = *shape;
+            let sizes = shape.kv();
+            let quantized = [1, 2].map(|seed| {
+                let x = normal(seed, sizes.iter().product());
+                let mut numbers = vec![0i8; x.len()];
+                let rows = x.chunks(dim).zip(numbers.chunks_mut(dim));
+                let scales: Vec<f32> = rows.map(|(x, numbers)| quantize(x, numbers)).collect();
+                (numbers, scales)
+            });
+            let number = |n: usize| View::new(&quantized[n].0, Layout::Bhsd, sizes);
+            let scale = |n: usize| View::new(&quantized[n].1, Layout::Bhsd, [batch, kv_heads, kv_len, 1]);
+            let numbers = CacheView::of_tensors(number(0)?, number(1)?)?;
+            let cache = QuantizedView::new(numbers, KeyScales::PerToken(scale(0)?), scale(1)?)?;
+            steps::<f32>(shape, stored, setup, cache.into(), None)
+        }
+    }
+}
+
+/// Over keys and values of a type of tensors.
+fn over<T: KernelElement>(
+    shape: &Shape,
+    stored: Stored,
+    setup: &Setup<'_>,
+    peer: Option<&mut Peer>,
+) -> Result<[Row; 2], DecodeError> {
+    let sizes = shape.kv();
+    let [k, v] = [1, 2].map(|seed| painted::<T>(seed, sizes.iter().product()));
+    let cache = CacheView::of_tensors(View::new(&k, Layout::Bhsd, sizes)?, View::new(&v, Layout::Bhsd, sizes)?)?;
+    steps::<T>(shape, stored, setup, cache.into(), peer)
+}
+
+fn painted<T: Element>(seed: u64, len: usize) -> Vec<T> {
+    normal(seed, len).into_iter().map(|x| T::from_f64(f64::from(x))).collect()
+}
+
+impl Shape {
+    fn q(&self) -> [usize; 4] {
+        [self.batch, self.q_heads, 1, self.dim]
+    }
+
+    fn kv(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.kv_len, self.dim]
+    }
+}
+
+fn steps<Q: KernelElement>(
+    shape: &Shape,
+    stored: Stored,
+    setup: &Setup<'_>,
+    cache: Source<'_>,
+    mut peer: Option<&mut Peer>,
+) -> Result<[Row; 2], DecodeError> {
+    let q_sizes = shape.q();
+    let q = painted::<Q>(3, q_sizes.iter().product());
+    let q = View::new(&q, Layout::Bhsd, q_sizes)?;
+    let (attn, threads) = (Attention::new(), setup.pool.current_num_threads());
+    let (mut out, mut scratch) = (vec![Q::default(); q.data().len()], Workspace::new());
+    let bytes = Step::new(&attn, q_sizes, Queries::All, cache, setup.level)?.bytes();
+    // Seconds of a call, of which several may be taken together.
+    let mut ours = |calls: usize| -> Result<f64, AttnError> {
+        let mut once = || -> Result<(), AttnError> {
+            let step = Step::new(&attn, q_sizes, Queries::All, cache, setup.level)?;
+            let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes)?;
+            match threads {
+                1 => step.split(q, to)?.run(scratch.lines(step.workspace_lines())),
+                _ => run_step(&step, q, to),
+            }
+        };
+        let mut all = || -> Result<f64, AttnError> {
+            let start = Instant::now();
+            (0..calls).try_for_each(|_| once())?;
+            Ok(start.elapsed().as_secs_f64() / calls as f64)
+        };
+        if threads == 1 { all() } else { setup.pool.install(all) }
+    };
+    // Ones, not zeros: pages that were never written may all be one.
+    let (data, sweep) = (vec![1.0f32; bytes.div_ceil(4)], vec![1.0f32; setup.sweep.div_ceil(4)]);
+    let read = |data: &[f32]| match threads {
+        1 => drop(black_box(attn_simd::probe::read(setup.level, black_box(data)))),
+        _ => drop(setup.pool.broadcast(|thread| {
+            let share = data.len().div_ceil(threads).max(1);
+            let mine = data.chunks(share).nth(thread.index()).unwrap_or_default();
+            black_box(attn_simd::probe::read(setup.level, black_box(mine)))
+        })),
+    };
+    ours(1)?;
+    let names = match peer.as_deref_mut() {
+        Some(peer) => {
+            let tensors = [(3, q_sizes), (1, shape.kv()), (2, shape.kv())];
+            let [q, k, v] = tensors.map(|(seed, sizes)| normal(seed, sizes.iter().product()));
+            peer.load_decode(shape, stored.name(), [&q, &k, &v])?
+        }
+        None => Vec::new(),
+    };
+    let mut row = |cold: bool| -> Result<Row, DecodeError> {
+        // Steps that are over at once are taken together, but not where the caches are filled before each.
+        let calls = if cold { 1 } else { ((1 << 20) / bytes.max(1)).clamp(1, 1000) };
+        let probe = || {
+            if cold {
+                read(&sweep);
+            }
+            let start = Instant::now();
+            (0..calls).for_each(|_| read(&data));
+            start.elapsed().as_secs_f64() / calls as f64
+        };
+        let (mut samples, mut probes, mut spent) = (Vec::new(), Vec::new(), 0.0);
+        let mut others = vec![Vec::new(); names.len()];
+        while setup.repeat.goes_on(samples.len(), spent, false) {
+            if threads > 1 && !names.is_empty() {
+                // A peer's pool spins for a while after its last call, on the very cores that ours is about to use.
+                std::thread::sleep(SPIN);
+            }
+            let before = probe();
+            if cold {
+                read(&sweep);
+            }
+            let sample = ours(calls)?;
+            probes.push(0.5 * (before + probe()));
+            samples.push(sample);
+            spent += sample * calls as f64;
+            for (name, others) in names.iter().zip(&mut others) {
+                let Some(peer) = peer.as_deref_mut() else { continue };
+                let took = if cold { peer.time_cold(name, setup.sweep)? } else { peer.time(name, calls as u32)? };
+                spent += took.wall * calls as f64;
+                others.push(took.wall);
+            }
+        }
+        let pairs = || samples.iter().zip(&probes);
+        let shares: Vec<f64> = pairs().map(|(ours, probe)| probe / ours).collect();
+        let beyond: Vec<f64> = pairs().map(|(ours, probe)| ours - probe).collect();
+        let (seconds, share_of_read, beyond) = (median(&samples), median(&shares), median(&beyond));
+        let peers = names.iter().zip(others).map(|(name, samples)| {
+            let (name, ratio) = (name.clone(), median(&samples) / seconds);
+            PeerRow { name, ratio, samples, difference: f64::NAN }
+        });
+        let peers = peers.collect();
+        let shape = shape.clone();
+        Ok(Row { shape, stored, cold, threads, bytes, seconds, share_of_read, samples, probes, beyond, peers })
+    };
+    let mut rows = [row(false)?, row(true)?];
+    let out: Vec<f32> = out.iter().map(|x| x.to_f64() as f32).collect();
+    for (n, name) in names.iter().enumerate() {
+        let Some(peer) = peer.as_deref_mut() else { continue };
+        let theirs = peer.out(name)?;
+        rows.iter_mut().for_each(|row| row.peers[n].difference = difference(&out, &theirs));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_measured_warm_and_cold() {
+        let repeat = Repeat { at_least: 3, at_most: 3, seconds: 0.0 };
+        for threads in [1, 2] {
+            let pool = crate::engine::pool(threads).unwrap();
+            let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16 };
+            let shape = Shape { name: "t".into(), batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32 };
+            for (stored, element) in Stored::ALL.into_iter().zip([32 * 4, 32 * 2, 32 * 2, 32 + 4]) {
+                let [warm, cold] = measure(&shape, stored, &setup, None).unwrap();
+                assert!(!warm.cold && cold.cold);
+                for row in [warm, cold] {
+                    assert_eq!((row.bytes, row.samples.len(), row.probes.len()), (2 * 2 * 2 * 600 * element, 3, 3));
+                    assert!(row.seconds > 0.0 && row.share_of_read > 0.0 && row.threads == threads);
+                    assert!(row.beyond < row.seconds && row.peers.is_empty());
+                }
+            }
+        }
+    }
+}
