@@ -232,9 +232,6 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// Asks for a cache line to be read (or, with `WRITE`, owned) soon. Any address may be given.
     #[inline(always)]
     fn prefetch<const WRITE: bool>(self, _address: *const u8) {}
-    /// Asks for a cache line to be brought into the second-level cache. Any address may be given.
-    #[inline(always)]
-    fn prefetch_far(self, _address: *const u8) {}
 
     /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
     #[inline(always)]

@@ -257,12 +257,6 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch_far(self, address: *const u8) {
-        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
-    }
-
-    #[inline(always)]
     unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
         // SAFETY: the caller vouches for 8 rows of 8 floats on either side. The token proves the instructions.
         unsafe {
