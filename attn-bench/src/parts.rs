@@ -92,7 +92,12 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// From which length on one part costs more than another; `None` where it never does.
+    /// Whether one part costs more than another at every length that was measured.
+    pub fn is_above(&self, of: impl Fn(&Parts) -> f64, over: impl Fn(&Parts) -> f64) -> bool {
+        !self.points.is_empty() && self.points.iter().all(|p| of(p) >= over(p))
+    }
+
+    /// From which length on one part costs more than another; `None` where it never does, or [always](Self::is_above).
     pub fn crossing(&self, of: impl Fn(&Parts) -> f64, over: impl Fn(&Parts) -> f64) -> Option<Crossing> {
         let logs: Vec<(f64, f64)> = self.points.iter().map(|p| ((p.n as f64).ln(), (of(p) / over(p)).ln())).collect();
         // The last change of sign: below it, fixed costs may rule.
@@ -377,5 +382,7 @@ mod tests {
         assert!(!far.measured && (far.n / 10_000.0 - 1.0).abs() < 1e-9, "{far:?}");
         assert_eq!(layer(&[500, 1000]).crossing(|p| p.projections, |p| p.recurrent), None, "parallel lines");
         assert_eq!(layer(&[5000, 6000]).crossing(|p| p.fused, |p| p.projections), None, "above from the start");
+        assert!(layer(&[5000, 6000]).is_above(|p| p.fused, |p| p.projections));
+        assert!(!layer(&[500, 6000]).is_above(|p| p.fused, |p| p.projections));
     }
 }

@@ -63,6 +63,8 @@ class AttnError(ValueError):
 
 def _dtype(array, halves):
     """The library's number for an array's type; `halves` says what uint16 bits are."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{type(array).__module__}.{type(array).__name__} is no NumPy array (of a torch tensor, pass tensor.numpy())")
     if not array.dtype.isnative:
         raise TypeError(f"{array.dtype} is not in this machine's byte order")
     if array.dtype == np.uint16:
@@ -127,6 +129,8 @@ class Library:
         """softmax(scale * q @ k.T + mask) @ v; see the module's sdpa()."""
         if causal not in _ALIGN:
             raise ValueError(f'causal is {causal!r}; it may be None, "top_left" or "bottom_right"')
+        if threads < 0:
+            raise ValueError(f"threads is {threads}; 0 takes all")
         if precision not in _PRECISION:
             raise ValueError(f'precision is {precision!r}; it may be "exact" or "fast"')
         tensors = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"))]
@@ -146,6 +150,8 @@ class Library:
             options.softcap = softcap
         if window is not None:
             sides = (window, window) if isinstance(window, int) else window
+            if any(side is not None and side < -1 for side in sides):
+                raise ValueError(f"window is {window!r}; a side is a distance, or None or -1 for no bound")
             left, right = (_UNBOUNDED if side is None or side < 0 else side for side in sides)
             options.window, options.window_left, options.window_right = _ALIGN[causal or "bottom_right"], left, right
         if mask is not None:

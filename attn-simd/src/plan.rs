@@ -372,6 +372,9 @@ impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scratch = self.lines * 64 / 1024;
         let dtype = Types(self.dtype, self.output);
+        if self.dtype == Dtype::F64 {
+            return f.write_str("no kernel: f64 is computed by attn_core alone");
+        }
         if self.kernel == Kernel::Decode {
             let (level, rows, keys) = (self.level.vectors().name(), decode::MAX_ROWS, decode::CHUNK);
             write!(f, "{level}-{dtype}-decode-r{rows}k{keys}: {scratch} KiB of scratch a thread")?;
@@ -408,8 +411,12 @@ impl fmt::Display for Explain {
                     write!(f, "; computed in f32, widened tile by tile")?;
                 }
                 match (obstacle, Level::by_name("amx")) {
-                    (Obstacle::Level, Err(absent)) => write!(f, "; no tiles: {absent} (amx)"),
-                    _ => write!(f, "; no tiles: {obstacle}"),
+                    (Obstacle::Level, Err(absent)) => write!(f, "; no tiles: {absent} (amx)")?,
+                    _ => write!(f, "; no tiles: {obstacle}")?,
+                }
+                match self.precision {
+                    Precision::Fast => write!(f, "; Precision::Fast changes nothing without tiles"),
+                    _ => Ok(()),
                 }
             }
         }

@@ -158,7 +158,8 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     if let Some(ignored) = args.level.is_none().then(crate::levels::ignored).flatten() {
         eprintln!("bench: {ignored}");
     }
-    let result = args.json.as_deref().map_or(Ok(()), writable).and_then(|()| match &args.input {
+    let checked = args.only_of_the_curve().and_then(|()| args.json.as_deref().map_or(Ok(()), writable));
+    let result = checked.and_then(|()| match &args.input {
         _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
         None if args.decode => decode::run(&args),
@@ -188,6 +189,30 @@ impl Args {
                 names.join(", ")
             ))
         })
+    }
+
+    /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types are their own.
+    fn only_of_the_curve(&self) -> Result<(), Failure> {
+        let table = match (self.decode, self.kernels, self.peers) {
+            (true, ..) => "--decode",
+            (_, true, _) => "--kernels",
+            (.., true) => "--peers",
+            _ => return Ok(()),
+        };
+        let given = [
+            ("--causal", self.causal),
+            ("--head-dim", !self.head_dim.is_empty()),
+            ("--dtype", !self.dtype.is_empty()),
+            ("--heads", self.heads != 1),
+            ("--max-n", self.max_n.is_some()),
+            ("--types", self.types && self.decode),
+        ];
+        match given.into_iter().find(|&(_, given)| given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Failure::Argument(format!(
+                "{option} does not go with {table}, whose cases are fixed; --list shows them, --filter chooses"
+            ))),
+        }
     }
 
     /// Complains of numbers of threads that compute nothing, or bring the machine down.

@@ -163,8 +163,13 @@ pub fn crossings(layer: &Layer) -> Table {
         Some(Crossing { n, measured: false }) => format!("n ≈ {} (predicted)", grouped(n.round() as usize)),
         None => "not within sight".into(),
     };
+    let least = layer.points.first().map_or(0, |p| p.n);
+    let from = |of: &dyn Fn(&Parts) -> f64, over: fn(&Parts) -> f64| match layer.is_above(of, over) {
+        true => format!("n = {} or less: always here", grouped(least)),
+        false => cell(layer.crossing(of, over)),
+    };
     let row = |name: &str, of: &dyn Fn(&Parts) -> f64| {
-        vec![name.to_string(), cell(layer.crossing(of, |p| p.projections)), cell(layer.crossing(of, |p| p.recurrent))]
+        vec![name.to_string(), from(of, |p| p.projections), from(of, |p| p.recurrent)]
     };
     let rows = [row("composed", &Parts::composed), row("fused", &|p| p.fused)];
     table(&["attention", "costs more than the projections from", "than a recurrent layer from"], 1, rows)

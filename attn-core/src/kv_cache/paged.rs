@@ -364,7 +364,11 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         let used = |b: usize| (len(b).saturating_add(count(b))).div_ceil(page_size);
         let first = |b: usize| if count(b) > 0 { len(b).checked_div(page_size).unwrap_or(0) } else { usize::MAX };
         let pages = |b: usize, range: core::ops::Range<usize>| range.filter_map(move |i| self.table.page(b, i));
-        let twice = AttnError::Overlap { what: "page to be written", size: page_size, stride: 0 };
+        let twice = AttnError::Overlap {
+            what: "page to be written, which the block_table names twice",
+            size: page_size,
+            stride: 0,
+        };
         let sequences = 0..self.lens.len();
         let mut written = sequences.clone().flat_map(|b| pages(b, first(b)..used(b)));
         loop {

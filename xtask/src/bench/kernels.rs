@@ -36,7 +36,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         batches.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
     }
     for (level, rows) in &mut batches {
-        without_tiles(*level, rows);
+        if !level.has_tiles() {
+            let filter = args.filter()?;
+            let wanted = |row: &Kernel| filter.accepts(&kernels::case_name(row, level.name(), threads));
+            without_tiles(*level, rows.iter().filter(|row| row.fast && wanted(row)).count());
+            rows.retain(|row| !row.fast);
+        }
     }
     let all = names(&batches, threads);
     narrow(&mut batches, threads, &args.filter()?);
@@ -108,20 +113,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
-/// Takes out the rows that need matrix tiles where a level has none, and says so: without them `Precision::Fast` is the same kernel.
-fn without_tiles(level: Level, rows: &mut Vec<Kernel>) {
-    if level.has_tiles() {
-        return;
-    }
-    let before = rows.len();
-    let typed = rows.iter().any(|row| row.name.ends_with("-f32"));
-    rows.retain(|row| !row.fast);
-    if typed {
+/// Says of a level without matrix tiles how many rows that need them are not measured: without tiles `Precision::Fast` is the same kernel.
+fn without_tiles(level: Level, rows: usize) {
+    if rows > 0 {
         let why = Level::by_name("amx").err().map_or_else(String::new, |error| format!(": {error} (amx)"));
         eprintln!(
-            "NOT MEASURED: level {} has no matrix tiles{why}. {} rows of Precision::Fast are left out, and f32 and halves run on vectors.",
-            level.name(),
-            before - rows.len()
+            "NOT MEASURED: level {} has no matrix tiles{why}. Rows of Precision::Fast left out: {rows}; f32 and halves run on vectors.",
+            level.name()
         );
     }
 }
