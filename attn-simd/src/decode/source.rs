@@ -112,6 +112,24 @@ impl<'c> Source<'c> {
         numbers!(self, cache => cache.has_dropped(sequence))
     }
 
+    /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand behind both.
+    pub(super) fn check_turn_before(&self, behind: &Self) -> Result<()> {
+        let rows = |source: &Self| match numbers!(source, cache => cache.turn())? {
+            Turn::Single(tables) => Some(tables.sizes()[2]),
+            Turn::Double(tables) => Some(tables.sizes()[2]),
+        };
+        match (rows(self), rows(behind)) {
+            (None, None) => Ok(()),
+            (Some(rows), Some(_)) => {
+                let longest = (0..behind.batch()).map(|sequence| behind.len(sequence)).max().unwrap_or(0);
+                AttnError::check_len("rope tables of a shared prefix (tokens of the longest sequence)", longest, rows)
+            }
+            _ => Err(AttnError::Unsupported {
+                what: "rope tables of a shared prefix or of what follows it, but not both",
+            }),
+        }
+    }
+
     /// Refuses tables that the kernels do not read.
     pub(super) fn check(&self) -> Result<()> {
         match numbers!(self, cache => cache.turn()) {

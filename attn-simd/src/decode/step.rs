@@ -137,8 +137,9 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence or has other heads or dims;
-    /// [`AttnError::Index`] where it is a continuation itself or has dropped tokens.
+    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence, has other heads or dims or is a continuation
+    /// itself; [`AttnError::TooShort`] where keys are turned while they are read and its tables have no rows for what follows;
+    /// [`AttnError::Unsupported`] where it has dropped tokens, or only one of the two has tables.
     pub fn with_prefix(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
@@ -164,7 +165,9 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         if prefix.has_dropped(0) {
             return Err(AttnError::Unsupported { what: "a shared prefix in a ring that has dropped tokens" });
         }
-        Self::of(attn, q, queries, Some(prefix), cache.after(prefix.len(0))?, level)
+        let cache = cache.after(prefix.len(0))?;
+        prefix.check_turn_before(&cache)?;
+        Self::of(attn, q, queries, Some(prefix), cache, level)
     }
 
     fn of(

@@ -3,11 +3,11 @@
 use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, PagedCache, RingCache};
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
-use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, View, ViewMut};
+use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::{Queries, Step};
-use attn_simd::{KernelElement, Level};
+use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
-use attn_testing::laws::{oracle, same_bits};
+use attn_testing::laws::{Answer, oracle, same_bits};
 use attn_testing::tolerance::TWICE;
 
 use super::quantized::step;
@@ -104,6 +104,52 @@ fn tables_are_checked() {
     assert!(matches!(refused, Err(AttnError::Unsupported { .. })), "{refused:?}");
 }
 
+/// Queries behind a shared prefix are turned by their place behind it, where its own tables must have rows as well.
+#[test]
+fn a_prefix_is_turned_with_what_follows() {
+    let (before, tokens, queries) = (70, 100, 3);
+    let all = Inputs::<f32>::plain(shape((1, HEADS, 2, queries, tokens, DIM, WIDE)), 96);
+    let cut = |x: &Tensor4<f32>, from: usize, to: usize| {
+        let [_, heads, _, dim] = x.sizes;
+        Tensor4::<f32>::new([1, heads, to - from, dim], Memory::Bhsd, |[_, h, s, d]| {
+            f64::from(x.at([0, h, from + s, d]))
+        })
+    };
+    let [prefix, own] =
+        [(0, before), (before, tokens)].map(|(from, to)| [cut(&all.k, from, to), cut(&all.v, from, to)]);
+    let [prefix, own] = [&prefix, &own].map(|[k, v]| CacheView::of_tensors(k.view(), v.view()).expect("a cache"));
+    let rope = Rope::new(Pairing::Half).rotary_dim(16);
+    let (short, long) = (tables(&rope, tokens - 1), tables(&rope, tokens));
+    let (short, long) = (view_of(&short, Pairing::Half, tokens - 1), view_of(&long, Pairing::Half, tokens));
+    fn turned<'c>(cache: CacheView<'c, f32>, tables: RopeTables<'c, f32>) -> CacheView<'c, f32> {
+        cache.cache_relative(tables).expect("fits")
+    }
+
+    let q = cut(&all.q, 0, queries);
+    let mut meant = Inputs { q: q.clone(), k: cut(&all.k, 0, tokens), ..all };
+    for (x, from) in [(&mut meant.k, 0), (&mut meant.q, tokens - queries)] {
+        let mut view = ViewMut::new(&mut x.data, Layout::Bhsd, x.sizes).expect("dense");
+        rope.apply_in_place(&mut view, Positions::Offset(from as isize)).expect("fits");
+    }
+    let attn = Attention::new();
+    let with_prefix = |prefix, own, level| Step::with_prefix(&attn, q.sizes, Queries::All, prefix, own, level);
+    let want = oracle(&attn.mask(Mask::causal(Align::BottomRight)), &meant);
+    for level in Level::available() {
+        let step = with_prefix(turned(prefix, long), turned(own, long), level).expect("accepted");
+        let mut got = Answer { out: vec![-7.0f32; HEADS * queries * WIDE], lse: vec![-7.0f32; HEADS * queries] };
+        let to = ViewMut::new(&mut got.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
+        let split = step.split(q.view(), Outputs::new(to).lse(&mut got.lse)).expect("accepted");
+        split.run(Workspace::new().lines(step.workspace_lines())).expect("room");
+        want.check(TWICE, &got, &level);
+    }
+    let refused = |prefix, own| with_prefix(prefix, own, Level::detect()).map(|_| ()).expect_err("refused");
+    let error = refused(turned(prefix, short), turned(own, long));
+    assert!(matches!(error, AttnError::TooShort { needed: 100, found: 99, .. }), "{error:?}");
+    for (prefix, own) in [(turned(prefix, long), own), (prefix, turned(own, long))] {
+        assert!(matches!(refused(prefix, own), AttnError::Unsupported { .. }));
+    }
+}
+
 /// Pages that were given back hide their tokens and nothing else, wherever they are; what lies in other pages' place does not
 /// matter.
 #[test]
@@ -131,14 +177,11 @@ fn tokens_of_evicted_pages_are_hidden() {
             let rule = Attention::new().visible_if(|at: At| !hidden.contains(&at.key));
             for level in Level::available() {
                 let got = step(level, &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
-                let mut want = attn_testing::laws::Answer {
-                    out: vec![0.0f32; HEADS * queries * WIDE],
-                    lse: vec![0.0f32; HEADS * queries],
-                };
+                let mut want = Answer { out: vec![0.0f32; HEADS * queries * WIDE], lse: vec![0.0f32; HEADS * queries] };
                 let to = ViewMut::new(&mut want.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
-                let outputs = attn_core::Outputs::new(to).lse(&mut want.lse);
+                let outputs = Outputs::new(to).lse(&mut want.lse);
                 let step = Step::new(&rule, q.sizes, Queries::All, full.view(), level).expect("accepted");
-                let mut scratch = attn_simd::Workspace::new();
+                let mut scratch = Workspace::new();
                 step.split(q.view(), outputs)
                     .expect("accepted")
                     .run(scratch.lines(step.workspace_lines()))
