@@ -181,8 +181,12 @@ impl<'w> Split<'w> {
     /// Computes one piece. Any number of threads may do so at once, each with scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError`] where the state has not the piece's length or the scratch is too short; nothing has been done then.
+    /// [`AttnError`] where the piece is not of this call, the state has not its length or the scratch is too short; nothing has been done
+    /// then.
     pub fn compute(&self, part: &Part, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
+        if !self.call.has(part.unit()) {
+            return Err(AttnError::Unsupported { what: "a piece of another call" });
+        }
         AttnError::check_size("state of a piece", part.state_len(), state.len())?;
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         self.call.compute(part, state, &mut Buffers::new(workspace, &self.call.sizes));
@@ -385,13 +389,25 @@ impl Call<'_> {
         });
     }
 
-    /// Where the rows of a unit are.
+    /// Whether a unit's rows are rows of this call.
+    fn has(&self, unit: &Unit) -> bool {
+        let sequences = if unit.shared { unit.sequence..self.calls.count() } else { unit.sequence..unit.sequence + 1 };
+        unit.sequence < self.calls.count()
+            && unit.kv_head < self.heads[0]
+            && (self.prefix.is_some() || !unit.shared)
+            && {
+                let queries = sequences.fold(0usize, |sum, sequence| sum.saturating_add(self.calls.q_len(sequence)));
+                unit.first.saturating_add(unit.rows) <= queries.saturating_mul(self.heads[1])
+            }
+    }
+
+    /// Where the rows of a unit are, of which there [are](Self::has) as many.
     pub(super) fn rows_of<'r>(&self, unit: &Unit, rows: &'r mut RowPlaces) -> &'r [RowAt] {
         let group = self.heads[1];
         let (mut sequence, mut n) = (unit.sequence, unit.first);
         let (mut end, mut place) = (group * self.calls.q_len(sequence), self.calls.place(sequence));
         for row in &mut rows[..unit.rows] {
-            while n >= end {
+            while n >= end && sequence < self.calls.count() {
                 sequence += 1;
                 n = 0;
                 (end, place) = (group * self.calls.q_len(sequence), self.calls.place(sequence));

@@ -2,7 +2,9 @@
 //! a call is cut.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
+use attn_core::kv_cache::CacheView;
+use attn_core::{Align, Attention, AttnError, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
+use attn_simd::decode::{Queries, Step};
 use attn_simd::{Kernel, Level, Line, Plan, Work, Workspace};
 use attn_testing::cases::{Inputs, shape};
 use attn_testing::laws::{self, Answer, attend, oracle, same_bits};
@@ -190,4 +192,31 @@ fn parts_of_the_wrong_size_are_refused() {
     let len = split.states_len(cut);
     assert!(split.finish(cut, &mut vec![0.0; len + 1]).is_err());
     assert_eq!(out, [7.0; 16]);
+}
+
+/// Pieces of one call are refused by another that has not their rows.
+#[test]
+fn pieces_of_another_call_are_refused() {
+    let (x, attn, level) = (vec![0.5f32; 3 * 40 * 8], Attention::new(), Level::detect());
+    let cache = |sequences| CacheView::of_tensors(kv(&x, sequences), kv(&x, sequences)).unwrap();
+    fn kv(x: &[f32], sequences: usize) -> View<'_, f32> {
+        View::new(x, Layout::Bhsd, [sequences, 1, 40, 8]).unwrap()
+    }
+    let step = |sequences, queries| {
+        Step::new(&attn, [sequences, 1, queries, 8], Queries::All, cache(sequences), level).unwrap()
+    };
+    let (mut out, mut small_out) = (vec![0.0f32; 3 * 5 * 8], vec![0.0f32; 8]);
+    let (large, small) = (step(3, 5), step(1, 1));
+    let q = |sequences, queries| View::new(&x, Layout::Bhsd, [sequences, 1, queries, 8]).unwrap();
+    let to = ViewMut::new(&mut out, Layout::Bhsd, [3, 1, 5, 8]).unwrap();
+    let large = large.split(q(3, 5), to).unwrap();
+    let to = ViewMut::new(&mut small_out, Layout::Bhsd, [1, 1, 1, 8]).unwrap();
+    let small = small.split(q(1, 1), to).unwrap();
+    let mut lines = vec![Line::ZERO; large.workspace_lines().max(small.workspace_lines())];
+    for part in large.parts(large.cut(4)) {
+        let mut state = vec![9.0; part.state_len()];
+        let refused = small.compute(&part, &mut state, &mut lines);
+        assert!(matches!(refused, Err(AttnError::Unsupported { .. })) && state.iter().all(|&x| x == 9.0));
+        assert!(large.compute(&part, &mut state, &mut lines).is_ok());
+    }
 }
