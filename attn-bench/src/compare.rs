@@ -27,6 +27,11 @@ use crate::report::{FORMAT, Report};
 /// What a case may be slower by before it counts, if noise is nil.
 pub const THRESHOLD: f64 = 0.05;
 
+/// How the columns of a comparison are read.
+pub const LEGEND: &str = "Then and now are medians in seconds of the clock. The ratio is that of time times peak, now over then: each sample is \
+    weighed by the FMA peak probed beside it, so that a faster or slower clock counts for nothing, and the ratio may differ from now \
+    over then. The band is what it may be off by before it counts: the threshold and twice the noise of both runs.";
+
 /// Taken for the noise of a case with fewer than two samples.
 const UNKNOWN_NOISE: f64 = 0.1;
 
@@ -209,6 +214,8 @@ pub struct Comparison {
     pub added: Vec<String>,
     /// Why the numbers may mean little.
     pub warnings: Vec<String>,
+    /// What a case may be slower by before it counts, if noise is nil.
+    pub threshold: f64,
 }
 
 impl Comparison {
@@ -240,12 +247,27 @@ impl Comparison {
             }
         }
         let gone = old.cases.iter().map(|c| &c.name).filter(|name| find(&new.cases, name).is_none()).cloned().collect();
-        Self { rows, gone, added, warnings: warnings(&old.machine, &new.machine) }
+        Self { rows, gone, added, warnings: warnings(&old.machine, &new.machine), threshold }
     }
 
     /// The names of the cases that became slower.
     pub fn slower(&self) -> impl Iterator<Item = &str> {
         self.rows.iter().filter(|row| row.verdict == Verdict::Slower).map(|row| row.name.as_str())
+    }
+
+    /// Counts, in a sentence: slower, faster, the same.
+    pub fn summary(&self) -> String {
+        let count = |verdict| self.rows.iter().filter(|row| row.verdict == verdict).count();
+        format!(
+            "{} cases: {} slower, {} faster, {} the same within {} % and noise; median ratio {:.3}",
+            self.rows.len(),
+            count(Verdict::Slower),
+            count(Verdict::Faster),
+            count(Verdict::Same),
+            // Without the digits that 5/100·100 may leave.
+            (self.threshold * 1e6).round() / 1e4,
+            self.overall()
+        )
     }
 
     /// The median of all ratios: what the whole run is off by.

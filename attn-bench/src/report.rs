@@ -10,6 +10,7 @@ pub mod table;
 use attn_simd::Level;
 use serde::{Deserialize, Serialize};
 
+use crate::compare::Comparison;
 use crate::crossover::{Crossover, WIDTHS};
 use crate::curve::{Curve, Who};
 use crate::fit::PowerLaw;
@@ -43,6 +44,9 @@ pub struct Report {
     pub layer: Option<Layer>,
     /// The points, with all samples.
     pub curves: Vec<Curve>,
+    /// Against an earlier run, if one was named. Not part of the JSON: it can be made again from both files.
+    #[serde(skip)]
+    pub comparison: Option<Comparison>,
 }
 
 /// The fitted growth of one line of a curve.
@@ -77,7 +81,19 @@ impl Report {
         let predictions = first.map_or_else(Vec::new, |curve| predict(curve, &roofs, level.lanes()));
         let footprints = first.map_or_else(Vec::new, |curve| footprints(curve, level));
         let (format, kind) = (FORMAT.into(), "curve".into());
-        Self { format, kind, machine, growth, crossovers, roofs, predictions, footprints, layer, curves }
+        Self {
+            format,
+            kind,
+            machine,
+            growth,
+            crossovers,
+            roofs,
+            predictions,
+            footprints,
+            layer,
+            curves,
+            comparison: None,
+        }
     }
 
     /// As JSON, indented. A number that is not finite, which no measured curve contains, becomes `null`.

@@ -231,6 +231,24 @@ mod tests {
     }
 
     #[test]
+    fn a_comparison_stands_first() {
+        use crate::compare::{Comparison, Run, THRESHOLD};
+        let mut report = report();
+        assert!(!page(&report).contains("Against the earlier run"));
+        let run = Run::of_curves(&report.machine, &report.curves);
+        report.comparison = Some(Comparison::new(&run, &run, THRESHOLD));
+        let cases = run.cases.len();
+        for text in [page(&report), crate::report::markdown::page(&report)] {
+            let (at, growth) = (text.find("Against the earlier run"), text.find("How the cost grows"));
+            assert!(at.is_some() && at < growth, "{at:?}, {growth:?}");
+            assert!(
+                text.contains(&format!("{cases} cases: 0 slower, 0 faster, {cases} the same within 5 % and noise")),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn an_empty_curve_still_makes_a_page() {
         let mut report = report();
         report.curves[0].points.clear();

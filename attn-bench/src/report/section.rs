@@ -3,6 +3,7 @@
 use comfy_table::Table;
 
 use super::{Report, table};
+use crate::compare::LEGEND;
 
 /// A table.
 pub(super) struct Section {
@@ -22,7 +23,13 @@ impl Section {
 
 /// All tables but that of all points.
 pub(super) fn sections(report: &Report) -> Vec<Section> {
-    let mut sections = vec![Section::new("How the cost grows", GROWTH, table::growth(report))];
+    let mut sections = Vec::new();
+    if let Some(comparison) = &report.comparison {
+        let warnings: String = comparison.warnings.iter().map(|warning| format!("Note: {warning}. ")).collect();
+        let note = format!("{}. {warnings}{LEGEND}", comparison.summary());
+        sections.push(Section::new("Against the earlier run", note, table::comparison(comparison, true)));
+    }
+    sections.push(Section::new("How the cost grows", GROWTH, table::growth(report)));
     for curve in &report.curves {
         sections.push(Section::new(format!("Time per call: {}", curve.title()), TIMES, table::times(curve)));
     }

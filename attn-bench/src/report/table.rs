@@ -319,7 +319,7 @@ mod tests {
             verdict,
         };
         let rows = vec![row("a/n1", 1.25, Verdict::Slower), row("b/n2", 1.01, Verdict::Same)];
-        let both = Comparison { rows, gone: vec![], added: vec![], warnings: vec![] };
+        let both = Comparison { rows, gone: vec![], added: vec![], warnings: vec![], threshold: 0.05 };
         let text = comparison(&both, false).trim_fmt();
         let line = text.lines().find(|line| line.contains("a/n1")).unwrap();
         for part in ["SLOWER", "1.00 ms", "1.25 ms", "1.250×", "± 6.2 %"] {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use attn_bench::compare::{Comparison, Run, Verdict};
+use attn_bench::compare::{Comparison, LEGEND, Run};
 use attn_bench::report::table;
 
 use super::{Args, Failure};
@@ -46,16 +46,7 @@ pub(super) fn conclude(args: &Args, old: &Run, comparison: &Comparison) -> Resul
         println!("{warning}");
     }
     println!("{}", table::comparison(comparison, true));
-    let count = |verdict| comparison.rows.iter().filter(|row| row.verdict == verdict).count();
-    println!(
-        "{} cases: {} slower, {} faster, {} the same within {} % and noise; median ratio {:.3}",
-        comparison.rows.len(),
-        count(Verdict::Slower),
-        count(Verdict::Faster),
-        count(Verdict::Same),
-        args.threshold,
-        comparison.overall()
-    );
+    println!("{}\n{LEGEND}", comparison.summary());
     for (names, what) in [(&comparison.gone, "only in the old run"), (&comparison.added, "only in this run")] {
         if let Some(first) = names.first() {
             println!("{} cases are {what}, such as {first}", names.len());

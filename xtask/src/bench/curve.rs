@@ -179,7 +179,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
 
-    let report = Report::new(machine, settings.level, curves, roofs, layer);
+    let report = Report { comparison, ..Report::new(machine, settings.level, curves, roofs, layer) };
     show(&report);
     let page = args.report.join("report.html");
     write(&page, &html::page(&report))?;
@@ -190,7 +190,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         write(path, &json)?;
         println!("Samples: {}", path.display());
     }
-    old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
+    old.zip(report.comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
 /// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a regression stays.
