@@ -139,7 +139,8 @@ typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t q
 typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it.
+// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that another one would have to
+// switch on, such as scale without has_scale or window_left without window, is refused (ATTN_STATUS_OPTION).
 typedef struct AttnOptions {
   // sizeof(AttnOptions)
   size_t struct_size;

@@ -29,6 +29,8 @@ pub(crate) enum Error {
     Overlap { what: &'static str, with: &'static str },
     /// A number that names nothing.
     Unknown { what: &'static str, value: u32 },
+    /// An option that another one would have to switch on: left alone it would do nothing.
+    Idle { what: &'static str, needs: &'static str },
     /// A number type that does not go there.
     Dtype { what: &'static str, wanted: &'static str, value: u32 },
     /// A byte of a boolean tensor that is neither 0 nor 1.
@@ -68,7 +70,9 @@ impl Error {
             Self::StructSize { .. } | Self::StructTail { .. } => AttnStatus::StructSize,
             Self::Misaligned { .. } => AttnStatus::Misaligned,
             Self::Overlap { .. } => AttnStatus::Overlap,
-            Self::Unknown { .. } | Self::Dtype { .. } | Self::Level(LevelError::Unknown) => AttnStatus::Option,
+            Self::Unknown { .. } | Self::Idle { .. } | Self::Dtype { .. } | Self::Level(LevelError::Unknown) => {
+                AttnStatus::Option
+            }
             Self::NotBool { .. } => AttnStatus::Table,
             Self::Level(_) => AttnStatus::Unsupported,
             Self::Busy => AttnStatus::Busy,
@@ -91,6 +95,7 @@ impl fmt::Display for Error {
             Self::Misaligned { what, align } => write!(f, "{what} is not aligned to {align} bytes"),
             Self::Overlap { what, with } => write!(f, "{what} shares memory with {with}"),
             Self::Unknown { what, value } => write!(f, "{what} is {value}, which names nothing"),
+            Self::Idle { what, needs } => write!(f, "{what} is set, but not {needs}: it would do nothing"),
             Self::Dtype { what, wanted, value } => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
             Self::NotBool { what, at, value } => {
                 write!(f, "{what}: byte {at} is {value}; a boolean tensor holds 0 and 1 only")

@@ -183,6 +183,36 @@ fn documents<'a>(o: &AttnOptions, tables: &Tables<'a>) -> Result<Option<Document
     Ok(Some(documents))
 }
 
+/// Refuses options that nothing would heed, such as a window's bounds without its alignment: what was meant is not what would run.
+fn no_idle(o: &AttnOptions, tables: &Tables<'_>) -> Result<()> {
+    let is_none = |align: u32| align == AttnAlign::None as u32;
+    let offset = |align: u32, offset: isize| is_none(align) && offset != 0;
+    let bounds = |align: u32, both: [usize; 2]| is_none(align) && both.iter().any(|&x| x != 0 && x != ATTN_UNBOUNDED);
+    let documents = tables.cu_q.is_some();
+    let idle = [
+        (o.has_scale == 0 && o.scale != 0.0, "scale", "has_scale"),
+        (offset(o.causal, o.causal_offset), "causal_offset", "causal"),
+        (offset(o.window, o.window_offset), "window_offset", "window"),
+        (offset(o.prefix, o.prefix_offset), "prefix_offset", "prefix"),
+        (offset(o.alibi, o.alibi_offset), "alibi_offset", "alibi"),
+        (offset(o.document_causal, o.document_causal_offset), "document_causal_offset", "document_causal"),
+        (offset(o.document_window, o.document_window_offset), "document_window_offset", "document_window"),
+        (bounds(o.window, [o.window_left, o.window_right]), "window_left or window_right", "window"),
+        (
+            bounds(o.document_window, [o.document_window_left, o.document_window_right]),
+            "document_window_left or document_window_right",
+            "document_window",
+        ),
+        (o.document_causal != 0 && !documents, "document_causal", "cu_q and cu_k"),
+        (o.document_window != 0 && !documents, "document_window", "cu_q and cu_k"),
+        (o.alibi != 0 && tables.slopes.is_none(), "alibi", "alibi_slopes"),
+    ];
+    match idle.into_iter().find(|&(is_idle, ..)| is_idle) {
+        Some((_, what, needs)) => Err(Error::Idle { what, needs }),
+        None => Ok(()),
+    }
+}
+
 /// The options of the engines. `nodes` are those of `tables`.
 pub(crate) fn attention<'a>(
     o: &AttnOptions,
@@ -195,7 +225,9 @@ pub(crate) fn attention<'a>(
             return Err(Error::Unknown { what, value });
         }
     }
-    let mut attn = Attention::new().mask(mask(o, tables, masks, nodes)?);
+    let mask = mask(o, tables, masks, nodes)?;
+    no_idle(o, tables)?;
+    let mut attn = Attention::new().mask(mask);
     match o.precision {
         value if value == AttnPrecision::Exact as u32 => {}
         value if value == AttnPrecision::Fast as u32 => attn = attn.precision(Precision::Fast),

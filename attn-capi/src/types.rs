@@ -217,7 +217,8 @@ pub type AttnVisibleIf =
     Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
 /// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it.
+/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that another one would have to
+/// switch on, such as scale without has_scale or window_left without window, is refused (ATTN_STATUS_OPTION).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnOptions {

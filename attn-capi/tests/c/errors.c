@@ -104,6 +104,8 @@ static void errors(void) {
     CASE("no struct size", ATTN_STATUS_STRUCT_SIZE, c.options.struct_size = 0);
     CASE("alignment", ATTN_STATUS_OPTION, c.options.causal = 9);
     CASE("NaN", ATTN_STATUS_OPTION, c.options.softcap = NAN);
+    CASE("scale without its flag", ATTN_STATUS_OPTION, c.options.scale = 0.5);
+    CASE("window without alignment", ATTN_STATUS_OPTION, c.options.window_left = 2);
     CASE("no level", ATTN_STATUS_OPTION, c.options.level = "mmx");
     CASE("no table", ATTN_STATUS_NULL_POINTER, c.options.kv_lens_len = 2);
     CASE("table", ATTN_STATUS_TABLE, size_t *lens = block(&c, 2 * sizeof *lens); lens[0] = 5; lens[1] = 6;

@@ -296,3 +296,30 @@ fn a_text_that_does_not_fit_is_cut_and_said_so() {
     assert_eq!(c::explain(&options(), &shape, 1, 0).0, AttnStatus::Bounds);
     assert_eq!(c::explain(&options(), &shape, AttnDtype::F64 as u32, 256).0, AttnStatus::Option);
 }
+
+/// An option that another one must switch on would do nothing: what was meant is not what would run.
+#[test]
+fn an_option_that_nothing_heeds_is_refused() {
+    type Set = fn(&mut AttnOptions);
+    let cases: [(&str, &str, Set); 11] = [
+        ("scale", "has_scale", |o| o.scale = 0.5),
+        ("causal_offset", "causal", |o| o.causal_offset = 1),
+        ("window_offset", "window", |o| o.window_offset = 1),
+        ("prefix_offset", "prefix", |o| o.prefix_offset = 1),
+        ("alibi_offset", "alibi", |o| o.alibi_offset = 1),
+        ("document_causal_offset", "document_causal", |o| o.document_causal_offset = 1),
+        ("document_window_offset", "document_window", |o| o.document_window_offset = 1),
+        ("window_left", "window", |o| o.window_left = 2),
+        ("document_window_right", "document_window", |o| o.document_window_right = 2),
+        ("document_causal", "cu_q", |o| o.document_causal = AttnAlign::BottomRight as u32),
+        ("alibi", "alibi_slopes", |o| o.alibi = AttnAlign::BottomRight as u32),
+    ];
+    for (what, needs, set) in cases {
+        refuses(AttnStatus::Option, &[what, needs, "do nothing"], |case| set(&mut case.options));
+    }
+    // No bounds are what a window without bounds has.
+    let open =
+        |case: &mut Case| (case.options.window_left, case.options.window_right) = (ATTN_UNBOUNDED, ATTN_UNBOUNDED);
+    assert_eq!(refused(open).0, AttnStatus::Ok);
+    assert_eq!(refused(|case| case.options.document_window = AttnAlign::TopLeft as u32).0, AttnStatus::Option);
+}

@@ -126,7 +126,7 @@ fn masks_by_tables() {
         with(|o| {
             (o.cu_q, o.cu_q_len, o.cu_k, o.cu_k_len) = (cu_q.as_ptr(), 3, cu_k.as_ptr(), 3);
             (o.document_causal, o.document_window) = (causal, window);
-            (o.document_window_left, o.document_window_right) = (1, 0);
+            (o.document_window_left, o.document_window_right) = if window == 0 { (0, 0) } else { (1, 0) };
         })
     };
     let documents = Documents::new(&cu_q, &cu_k);
