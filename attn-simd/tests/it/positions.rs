@@ -96,6 +96,20 @@ fn tables_are_checked() {
     assert!(turned.turn().is_some() && turned.after(2).is_ok());
     let refused = turned.after(3).map(|_| ()); // tokens 3..13, rows 0..12
     assert!(matches!(refused, Err(AttnError::TooShort { needed: 13, found: 12, .. })), "{refused:?}");
+    // Tables of two heads or sequences, and of more pairs than a key has.
+    let table = vec![0.0f32; 2 * 10 * DIM];
+    let of = |sizes: [usize; 4]| {
+        let len: usize = sizes.iter().product();
+        let table = View::new(&table[..len], Layout::Bhsd, sizes).expect("a table");
+        let tables = RopeTables::new(Pairing::Half, table, table).expect("alike");
+        cache.cache_relative(tables).map(|_| ())
+    };
+    for sizes in [[1, 2, 10, 8], [2, 1, 10, 8]] {
+        assert!(matches!(of(sizes), Err(AttnError::Size { expected: 1, found: 2, .. })), "{:?}", of(sizes));
+    }
+    let refused = of([1, 1, 10, DIM / 2 + 1]);
+    assert!(matches!(refused, Err(AttnError::Index { value: 13, limit: 13, .. })), "{refused:?}");
+    assert_eq!(of([1, 1, 10, DIM / 2]), Ok(()));
     let wide = [vec![0.0f64; 80], vec![0.0f64; 80]];
     let [cos, sin] = wide.each_ref().map(|x| View::new(x, Layout::Bhsd, [1, 1, 10, 8]).expect("a table"));
     let doubles = cache.cache_relative(RopeTables::new(Pairing::Half, cos, sin).expect("alike")).expect("fits");

@@ -1,7 +1,7 @@
 //! A prefix that sequences share: the result of a cache that holds it for each of them, read once for all.
 
 use attn_core::half::f16;
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, RingCache};
 use attn_core::{Alibi, Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::{Queries, Source, Step};
 use attn_simd::{Level, Line, Workspace};
@@ -186,6 +186,9 @@ fn the_two_caches_may_differ_in_type() {
         };
         let narrow = of(CacheView::of_tensors(narrow[0].view(), narrow[1].view()).expect("a prefix").into());
         assert!(narrow == of(CacheView::of_tensors(wide[0].view(), wide[1].view()).expect("a prefix").into()));
+        // Rounding the prefix shows, so it is the narrow one that was read.
+        let [unrounded, _] = parts.caches();
+        assert!(narrow != of(unrounded.into()));
     }
 }
 
@@ -215,4 +218,16 @@ fn prefixes_that_do_not_fit_are_refused() {
     // Queries are tokens of the sequence itself, not of the prefix.
     assert!(matches!(refused(prefix, Queries::First(&[1, 1, 2])), AttnError::Index { at: 2, value: 2, limit: 2, .. }));
     assert!(matches!(cache.after(usize::MAX), Err(AttnError::Overflow { .. })));
+    // A ring that is full is a prefix as good as any; one that has dropped tokens is not, for what it held was seen by later ones.
+    let [mut k, mut v] = [DIM, WIDE].map(|dim| vec![0.0f32; 2 * 10 * dim]);
+    let mut seen = [0];
+    let keys = ViewMut::new(&mut k, Layout::Bhsd, [1, 2, 10, DIM]).expect("keys");
+    let values = ViewMut::new(&mut v, Layout::Bhsd, [1, 2, 10, WIDE]).expect("values");
+    let mut ring = RingCache::new(keys, values, &mut seen, 2, 8).expect("a ring");
+    ring.insert(parts.prefix[0].view(), parts.prefix[1].view()).expect("fits");
+    assert!(Step::with_prefix(&attn, parts.q.sizes, counts, ring.view(), cache, level).is_ok());
+    let first = |x: &Tensor4<f32>| Tensor4::<f32>::new([1, 2, 1, x.sizes[3]], Memory::Bhsd, |at| f64::from(x.at(at)));
+    let (k, v) = (first(&parts.prefix[0]), first(&parts.prefix[1]));
+    ring.insert(k.view(), v.view()).expect("fits");
+    assert!(matches!(refused(ring.view(), counts), AttnError::Unsupported { .. }));
 }
