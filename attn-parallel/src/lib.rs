@@ -8,6 +8,10 @@
 //! `RAYON_NUM_THREADS` is respected. A process that forks after a call may call in the child too: the global pool's threads do
 //! not exist there, so calls from outside a pool start threads of their own.
 //!
+//! A thread computes in its own floating-point mode. A caller that sets flush-to-zero for itself alone, and not for the pool's threads
+//! (`ThreadPoolBuilder::start_handler`), has some rows with numbers below 2⁻¹²⁶ and some without: the one case where bits depend on
+//! which thread took a row.
+//!
 //! ```
 //! use attn_core::{Attention, Layout, View, ViewMut};
 //! let x: Vec<f32> = (0..4 * 200 * 64).map(|n| (n as f32).sin()).collect();

@@ -38,6 +38,9 @@
 //! divided by the number of keys that a row sees (`Σ |v|` is what can be added up), and so must `q·k` and scores below 3.4·10³⁸ itself;
 //! [`attn_core`] says what becomes of larger ones. A visible key whose weight is 0 (below 2⁻¹²⁶ of the largest) makes NaN of a ±∞ in
 //! its value, 0·∞, as in every engine; a hidden key never does.
+//!
+//! The processor's rounding and flush modes are left as they are. A caller that has set flush-to-zero or denormals-are-zero gets
+//! numbers below 2⁻¹²⁶, of inputs and of results, as 0; the bits are then those of that mode.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
