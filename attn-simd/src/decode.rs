@@ -10,6 +10,7 @@
 //! score       scale, soft-cap, bias, ALiBi, closures
 //! sight       what rows see
 //! chunk       the kernel: one unit of rows over some chunks of CHUNK keys
+//! phases      what happens to a tile, compiled per level
 //! tree        merges chunks in a fixed tree, so that no bit depends on the cut
 //! split       a call as pieces for any number of threads
 //! round       which queries are computed together, so that memory stays bounded
@@ -29,6 +30,7 @@ mod chunk;
 mod output;
 mod partial;
 mod parts;
+mod phases;
 mod round;
 mod scales;
 mod score;

@@ -1,12 +1,14 @@
 //! The kernel: some query rows that share keys and values, over some chunks of those keys.
 //!
 //! ```text
-//! for each tile of 64 keys
-//!     dots       s[row][key] = q·k          (int8: times the key's scale)
-//!     score      scale, cap, bias           (only where there is more than a scale)
-//!     hide       −∞ where a row does not see a key
-//!     softmax    scores become weights; maxima, sums and factors
-//!     weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
+//! for each group of tiles, of 64 keys each
+//!     for each tile
+//!         dots       s[row][key] = q·k          (int8: times the key's scale)
+//!         score      scale, cap, bias           (only where there is more than a scale)
+//!         hide       −∞ where a row does not see a key
+//!     for each tile
+//!         softmax    scores become weights; maxima, sums and factors
+//!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
 //! Every element of K and V comes from memory once, whatever the number of rows. Keys that are turned by their place (rotary
 //! positions of a cache) are turned in a copy of the tile.
@@ -15,8 +17,8 @@ use core::ops::Range;
 
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheView, Turn};
-use attn_core::{Row, View};
 
+use super::phases::{Close, Dots, FinishScores, IsFinite, Poison, Queries, Softmax, Weighted};
 use super::scales::{ScaleColumns, Scaling, turned};
 use super::sight::{Jobs, RowAt, Sight, present};
 use super::softmax::State;
@@ -25,12 +27,8 @@ use super::split::Calls;
 use super::tree::Fold;
 use super::{CHUNK, MAX_ROWS, score};
 use crate::input::Input;
-use crate::isa::Isa;
-use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
+use crate::isa::rows::{self, Stored, TILE};
 use crate::job::Scoring;
-use crate::kernel::pack;
-use crate::kernel::visible::Tile;
-use crate::level::Run;
 use crate::workspace::{Cutter, Line, lines_for};
 
 /// Query rows that read the same keys and values: `rows` of them from `first` on, counted as `query · group + head of the group`.
@@ -65,7 +63,7 @@ impl Sizes {
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,
-            s: rows * TILE,
+            s: rows * TILE * tiles_for(rows),
             o: rows * wide,
             row: rows.next_multiple_of(lanes),
             sums: rows * lanes,
@@ -162,7 +160,7 @@ impl Piece<'_, '_> {
                 }
             });
         }
-        b.s[..padded * TILE].fill(0.0);
+        b.s.fill(0.0);
 
         let mut sight = Sight::of(&jobs, rows);
         // Tiles begin at multiples of their size, whatever the first row sees: a key keeps its lane.
@@ -175,67 +173,83 @@ impl Piece<'_, '_> {
         let mut values_at = Located::new(level, cache, cache.v(), of, wide, first);
 
         let mut fold = Fold::new(b.states, n * (shape.value_dim + 2), shape.value_dim);
-        let (mut key, mut fresh) = (start, true);
+        let slots = tiles_for(padded);
+        let (mut seen, mut key, mut fresh) = ([Seen::NONE; TILES], start, true);
         while key < end {
             if fresh {
                 b.state.reset();
                 b.o[..padded * wide].fill(0.0);
                 fresh = false;
             }
-            let keys = tile_at(key);
-            // Where the next tile lies, so that it can be asked for.
-            let after = tile_at(key + keys);
-            keys_at.find_next(level, key + keys, after);
-            values_at.find_next(level, key + keys, after);
-            let (any, all) = sight.look(&jobs, rows, (key, keys), present(cache, of[0], key, keys));
-            if any {
-                let vectors = keys.next_multiple_of(lanes);
-                if columns == 0 {
-                    b.s[..n * TILE].fill(0.0);
-                } else if let Some(tables) = &turn {
-                    let keys = turned(cache, scales, (tables, of), (key, keys), columns, b.k);
-                    level.run(Dots { n, keys: keys.as_unchecked(), q: b.q, s: b.s });
-                } else {
-                    let tile = keys_at.rows(key, keys, b.k);
-                    level.run(Dots { n, keys: tile, q: b.q, s: b.s });
-                    if let Some(scales) = scaling.as_ref().and_then(|scaling| scaling.of_keys(key, keys)) {
-                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s: b.s });
-                    }
-                }
-                if job.mod_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
-                    let words = &mut sight.words;
-                    jobs.for_each(rows, |job, part| {
-                        level.run(FinishScores { job, rows, part, tile: [key, keys], all, words, s: b.s });
-                    });
-                }
-                level.run(Softmax { state: &mut b.state, to_log2: job.log2_scale(), rows: n, keys: vectors, s: b.s });
-                if !job.dropout.is_none() {
-                    for (r, &RowAt { sequence, head, query, .. }) in rows.iter().enumerate() {
-                        let kept = job.dropout.row_bits(shape, sequence, head, query, key);
-                        level.run(score::Replace { row: &mut b.s[r * TILE..][..vectors], seen: kept, other: 0.0 });
-                    }
-                }
-                if wide > 0 {
-                    let values = values_at.rows(key, keys, b.v);
-                    let guarded = !all || job.bias.is_some();
-                    if let Some(scaling) = &scaling {
-                        level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s: b.s });
-                        // A hidden value's scale may be anything, and 0·NaN is NaN.
-                        for (r, &seen) in sight.words.iter().enumerate().take(if guarded { n } else { 0 }) {
-                            level.run(score::Replace { row: &mut b.s[r * TILE..][..vectors], seen, other: 0.0 });
+            // The scores of several tiles, then their values: each stream of memory goes on for longer before the other one comes.
+            let (mut taken, mut at) = (0, key);
+            for (tile, s) in seen.iter_mut().zip(b.s.chunks_exact_mut(padded * TILE)).take(slots) {
+                let keys = tile_at(at);
+                // Where the next tile lies, so that it can be asked for.
+                keys_at.find_next(level, at + keys, tile_at(at + keys));
+                let (any, all) = sight.look(&jobs, rows, (at, keys), present(cache, of[0], at, keys));
+                if any {
+                    let vectors = keys.next_multiple_of(lanes);
+                    if columns == 0 {
+                        s[..n * TILE].fill(0.0);
+                    } else if let Some(tables) = &turn {
+                        let keys = turned(cache, scales, (tables, of), (at, keys), columns, b.k);
+                        level.run(Dots { n, keys: keys.as_unchecked(), q: b.q, s });
+                    } else {
+                        let rows = keys_at.rows(at, keys, b.k);
+                        level.run(Dots { n, keys: rows, q: b.q, s });
+                        if let Some(scales) = scaling.as_ref().and_then(|scaling| scaling.of_keys(at, keys)) {
+                            level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                         }
                     }
-                    if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
-                        let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
-                        poison.weighted(job, &sight.words[..n], wide, (b.s, b.state.factor), b.o, b.v);
-                    } else {
-                        level.run(Weighted { n, values, p: b.s, factor: b.state.factor, o: b.o });
+                    if job.mod_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
+                        let words = &mut sight.words;
+                        jobs.for_each(rows, |job, part| {
+                            level.run(FinishScores { job, rows, part, tile: [at, keys], all, words, s });
+                        });
                     }
+                    tile.words[..n].copy_from_slice(&sight.words[..n]);
+                }
+                (tile.any, tile.all) = (any, all);
+                keys_at.advance();
+                (taken, at) = (taken + 1, at + keys);
+                if at.is_multiple_of(CHUNK) || at == end {
+                    break;
                 }
             }
-            keys_at.advance();
-            values_at.advance();
-            key += keys;
+            for (Seen { any, all, words }, s) in seen.iter().zip(b.s.chunks_exact_mut(padded * TILE)).take(taken) {
+                let keys = tile_at(key);
+                values_at.find_next(level, key + keys, tile_at(key + keys));
+                if *any {
+                    let vectors = keys.next_multiple_of(lanes);
+                    level.run(Softmax { state: &mut b.state, to_log2: job.log2_scale(), rows: n, keys: vectors, s });
+                    if !job.dropout.is_none() {
+                        for (r, &RowAt { sequence, head, query, .. }) in rows.iter().enumerate() {
+                            let kept = job.dropout.row_bits(shape, sequence, head, query, key);
+                            level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen: kept, other: 0.0 });
+                        }
+                    }
+                    if wide > 0 {
+                        let values = values_at.rows(key, keys, b.v);
+                        let guarded = !all || job.bias.is_some();
+                        if let Some(scaling) = &scaling {
+                            level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s });
+                            // A hidden value's scale may be anything, and 0·NaN is NaN.
+                            for (r, &seen) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
+                                level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen, other: 0.0 });
+                            }
+                        }
+                        if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
+                            let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
+                            poison.weighted(job, &words[..n], wide, (s, b.state.factor), b.o, b.v);
+                        } else {
+                            level.run(Weighted { n, values, p: s, factor: b.state.factor, o: b.o });
+                        }
+                    }
+                }
+                values_at.advance();
+                key += keys;
+            }
             if key.is_multiple_of(CHUNK) || key == end {
                 level.run(Close { job, state: &b.state, rows: n, o: b.o, wide, slot: fold.slot() });
                 fold.push(0, (key - 1) / CHUNK);
@@ -249,222 +263,27 @@ impl Piece<'_, '_> {
     }
 }
 
-/// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
-struct Queries<'a> {
-    job: &'a Scoring<'a>,
-    q: &'a Input<'a>,
-    rows: &'a [RowAt],
-    columns: usize,
-    padded: usize,
-    /// What each channel is multiplied by.
-    channels: Option<Row<'a, f32>>,
-    dst: &'a mut [f32],
+/// Most tiles of a group.
+const TILES: usize = CHUNK / TILE;
+
+/// Rows times tiles of a group: 8 KiB of scores, which stay in the first cache.
+const GROUPED: usize = 32;
+
+/// Tiles of a group of so many rows. Keys and values are two streams from memory, and each goes on for longer where scores of several
+/// tiles come before their values. Measured on Zen 5 over cold caches, against one tile: 1.02 to 1.07 times as fast for four rows, 1.06 to
+/// 1.2 for one. No bit depends on it.
+fn tiles_for(rows: usize) -> usize {
+    (GROUPED / rows.max(1)).clamp(1, TILES)
 }
 
-impl Run<()> for Queries<'_> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Self { job, q, rows, columns, padded, channels, dst } = self;
-        dst[..padded * columns].fill(0.0);
-        for (at, row) in rows.iter().zip(dst.chunks_exact_mut(columns.max(1))) {
-            let row = &mut row[..job.shape.head_dim];
-            pack::read_row(isa, q, [at.place[0], at.head, at.place[1]], 0, row);
-            if job.q_factor != 1.0 {
-                row.iter_mut().for_each(|x| *x *= job.q_factor);
-            }
-            if let Some(channels) = channels {
-                row.iter_mut().zip(channels.iter()).for_each(|(x, scale)| *x *= scale);
-            }
-        }
-    }
-}
-
-/// Products of all rows with the keys of a tile.
-struct Dots<'a, T> {
-    n: usize,
-    keys: Unchecked<'a, T>,
-    q: &'a [f32],
-    s: &'a mut [f32],
-}
-
-impl<T: Stored> Run<()> for Dots<'_, T> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Self { n, keys, q, s } = self;
-        for (first, count) in blocks(n, I::LANES) {
-            rows::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
-        }
-    }
-}
-
-/// Weighted values of a tile for all rows.
-struct Weighted<'a, T> {
-    n: usize,
-    values: Unchecked<'a, T>,
-    p: &'a [f32],
-    factor: &'a [f32],
-    o: &'a mut [f32],
-}
-
-impl<T: Stored> Run<()> for Weighted<'_, T> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Self { n, values, p, factor, o } = self;
-        for (first, count) in blocks(n, I::LANES) {
-            let (p, factor) = (&p[first * TILE..], &factor[first..]);
-            rows::weighted(isa, count, values.check(), (p, factor), &mut o[first * values.columns..]);
-        }
-    }
-}
-
-/// Whether all elements of some rows are finite.
-struct IsFinite<'a, T>(Unchecked<'a, T>);
-
-impl<T: Stored> Run<bool> for IsFinite<'_, T> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) -> bool {
-        self.0.check().is_finite(isa)
-    }
-}
-
-/// Scores become weights.
-struct Softmax<'a, 'w> {
-    state: &'a mut State<'w>,
-    to_log2: f32,
-    rows: usize,
-    keys: usize,
-    s: &'a mut [f32],
-}
-
-impl Run<()> for Softmax<'_, '_> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        self.state.push(isa, self.to_log2, self.rows, self.keys, self.s);
-    }
-}
-
-/// Row blocks of a unit: first row, and how many as they are compiled.
-#[inline(always)]
-fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
-    let most = rows::most(lanes);
-    (0..rows).step_by(most).map(move |first| (first, rows::rows_for((rows - first).min(most), lanes)))
-}
-
-/// Finished scores of some rows of a tile, −∞ where a row does not see a key.
-struct FinishScores<'a> {
-    job: &'a Scoring<'a>,
-    rows: &'a [RowAt],
-    /// Which of them.
-    part: Range<usize>,
-    /// First key, and keys.
-    tile: [usize; 2],
-    /// Whether every row sees every key.
+/// What rows see of a tile.
+#[derive(Clone, Copy)]
+struct Seen {
+    any: bool,
     all: bool,
-    words: &'a mut [u64; MAX_ROWS],
-    s: &'a mut [f32],
+    words: [u64; MAX_ROWS],
 }
 
-impl Run<()> for FinishScores<'_> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Self { job, rows, part, tile: [key, keys], all, words, s } = self;
-        if let Some(scale) = job.mod_scale {
-            for r in part.clone() {
-                let RowAt { sequence, head, query, .. } = rows[r];
-                let tile = Tile { batch: sequence, head, query, rows: 1, key, keys };
-                score::finish(isa, job, scale, tile, &mut words[r], &mut s[r * TILE..][..TILE]);
-            }
-        }
-        // The last tile of a sequence may end inside a vector.
-        if !all || job.bias.is_some() || !keys.is_multiple_of(I::LANES) {
-            let vectors = keys.next_multiple_of(I::LANES);
-            for r in part {
-                if words[r] != u64::MAX {
-                    score::replace_hidden(isa, &mut s[r * TILE..][..vectors], words[r], f32::NEG_INFINITY);
-                }
-            }
-        }
-    }
-}
-
-/// Writes the state of a chunk: maxima in natural logarithms, sums, outputs.
-struct Close<'a, 'w> {
-    job: &'a Scoring<'a>,
-    state: &'a State<'w>,
-    rows: usize,
-    o: &'a [f32],
-    wide: usize,
-    slot: &'a mut [f32],
-}
-
-impl Run<()> for Close<'_, '_> {
-    #[inline(always)]
-    fn run<I: Isa>(self, _: I) {
-        let Self { job, state, rows, o, wide, slot } = self;
-        for (r, row) in slot.chunks_exact_mut(job.shape.value_dim + 2).enumerate().take(rows) {
-            let (max, sum) = state.of_row::<I>(r);
-            // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is made.
-            let exact = f64::from(max) * job.to_ln;
-            let natural = match max.is_finite() {
-                true => exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32,
-                false => max,
-            };
-            // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third order.
-            let moved = exact - f64::from(natural);
-            let follow =
-                if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
-            row[0] = natural;
-            row[1] = sum * follow;
-            for (x, &o) in row[2..].iter_mut().zip(&o[r * wide..]) {
-                *x = o * follow;
-            }
-        }
-    }
-}
-
-/// A tile with values that are NaN or infinite, some of which some rows must not see: 0·NaN is NaN.
-struct Poison<'p, 'c, T> {
-    cache: &'p CacheView<'c, T>,
-    view: View<'c, T>,
-    at: [usize; 3],
-    keys: usize,
-}
-
-impl<T: Stored> Poison<'_, '_, T> {
-    /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words` say which keys
-    /// each row sees.
-    fn weighted(
-        &self,
-        job: &Scoring<'_>,
-        words: &[u64],
-        wide: usize,
-        (p, factor): (&[f32], &[f32]),
-        o: &mut [f32],
-        copy: &mut [f32],
-    ) {
-        let mut starts: Starts = [0; 2 * TILE];
-        let [sequence, head, token] = self.at;
-        for (j, (row, start)) in copy.chunks_exact_mut(wide).zip(starts.iter_mut()).enumerate().take(self.keys) {
-            *start = j * wide;
-            row.fill(0.0);
-            let Some(run) = self.cache.run(sequence, token + j) else { continue };
-            for (x, value) in row.iter_mut().zip(self.view.row(run.row, head, run.slot).iter()) {
-                let value = value.widen();
-                *x = if value.is_finite() { value } else { 0.0 };
-            }
-        }
-        let values = Unchecked { data: &*copy, starts: &starts, base: 0, len: self.keys, columns: wide };
-        job.level.run(Weighted { n: words.len(), values, p, factor, o: &mut *o });
-        for j in 0..self.keys {
-            let Some(run) = self.cache.run(sequence, token + j) else { continue };
-            for (c, value) in self.view.row(run.row, head, run.slot).iter().enumerate() {
-                let value = value.widen();
-                if !value.is_finite() {
-                    for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
-                        o[r * wide + c] += p[r * TILE + j] * value;
-                    }
-                }
-            }
-        }
-    }
+impl Seen {
+    const NONE: Self = Self { any: false, all: false, words: [0; MAX_ROWS] };
 }

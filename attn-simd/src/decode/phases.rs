@@ -1,0 +1,237 @@
+//! The phases of the [kernel](super::chunk) that are compiled per level: what happens to one tile, and to a chunk when it ends.
+
+use core::ops::Range;
+
+use attn_core::kv_cache::CacheView;
+use attn_core::{Row, View};
+
+use super::sight::RowAt;
+use super::softmax::State;
+use super::{MAX_ROWS, score};
+use crate::input::Input;
+use crate::isa::Isa;
+use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
+use crate::job::Scoring;
+use crate::kernel::pack;
+use crate::kernel::visible::Tile;
+use crate::level::Run;
+
+/// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
+pub(super) struct Queries<'a> {
+    pub(super) job: &'a Scoring<'a>,
+    pub(super) q: &'a Input<'a>,
+    pub(super) rows: &'a [RowAt],
+    pub(super) columns: usize,
+    pub(super) padded: usize,
+    /// What each channel is multiplied by.
+    pub(super) channels: Option<Row<'a, f32>>,
+    pub(super) dst: &'a mut [f32],
+}
+
+impl Run<()> for Queries<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { job, q, rows, columns, padded, channels, dst } = self;
+        dst[..padded * columns].fill(0.0);
+        for (at, row) in rows.iter().zip(dst.chunks_exact_mut(columns.max(1))) {
+            let row = &mut row[..job.shape.head_dim];
+            pack::read_row(isa, q, [at.place[0], at.head, at.place[1]], 0, row);
+            if job.q_factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= job.q_factor);
+            }
+            if let Some(channels) = channels {
+                row.iter_mut().zip(channels.iter()).for_each(|(x, scale)| *x *= scale);
+            }
+        }
+    }
+}
+
+/// Products of all rows with the keys of a tile.
+pub(super) struct Dots<'a, T> {
+    pub(super) n: usize,
+    pub(super) keys: Unchecked<'a, T>,
+    pub(super) q: &'a [f32],
+    pub(super) s: &'a mut [f32],
+}
+
+impl<T: Stored> Run<()> for Dots<'_, T> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { n, keys, q, s } = self;
+        for (first, count) in blocks(n, I::LANES) {
+            rows::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
+        }
+    }
+}
+
+/// Weighted values of a tile for all rows.
+pub(super) struct Weighted<'a, T> {
+    pub(super) n: usize,
+    pub(super) values: Unchecked<'a, T>,
+    pub(super) p: &'a [f32],
+    pub(super) factor: &'a [f32],
+    pub(super) o: &'a mut [f32],
+}
+
+impl<T: Stored> Run<()> for Weighted<'_, T> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { n, values, p, factor, o } = self;
+        for (first, count) in blocks(n, I::LANES) {
+            let (p, factor) = (&p[first * TILE..], &factor[first..]);
+            rows::weighted(isa, count, values.check(), (p, factor), &mut o[first * values.columns..]);
+        }
+    }
+}
+
+/// Whether all elements of some rows are finite.
+pub(super) struct IsFinite<'a, T>(pub(super) Unchecked<'a, T>);
+
+impl<T: Stored> Run<bool> for IsFinite<'_, T> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> bool {
+        self.0.check().is_finite(isa)
+    }
+}
+
+/// Scores become weights.
+pub(super) struct Softmax<'a, 'w> {
+    pub(super) state: &'a mut State<'w>,
+    pub(super) to_log2: f32,
+    pub(super) rows: usize,
+    pub(super) keys: usize,
+    pub(super) s: &'a mut [f32],
+}
+
+impl Run<()> for Softmax<'_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        self.state.push(isa, self.to_log2, self.rows, self.keys, self.s);
+    }
+}
+
+/// Row blocks of a unit: first row, and how many as they are compiled.
+#[inline(always)]
+fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let most = rows::most(lanes);
+    (0..rows).step_by(most).map(move |first| (first, rows::rows_for((rows - first).min(most), lanes)))
+}
+
+/// Finished scores of some rows of a tile, −∞ where a row does not see a key.
+pub(super) struct FinishScores<'a> {
+    pub(super) job: &'a Scoring<'a>,
+    pub(super) rows: &'a [RowAt],
+    /// Which of them.
+    pub(super) part: Range<usize>,
+    /// First key, and keys.
+    pub(super) tile: [usize; 2],
+    /// Whether every row sees every key.
+    pub(super) all: bool,
+    pub(super) words: &'a mut [u64; MAX_ROWS],
+    pub(super) s: &'a mut [f32],
+}
+
+impl Run<()> for FinishScores<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { job, rows, part, tile: [key, keys], all, words, s } = self;
+        if let Some(scale) = job.mod_scale {
+            for r in part.clone() {
+                let RowAt { sequence, head, query, .. } = rows[r];
+                let tile = Tile { batch: sequence, head, query, rows: 1, key, keys };
+                score::finish(isa, job, scale, tile, &mut words[r], &mut s[r * TILE..][..TILE]);
+            }
+        }
+        // The last tile of a sequence may end inside a vector.
+        if !all || job.bias.is_some() || !keys.is_multiple_of(I::LANES) {
+            let vectors = keys.next_multiple_of(I::LANES);
+            for r in part {
+                if words[r] != u64::MAX {
+                    score::replace_hidden(isa, &mut s[r * TILE..][..vectors], words[r], f32::NEG_INFINITY);
+                }
+            }
+        }
+    }
+}
+
+/// Writes the state of a chunk: maxima in natural logarithms, sums, outputs.
+pub(super) struct Close<'a, 'w> {
+    pub(super) job: &'a Scoring<'a>,
+    pub(super) state: &'a State<'w>,
+    pub(super) rows: usize,
+    pub(super) o: &'a [f32],
+    pub(super) wide: usize,
+    pub(super) slot: &'a mut [f32],
+}
+
+impl Run<()> for Close<'_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        let Self { job, state, rows, o, wide, slot } = self;
+        for (r, row) in slot.chunks_exact_mut(job.shape.value_dim + 2).enumerate().take(rows) {
+            let (max, sum) = state.of_row::<I>(r);
+            // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is made.
+            let exact = f64::from(max) * job.to_ln;
+            let natural = match max.is_finite() {
+                true => exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32,
+                false => max,
+            };
+            // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third order.
+            let moved = exact - f64::from(natural);
+            let follow =
+                if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
+            row[0] = natural;
+            row[1] = sum * follow;
+            for (x, &o) in row[2..].iter_mut().zip(&o[r * wide..]) {
+                *x = o * follow;
+            }
+        }
+    }
+}
+
+/// A tile with values that are NaN or infinite, some of which some rows must not see: 0·NaN is NaN.
+pub(super) struct Poison<'p, 'c, T> {
+    pub(super) cache: &'p CacheView<'c, T>,
+    pub(super) view: View<'c, T>,
+    pub(super) at: [usize; 3],
+    pub(super) keys: usize,
+}
+
+impl<T: Stored> Poison<'_, '_, T> {
+    /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words` say which keys
+    /// each row sees.
+    pub(super) fn weighted(
+        &self,
+        job: &Scoring<'_>,
+        words: &[u64],
+        wide: usize,
+        (p, factor): (&[f32], &[f32]),
+        o: &mut [f32],
+        copy: &mut [f32],
+    ) {
+        let mut starts: Starts = [0; 2 * TILE];
+        let [sequence, head, token] = self.at;
+        for (j, (row, start)) in copy.chunks_exact_mut(wide).zip(starts.iter_mut()).enumerate().take(self.keys) {
+            *start = j * wide;
+            row.fill(0.0);
+            let Some(run) = self.cache.run(sequence, token + j) else { continue };
+            for (x, value) in row.iter_mut().zip(self.view.row(run.row, head, run.slot).iter()) {
+                let value = value.widen();
+                *x = if value.is_finite() { value } else { 0.0 };
+            }
+        }
+        let values = Unchecked { data: &*copy, starts: &starts, base: 0, len: self.keys, columns: wide };
+        job.level.run(Weighted { n: words.len(), values, p, factor, o: &mut *o });
+        for j in 0..self.keys {
+            let Some(run) = self.cache.run(sequence, token + j) else { continue };
+            for (c, value) in self.view.row(run.row, head, run.slot).iter().enumerate() {
+                let value = value.widen();
+                if !value.is_finite() {
+                    for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
+                        o[r * wide + c] += p[r * TILE + j] * value;
+                    }
+                }
+            }
+        }
+    }
+}
