@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
-use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Modifier, Outputs, Problem, Result, View};
+use attn_core::{
+    Align, Attention, AttnError, AttnShape, Mask, Modifier, Outputs, Problem, Result, View, default_scale,
+};
 
 use super::chunk::Sizes;
 use super::source::Source;
@@ -193,7 +195,9 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         }
         let shape = source.shape([batch, q_heads, q_len, head_dim])?;
         let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
-        let attn = attn.by_ref().mask(mask);
+        // The root is found digit by digit: once, not for every piece of work.
+        let scale = attn.get_scale().unwrap_or_else(|| default_scale(shape.head_dim));
+        let attn = attn.by_ref().mask(mask).scale(scale);
         let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.vectors() };
         let before = this.source.first();
         for sequence in 0..batch {

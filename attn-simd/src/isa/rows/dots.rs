@@ -1,0 +1,143 @@
+//! Products of some query rows with the keys of a tile.
+
+#![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
+
+use core::sync::atomic::{Ordering, compiler_fence};
+
+use super::{AGAIN, AHEAD, PAGES_AHEAD, Rows, Stored, TILE, in_line, with_rows};
+use crate::isa::Isa;
+
+/// Whether loops over channels are unrolled for so many rows, where a key has 64 or 128: as most models have, and so that the rows of
+/// queries need no registers for their places. Measured on Zen 5, 1.2 to 1.4 times as fast for halves. Elsewhere it would only be more
+/// to compile.
+const fn unrolled(lanes: usize, rows: usize) -> bool {
+    lanes > 4 && rows.is_power_of_two()
+}
+
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`, of which whole groups of
+/// keys are written. `columns` is a multiple of `LANES`.
+#[inline(always)]
+pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q: &[f32], s: &mut [f32]) {
+    let columns = keys.columns;
+    assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns && s.len() >= rows * TILE);
+    with_rows!(I, rows, [R, K, S, _C] => {
+        // SAFETY: the assertion above: R rows of queries and of scores, and rows of keys in whole vectors, which `Rows` has
+        // checked; D is their number of columns or 0.
+        unsafe {
+            let (q, s) = (q.as_ptr(), s.as_mut_ptr());
+            // A constant, so that what does not run is not compiled.
+            if const { unrolled(I::LANES, R) } {
+                match columns {
+                    64 => return dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
+                    128 => return dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
+                    _ => {}
+                }
+            }
+            dots_of::<I, T, R, K, S, 0>(isa, keys, q, s);
+        }
+    });
+}
+
+/// # Safety
+/// `q` is readable for R rows of `columns` floats, a multiple of LANES; `s` writable for R rows of TILE. D is `columns` or 0.
+#[inline(always)]
+unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
+    isa: I,
+    keys: Rows<'_, T>,
+    q: *const f32,
+    s: *mut f32,
+) {
+    const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
+    let columns = if D > 0 { D } else { keys.columns };
+    let [ahead, again, pages] = [AHEAD, AGAIN, PAGES_AHEAD].map(
+        #[inline(always)]
+        |bytes| keys.rows_in(bytes),
+    );
+    for first in (0..keys.len()).step_by(K * S) {
+        keys.ask_for_page(isa, first, pages);
+        for chain in (0..columns).step_by(I::CHAIN * I::LANES) {
+            let end = columns.min(chain + I::CHAIN * I::LANES);
+            let mut fours = [isa.splat(0.0); 4];
+            for step in 0..S {
+                let at = first + step * K;
+                let key: [*const T; K] = core::array::from_fn(
+                    #[inline(always)]
+                    |k| keys.at(at + k),
+                );
+                let (lead, again) = (keys.lead(at, ahead), keys.lead(at, again));
+                let mut acc = [[isa.splat(0.0); K]; R];
+                let vectors = const { in_line::<T>(I::LANES) };
+                // A line of each key at a time; as many are asked for, where that comes out even in the order of memory.
+                let line = vectors * I::LANES;
+                let parts = if (end - chain).is_multiple_of(K * line) { K } else { 1 };
+                let steps = (end - chain).div_ceil(line) / parts;
+                for part in 0..parts {
+                    let ask = keys.at(at + part).wrapping_add(chain).cast::<u8>();
+                    for n in 0..steps {
+                        let from = chain + (part * steps + n) * line;
+                        for k in 0..K {
+                            let address = match parts {
+                                1 => key[k].wrapping_add(from).cast::<u8>(),
+                                _ => ask.wrapping_add((n * K + k) * 64),
+                            };
+                            isa.prefetch::<false>(address.wrapping_add(lead));
+                            isa.prefetch::<false>(address.wrapping_add(again));
+                        }
+                        // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
+                        compiler_fence(Ordering::SeqCst);
+                        for v in 0..vectors {
+                            let c = from + v * I::LANES;
+                            if c >= end {
+                                break;
+                            }
+                            // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the caller
+                            // vouches for.
+                            unsafe {
+                                let vectors: [I::F; K] = core::array::from_fn(
+                                    #[inline(always)]
+                                    |k| T::load(isa, key[k].add(c)),
+                                );
+                                for r in 0..R {
+                                    let x = isa.load_ptr(q.add(r * columns + c));
+                                    for k in 0..K {
+                                        acc[r][k] = isa.mul_add(x, vectors[k], acc[r][k]);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+                // Copied with constant indices, so that accumulators stay in registers.
+                let mut flat = [isa.splat(0.0); 16];
+                for r in 0..R {
+                    for k in 0..K {
+                        flat[r * K + k] = acc[r][k];
+                    }
+                }
+                let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = flat;
+                let sums = [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]];
+                for n in 0..4 {
+                    if n < R * K / 4 {
+                        fours[(step * R * K / 4 + n) % 4] = isa.sum_fours(sums[n]);
+                    }
+                }
+            }
+            let mut sums = [0.0f32; 32];
+            let joined = I::LANES / 4;
+            for n in 0..(S * R * K / 4).div_ceil(joined) {
+                let of = |i: usize| fours[(n * joined + i) % 4];
+                isa.store(isa.join_fours([of(0), of(1), of(2), of(3)]), &mut sums[n * I::LANES..]);
+            }
+            for r in 0..R {
+                for j in 0..K * S {
+                    let sum = sums[j / K * R * K + r * K + j % K];
+                    // SAFETY: TILE is a multiple of K·S, so that groups end inside a row of scores.
+                    unsafe {
+                        let slot = s.add(r * TILE + first + j);
+                        *slot = if chain == 0 { sum } else { *slot + sum };
+                    }
+                }
+            }
+        }
+    }
+}
