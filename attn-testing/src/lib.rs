@@ -8,6 +8,7 @@
 pub mod cases;
 pub mod conformance;
 mod engine;
+pub mod exact;
 pub mod laws;
 pub mod paint;
 pub mod tolerance;

@@ -7,6 +7,7 @@ mod gate;
 mod guard;
 mod laws;
 mod level;
+mod long_sums;
 mod positions;
 mod prefix;
 mod quantized;
