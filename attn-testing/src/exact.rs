@@ -6,7 +6,7 @@
 use attn_core::{Attention, Dtype, Element, Modifier, Problem, Result, View};
 
 use crate::cases::Inputs;
-use crate::tolerance::{ETA, LSE, TOO_SMALL};
+use crate::tolerance::{ETA, LEAST, LSE, TOO_SMALL};
 
 /// One row of the output in doubles.
 #[derive(Clone, Debug, Default)]
@@ -33,8 +33,7 @@ impl Row {
 
     /// How far a channel of an f32 output may be off, by the text of [`attn_core::Precision`].
     pub fn allowed(&self, channel: usize) -> f64 {
-        let least = f64::from(f32::from_bits(1));
-        self.eta_bound() * self.magnitude[channel] + TOO_SMALL * self.values[channel] + least
+        self.eta_bound() * self.magnitude[channel] + TOO_SMALL * self.values[channel] + LEAST * self.keys.max(1) as f64
     }
 
     /// How far the lse may be off.

@@ -68,6 +68,10 @@ pub const FAST_F32: f64 = 1.0 / 65536.0;
 /// part of an output's bound, as [`attn_core::Precision`] says.
 pub const TOO_SMALL: f64 = f32::MIN_POSITIVE as f64;
 
+/// The smallest f32 above 0. Below `2⁻¹²⁶` numbers are its multiples, so that a product of a weight and a tiny value may lose half of it:
+/// for each visible key, another part of an output's bound.
+pub const LEAST: f64 = TOO_SMALL / (1u64 << 23) as f64;
+
 /// All rows of the table, for reports.
 pub const TABLE: [Entry; 4] = [ETA, TWICE, LSE, WEIGHT];
 
