@@ -11,6 +11,7 @@ mod engine;
 pub mod exact;
 pub mod laws;
 pub mod paint;
+pub mod random;
 pub mod tolerance;
 pub mod ulp;
 
