@@ -16,6 +16,7 @@ mod levels;
 mod matmul;
 mod no_panic;
 mod peers;
+mod random;
 mod tidy;
 mod vectors;
 
@@ -37,6 +38,8 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Run the conformance suites on every engine and level.
     Conformance(conformance::Args),
+    /// Hold random calls to the documented bound on their error, against float64.
+    Random(random::Args),
     /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
     Embedded(embedded::Args),
     /// Write a page that shows who looks at whom: heat maps, scores, weights and vectors of every token.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::run(*args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Random(args) => random::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Embedded(args) => embedded::run(args),
         Command::Heatmap(args) => heatmap::run(args),

@@ -242,6 +242,14 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["conformance"]), xtask(&["conformance", "--engine", "simd", "--level", "amx-model"])],
     },
     Step {
+        name: "random",
+        proves: "random calls stay within the documented bound on every level: constants, wide magnitudes, long sums",
+        minutes: 10,
+        one_core: false,
+        needs: &[],
+        runs: &[xtask(&["random", "--calls", "5000"])],
+    },
+    Step {
         name: "no-panic",
         proves: "no way leads from any entry point of attn-core to a panic, in machine code for host and Cortex-M",
         minutes: 10,

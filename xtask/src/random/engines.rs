@@ -1,0 +1,107 @@
+//! The engines that a random call goes through.
+
+use attn_core::Dtype;
+use attn_simd::decode::{Queries, Step};
+use attn_simd::{Level, Workspace};
+use attn_testing::random::{Call, Target};
+use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
+use attn_testing::{Engine, engine_calls, step_calls};
+use rayon::ThreadPool;
+
+/// Multiplications that the model of the tile unit is asked for, where it is one engine of several.
+const MODEL_WORK: usize = 300_000;
+/// One call of so many goes to it.
+const MODEL_SHARE: u64 = 10;
+/// Threads at most.
+const THREADS: usize = 3;
+
+fn slack(level: Level) -> f64 {
+    if level.has_tiles() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
+}
+
+struct Simd(Level);
+
+impl Engine for Simd {
+    fn name(&self) -> &'static str {
+        "simd"
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    fn half_slack(&self) -> f64 {
+        slack(self.0)
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
+    });
+}
+
+/// The kernels over a pool of some threads.
+struct Parallel(Level, ThreadPool);
+
+impl Engine for Parallel {
+    fn name(&self) -> &'static str {
+        ["parallel on 1 thread", "parallel on 2 threads", "parallel on 3 threads"]
+            [self.1.current_num_threads().clamp(1, THREADS) - 1]
+    }
+    fn level(&self) -> Option<&'static str> {
+        Some(self.0.name())
+    }
+    fn supports_dtype(&self, dtype: Dtype) -> bool {
+        dtype != Dtype::F64
+    }
+    fn half_slack(&self) -> f64 {
+        slack(self.0)
+    }
+    engine_calls!(f32, f16, bf16; |this, call| {
+        this.1.install(|| attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs))
+    });
+    step_calls!(|this, call| {
+        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        this.1.install(|| attn_parallel::run_step(&step, call.q, call.outputs))
+    });
+}
+
+/// All of them.
+pub(super) struct Engines {
+    every: Vec<Simd>,
+    threaded: Vec<Parallel>,
+    model: Option<Simd>,
+}
+
+impl Engines {
+    /// Those that `--level` leaves.
+    pub(super) fn new(level: Option<&str>) -> Result<Self, String> {
+        let wanted = |name: &str| level.is_none_or(|level| level == name);
+        let every: Vec<Level> = Level::available().filter(|level| wanted(level.name())).collect();
+        let model = Level::by_name("amx-model").ok().filter(|level| wanted(level.name()));
+        if every.is_empty() && model.is_none() {
+            let here: Vec<&str> = Level::available().map(Level::name).chain(["amx-model"]).collect();
+            return Err(format!("this machine has no level {}: {}", level.unwrap_or_default(), here.join(", ")));
+        }
+        let pools = every.iter().flat_map(|&level| (1..=THREADS).map(move |threads| (level, threads)));
+        let pool = |(level, threads)| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| e.to_string())?;
+            Ok(Parallel(level, pool))
+        };
+        let threaded = pools.map(pool).collect::<Result<_, String>>()?;
+        Ok(Self { every: every.into_iter().map(Simd).collect(), threaded, model: model.map(Simd) })
+    }
+
+    /// Those that a call goes through, the same each time.
+    pub(super) fn of(&self, call: &Call) -> Vec<&dyn Target> {
+        let mut all: Vec<&dyn Target> = self.every.iter().map(|engine| engine as &dyn Target).collect();
+        let lot = (call.lot >> 8) as usize;
+        all.extend(self.threaded.get(lot % self.threaded.len().max(1)).map(|engine| engine as &dyn Target));
+        let (alone, few) = (self.every.is_empty(), call.lot.is_multiple_of(MODEL_SHARE));
+        all.extend(self.model.iter().filter(|_| alone || (few && call.work() <= MODEL_WORK)).map(|e| e as &dyn Target));
+        all
+    }
+}
