@@ -11,6 +11,7 @@ mod long_sums;
 mod positions;
 mod prefix;
 mod quantized;
+mod random;
 mod small;
 mod strips;
 mod tiles;
