@@ -1,7 +1,8 @@
 //! Single rows in doubles, with what their error is measured in.
 //!
-//! [`laws::oracle`](crate::laws::oracle) computes every row by the reference, which is written to be read. Here a caller names the rows,
-//! and each costs one pass over its keys: what a check over tens of thousands of keys, or of a hundred thousand calls, can afford.
+//! [`laws::oracle`](crate::laws::oracle) computes every row by the reference, which is written to be read. Here a
+//! caller names the rows, and each costs one pass over its keys: what a check over tens of thousands of keys, or of a
+//! hundred thousand calls, can afford.
 
 use attn_core::{Attention, Dtype, Element, Modifier, Problem, Result, View};
 

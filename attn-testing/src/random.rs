@@ -1,8 +1,10 @@
-//! Random calls against float64: shapes, options, layouts, types and kinds of data drawn from a seed, rows held to the documented bound.
+//! Random calls against float64: shapes, options, layouts, types and kinds of data drawn from a seed, rows held to the
+//! documented bound.
 //!
-//! Call `n` of a seed is the same on every machine and needs no other call before it, so that one that fails can be run alone.
-//! [`Call::draw`] draws it, [`Ready`] makes its tensors and asks [`exact`](crate::exact) for some rows, [`Ready::check`] runs an engine.
-//! Constants and wide magnitudes are there because ordinary data hide errors: sums of numbers of both signs forgive most of them.
+//! Call `n` of a seed is the same on every machine and needs no other call before it, so that one that fails can be run
+//! alone. [`Call::draw`] draws it, [`Ready`] makes its tensors and asks [`exact`](crate::exact) for some rows,
+//! [`Ready::check`] runs an engine. Constants and wide magnitudes are there because ordinary data hide errors: sums of
+//! numbers of both signs forgive most of them.
 
 mod check;
 mod data;
@@ -97,7 +99,8 @@ impl Call {
         }
     }
 
-    /// The kernel that a plan chooses at a level, for tables: `many` queries in a block, `few` decoded, or a step over a `cache`.
+    /// The kernel that a plan chooses at a level, for tables: `many` queries in a block, `few` decoded, or a step over
+    /// a `cache`.
     pub fn kernel(&self, level: &str) -> &'static str {
         let few = self.shape.q_len <= 16 && self.shape.group() * self.shape.q_len <= 32;
         match self.place {

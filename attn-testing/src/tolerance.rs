@@ -64,12 +64,12 @@ pub const RMS_FAST: f64 = 1.4;
 /// `eta` of f32 under `Precision::Fast`, as a multiple of `1 + S`: two bf16 parts of each number hold 16 to 17 bits.
 pub const FAST_F32: f64 = 1.0 / 65536.0;
 
-/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹²⁶`. Times `Σ|v|` it is
-/// part of an output's bound, as [`attn_core::Precision`] says.
+/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹²⁶`.
+/// Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.
 pub const TOO_SMALL: f64 = f32::MIN_POSITIVE as f64;
 
-/// The smallest f32 above 0. Below `2⁻¹²⁶` numbers are its multiples, so that a product of a weight and a tiny value may lose half of it:
-/// for each visible key, another part of an output's bound.
+/// The smallest f32 above 0. Below `2⁻¹²⁶` numbers are its multiples, so that a product of a weight and a tiny value
+/// may lose half of it: for each visible key, another part of an output's bound.
 pub const LEAST: f64 = TOO_SMALL / (1u64 << 23) as f64;
 
 /// All rows of the table, for reports.

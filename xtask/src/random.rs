@@ -1,9 +1,10 @@
 //! `cargo xtask random`: random calls against float64, held to the bound that is documented.
 //!
-//! Each call is drawn from the seed and its number alone (`attn_testing::random`): `--seed S --only N` runs one again. It goes through the
-//! kernels at every level of this machine, through `attn-parallel` at one level on one to three threads, and now and then through the
-//! model of the tile unit. What breaks the bound is printed with all that was drawn. The last line is `N passed, M failed, K skipped`,
-//! counted in calls of an engine; the exit code says whether any failed.
+//! Each call is drawn from the seed and its number alone (`attn_testing::random`): `--seed S --only N` runs one again.
+//! It goes through the kernels at every level of this machine, through `attn-parallel` at one level on one to three
+//! threads, and now and then through the model of the tile unit. What breaks the bound is printed with all that was
+//! drawn. The last line is `N passed, M failed, K skipped`, counted in calls of an engine; the exit code says whether
+//! any failed.
 
 mod engines;
 mod summary;
@@ -32,10 +33,10 @@ pub(crate) struct Args {
     /// Only the call of this number: prints it, and what each engine makes of it.
     #[arg(long, value_name = "N")]
     only: Option<u64>,
+    /// How many failures are printed with all that was drawn; the rest is counted.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    print: usize,
 }
-
-/// How many calls that fail are printed with all that was drawn.
-const PRINTED: usize = 10;
 
 pub(crate) fn run(args: Args) -> ExitCode {
     match try_run(&args) {
@@ -77,7 +78,7 @@ fn try_run(args: &Args) -> Result<Summary, String> {
                 println!("{}: {verdict:?}", target.label());
             }
             let Some(failure) = summary.add(&call, target, verdict) else { continue };
-            if args.only.is_none() && summary.failed() <= PRINTED {
+            if args.only.is_none() && summary.failed() <= args.print {
                 // Through the bar, which is drawn again below; without a terminal it prints nothing.
                 bar.suspend(|| {
                     println!("FAILED {}, --seed {} --only {n}: {failure}", target.label(), args.seed);

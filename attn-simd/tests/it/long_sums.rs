@@ -1,7 +1,8 @@
 //! The gate of long sums: `eta` of an output stays within `2u(2 + S)` whatever the number of keys.
 //!
-//! Values of one sign are what tells: every rounding of a running sum is then a share of the output itself, and a constant rounds the same
-//! way at each step. Both kernels are asked, at every level; what is allowed here is the bound as promised, with nothing added to it.
+//! Values of one sign are what tells: every rounding of a running sum is then a share of the output itself, and a
+//! constant rounds the same way at each step. Both kernels are asked, at every level; what is allowed here is the bound
+//! as promised, with nothing added to it.
 
 use attn_core::{Attention, AttnShape, Layout, Outputs, ViewMut};
 use attn_simd::{Level, Workspace};
@@ -21,7 +22,8 @@ const QUERIES: [usize; 2] = [20, 1];
 enum Data {
     /// Scores of 0; each channel of v is one number: 0.1, 1/3, 0.7, π/2, the float below 2, and 64 of [1, 2).
     Constants,
-    /// The same values; scores rise by 2 in all, a little with each key, so that no tile has the maximum of the one before.
+    /// The same values; scores rise by 2 in all, a little with each key, so that no tile has the maximum of the one
+    /// before.
     RisingScores,
     /// v uniform in [1, 2], scores small.
     Uniform,

@@ -1,5 +1,5 @@
-//! Random calls within the documented bound: constants, wide magnitudes, rising scores, at every level. `cargo xtask random` draws as many
-//! more as are asked for.
+//! Random calls within the documented bound: constants, wide magnitudes, rising scores, at every level. `cargo xtask
+//! random` draws as many more as are asked for.
 
 use attn_simd::Level;
 use attn_testing::random::{Call, Ready, Verdict};

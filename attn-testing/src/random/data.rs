@@ -127,14 +127,16 @@ struct Reach {
     exponent: usize,
     /// The smallest number above 0.
     least: f64,
+    /// What none exceeds.
+    most: f64,
 }
 
 impl Reach {
     fn of(dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F16 => Self { exponent: 10, least: 2f64.powi(-24) },
-            Dtype::Bf16 => Self { exponent: 40, least: 2f64.powi(-133) },
-            _ => Self { exponent: 40, least: 2f64.powi(-149) },
+            Dtype::F16 => Self { exponent: 10, least: 2f64.powi(-24), most: 65_504.0 },
+            Dtype::Bf16 => Self { exponent: 40, least: 2f64.powi(-133), most: 2f64.powi(64) },
+            _ => Self { exponent: 40, least: 2f64.powi(-149), most: 2f64.powi(64) },
         }
     }
 
@@ -159,7 +161,7 @@ pub(super) fn inputs<T: Element>(call: &Call) -> Inputs<T> {
     let [mut q, mut k, mut v] = [0, 1, 2].map(|n| Tensor4::new(sizes(&shape)[n], call.memory[n], |_| 0.0));
     let one = paint.below(shape.kv_len);
     let channel = paint.below(shape.head_dim);
-    let number = |x: f64| T::from_f64(x);
+    let number = |x: f64| T::from_f64(x.clamp(-reach.most, reach.most));
     match call.scores {
         Scores::Zero => k.each(|_, x| *x = number(bell(&mut paint))),
         Scores::Tiny => {
