@@ -7,6 +7,7 @@
 //! score     (only with soft-cap, bias, ALiBi or closures) scale, cap, add; hidden scores become −∞
 //! softmax   running maximum and sum, scores become weights
 //! poison    (only in partial tiles) keeps NaN and infinite values from rows that do not see them
+//! total     sums over many tiles, whose error does not grow with their number
 //! finish    divide, transpose, round, write
 //! ```
 //! The two products stand in [`isa::product`](crate::isa::product); [`sweep`] is the loop over the tiles of a block.
@@ -18,4 +19,5 @@ pub(crate) mod poison;
 pub(crate) mod score;
 pub(crate) mod softmax;
 pub(crate) mod sweep;
+pub(crate) mod total;
 pub(crate) mod visible;

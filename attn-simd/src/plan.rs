@@ -122,8 +122,11 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
     /// Lines of scratch of the tiled kernel on vectors.
     fn vector_lines(&self) -> usize {
-        let Scratch { strip, q, scores, out, row, k, v, bias } = self.scratch(true);
-        [strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias].into_iter().map(lines_for).sum()
+        let Scratch { strip, q, scores, out, row, totals, k, v, bias } = self.scratch(true);
+        let (kept, of_totals) =
+            ([strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias], strip * totals);
+        let total = [of_totals * out, of_totals * row, of_totals / 2 * row];
+        kept.into_iter().chain(total).map(lines_for).sum()
     }
 
     /// How the call runs on matrix tiles, or why it does not.

@@ -48,10 +48,10 @@ impl Tiles {
         match level {
             // 24 accumulators, 3 vectors of B and one broadcast of 32 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Self { lanes, q_vecs: 3, kv_tile: 64, score_rows: 8, value_rows: 8 },
+            Level::Avx512(_) => Self { lanes, q_vecs: 3, kv_tile: 64, score_rows: 8, value_rows: 4 },
             // 12 accumulators, 2 vectors of B and one broadcast of 16 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 6 },
+            Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 4 },
             // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better. Levels with
             // matrix tiles never come here: their vectors are those of another level.
             _ => {
@@ -97,6 +97,7 @@ impl Tiles {
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
             row: width,
+            totals: if shape.kv_len > crate::kernel::total::keys(self) { 2 } else { 0 },
             k: if pack_k { KV_TILE * shape.head_dim } else { 0 },
             v: KV_TILE * shape.value_dim,
             bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },
@@ -128,6 +129,8 @@ pub(crate) struct Scratch {
     pub(crate) out: usize,
     /// One float per query: maximum, sum, factor.
     pub(crate) row: usize,
+    /// Floats of a total for each of `out` and the sum of weights: none where a head's keys are one group.
+    pub(crate) totals: usize,
     /// Keys of a tile, widened or made contiguous.
     pub(crate) k: usize,
     /// Values of a tile, widened, made contiguous or cleaned.

@@ -34,7 +34,7 @@ pub(super) struct Write<'w, 'o> {
     /// Batch, head and query of the output.
     pub(super) at: [usize; 3],
     /// `None` for a row of zeros: one that has seen nothing.
-    pub(super) values: Option<(&'w [f32], f32)>,
+    pub(super) values: Option<(&'w [f32], f64)>,
 }
 
 impl Run<()> for Write<'_, '_> {
@@ -49,7 +49,7 @@ impl Run<()> for Write<'_, '_> {
             }
             return;
         };
-        let product = |x: f32| x * factor;
+        let product = |x: f32| (f64::from(x) * factor) as f32;
         match target {
             RowTarget::F32(view) => put(view, at, values, |dst, src| {
                 dst.iter_mut().zip(src).for_each(|(d, &x)| *d = product(x));

@@ -5,38 +5,59 @@ use crate::job::Job;
 use crate::output::Claim;
 use crate::tiles::MAX_Q_TILE;
 
-/// Writes the rows of a block from `o[channel][query]`, rows `width` apart. Sums are multiplied by `sums` first and outputs by `outputs`,
-/// powers of two: what a kernel has kept larger than it is.
+/// What a block knows of its rows at the end: a lane each.
+pub(crate) struct State<'s> {
+    /// What weights are relative to.
+    pub(crate) max: &'s [f32],
+    /// Sums of the weights.
+    pub(crate) sum: &'s [f32],
+    /// What is missing in them.
+    pub(crate) rest: Option<&'s [f32]>,
+}
+
+/// Writes the rows of a block from `o[channel][query]`, rows `width` apart, and what is missing in it. Sums are multiplied by `sums` first
+/// and outputs by `outputs`, powers of two: what a kernel has kept larger than it is.
 #[inline(always)]
 pub(crate) fn write<I: Isa>(
     isa: I,
     job: &Job<'_>,
-    (max, sum): (&[f32], &[f32]),
+    state: State<'_>,
+    (out, rest): (&mut [f32], Option<&[f32]>),
     (sums, outputs): (f32, f32),
-    out: &mut [f32],
     width: usize,
     claim: &mut Claim<'_, '_>,
 ) {
     let rows = claim.rows();
     let kept = job.dropout.factor();
-    let mut factors = [0.0f32; MAX_Q_TILE];
+    // Factors in two floats, so that an output is rounded once.
+    let mut factors = [[0.0f32; MAX_Q_TILE]; 2];
     let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
-    for (lane, factor) in factors.iter_mut().enumerate().take(rows.count) {
-        let (max, sum) = (max[lane], sum[lane] * sums);
-        let (row_factor, lse) = match sink {
+    for lane in 0..rows.count {
+        let sum = (f64::from(state.sum[lane]) + state.rest.map_or(0.0, |rest| f64::from(rest[lane]))) * f64::from(sums);
+        let (factor, lse) = match sink {
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
-            _ => close(f64::from(max) * job.to_ln, f64::from(sum), sink, kept),
+            _ => close(f64::from(state.max[lane]) * job.to_ln, sum, sink, kept),
         };
-        *factor = row_factor;
+        let nearest = factor as f32;
+        factors[0][lane] = nearest;
+        factors[1][lane] = (factor - f64::from(nearest)) as f32;
         if claim.wants_lse() {
             claim.set_lse(lane, lse);
         }
     }
     let lanes = I::LANES;
     let channels = job.shape.value_dim;
-    for row in out.chunks_exact_mut(width).take(channels) {
-        for (x, factor) in row.chunks_exact_mut(lanes).zip(factors.chunks_exact(lanes)) {
-            let exact = isa.mul(isa.load(x), isa.load(factor));
+    for (channel, row) in out.chunks_exact_mut(width).take(channels).enumerate() {
+        for (n, x) in row.chunks_exact_mut(lanes).enumerate() {
+            let at = n * lanes;
+            let (o, factor) = (isa.load(x), isa.load(&factors[0][at..]));
+            let mut small = isa.mul(o, isa.load(&factors[1][at..]));
+            if let Some(rest) = rest {
+                small = isa.mul_add(isa.load(&rest[channel * width + at..]), factor, small);
+            }
+            let exact = isa.mul_add(o, factor, small);
+            // An infinite output has no small part.
+            let exact = isa.select(isa.eq(exact, exact), exact, isa.mul(o, factor));
             isa.store(if outputs == 1.0 { exact } else { isa.mul(exact, isa.splat(outputs)) }, x);
         }
     }
@@ -60,17 +81,17 @@ pub(crate) fn write<I: Isa>(
 }
 
 /// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.
-pub(crate) fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f32, f32) {
+pub(crate) fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f64, f32) {
     match sink {
-        _ if max.is_nan() || sum.is_nan() => (f32::NAN, f32::NAN),
+        _ if max.is_nan() || sum.is_nan() => (f64::NAN, f32::NAN),
         None if sum == 0.0 => (0.0, f32::NEG_INFINITY),
-        None => ((kept / sum) as f32, (max + libm::log(sum)) as f32),
+        None => (kept / sum, (max + libm::log(sum)) as f32),
         Some(sink) if sum == 0.0 => (0.0, sink as f32),
         Some(sink) => {
             let top = max.max(sink);
             let scale = libm::exp(max - top);
             let sum = sum * scale + libm::exp(sink - top);
-            ((kept * scale / sum) as f32, (top + libm::log(sum)) as f32)
+            (kept * scale / sum, (top + libm::log(sum)) as f32)
         }
     }
 }

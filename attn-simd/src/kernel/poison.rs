@@ -53,7 +53,8 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
             *x = 0.0;
         }
     }
-    product::values::<I, NQ, M>(isa, Panel::packed(scratch, columns), (keys, columns), reach, (p, factor), out, || {});
+    let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
+    product::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
     for (key, &seen) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

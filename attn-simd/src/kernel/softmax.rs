@@ -6,7 +6,7 @@
 //! it is.
 
 use crate::isa::Isa;
-use crate::isa::product::{Reach, with_vectors};
+use crate::isa::product::{HALF, PART, Reach, with_vectors};
 use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
@@ -26,13 +26,14 @@ impl State<'_> {
         self.sum.fill(0.0);
     }
 
-    /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches.
+    /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches. The first key is the `phase`-th
+    /// of its tile.
     #[inline(never)]
     pub(crate) fn push<I: Isa, const NQ: usize>(
         &mut self,
         isa: I,
         to_log2: f32,
-        reach: &Reach<NQ>,
+        reach: (usize, &Reach<NQ>),
         scores: &mut [f32],
     ) {
         isa.vectorize(
@@ -42,7 +43,13 @@ impl State<'_> {
     }
 
     #[inline(always)]
-    fn push_inlined<I: Isa, const NQ: usize>(&mut self, isa: I, to_log2: f32, reach: &Reach<NQ>, scores: &mut [f32]) {
+    fn push_inlined<I: Isa, const NQ: usize>(
+        &mut self,
+        isa: I,
+        to_log2: f32,
+        (phase, reach): (usize, &Reach<NQ>),
+        scores: &mut [f32],
+    ) {
         let (c, none, zero) = (isa.splat(to_log2), isa.splat(f32::NEG_INFINITY), isa.splat(0.0));
         let width = NQ * I::LANES;
         let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&self.max[n * I::LANES..]));
@@ -64,19 +71,45 @@ impl State<'_> {
             isa.store(factor, &mut self.factor[n * I::LANES..]);
         }
 
-        let mut sums = [zero; NQ];
+        let mut sums = Sums { part: [zero; NQ], halves: [[zero; NQ]; 2] };
         reach.runs(
             #[inline(always)]
             |keys, front, back| {
-                let rows = &mut scores[keys.start * width..keys.end.max(keys.start) * width];
-                with_vectors!(front, back, NQ, FRONT, BACK =>
-                    weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums));
+                let mut from = keys.start;
+                while from < keys.end {
+                    let to = keys.end.min(from + PART - (phase + from) % PART);
+                    let rows = &mut scores[from * width..to * width];
+                    with_vectors!(front, back, NQ, FRONT, BACK =>
+                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums.part));
+                    if (phase + to).is_multiple_of(PART) {
+                        sums.end_part(isa, (phase + to - 1) / (PART * HALF));
+                    }
+                    from = to;
+                }
             },
         );
+        sums.end_part(isa, (phase + scores.len() / width).saturating_sub(1) / (PART * HALF));
         for n in 0..NQ {
-            let at = n * I::LANES;
-            let sum = isa.mul_add(isa.load(&self.sum[at..]), isa.load(&self.factor[at..]), sums[n]);
+            let (at, sum) = (n * I::LANES, isa.add(sums.halves[0][n], sums.halves[1][n]));
+            let sum = isa.mul_add(isa.load(&self.sum[at..]), isa.load(&self.factor[at..]), sum);
             isa.store(sum, &mut self.sum[at..]);
+        }
+    }
+}
+
+/// Sums of weights of a tile, in the order of the [products](crate::isa::product::PART): parts, halves, both.
+struct Sums<F, const NQ: usize> {
+    part: [F; NQ],
+    halves: [[F; NQ]; 2],
+}
+
+impl<F: Copy, const NQ: usize> Sums<F, NQ> {
+    /// Adds a part to its half.
+    #[inline(always)]
+    fn end_part<I: Isa<F = F>>(&mut self, isa: I, half: usize) {
+        for (sum, part) in self.halves[half.min(1)].iter_mut().zip(&mut self.part) {
+            *sum = isa.add(*sum, *part);
+            *part = isa.splat(0.0);
         }
     }
 }

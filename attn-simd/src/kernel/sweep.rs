@@ -7,6 +7,7 @@ use core::ops::Range;
 
 use super::ahead::Ahead;
 use super::softmax::State;
+use super::total::{self, Total};
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, pack, poison, score};
 use crate::isa::Isa;
@@ -26,6 +27,8 @@ pub(crate) struct Buffers<'w> {
     out: Each<'w>,
     max: Each<'w>,
     sum: Each<'w>,
+    /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they are relative to.
+    totals: [Each<'w>; 5],
     factor: &'w mut [f32],
     scores: &'w mut [f32],
     k: &'w mut [f32],
@@ -63,6 +66,11 @@ impl<'w> Buffers<'w> {
             out: Each::new(&mut cutter, sizes.out, strip),
             max: Each::new(&mut cutter, sizes.row, strip),
             sum: Each::new(&mut cutter, sizes.row, strip),
+            totals: {
+                let there = sizes.totals / 2;
+                [sizes.out, sizes.out, sizes.row, sizes.row, sizes.row]
+                    .map(|len| Each::new(&mut cutter, there * len, strip))
+            },
             factor: cutter.floats(sizes.row),
             k: cutter.floats(sizes.k),
             v: cutter.floats(sizes.v),
@@ -120,9 +128,9 @@ macro_rules! instances {
 }
 
 #[cfg(target_arch = "x86_64")]
-instances!(visit_avx512, Avx512, 8, 8, [1, 2, 3]);
+instances!(visit_avx512, Avx512, 8, 4, [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(visit_avx2, Avx2, 6, 6, [1, 2]);
+instances!(visit_avx2, Avx2, 6, 4, [1, 2]);
 #[cfg(target_arch = "aarch64")]
 instances!(visit_portable, Portable, 4, 4, [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
@@ -178,14 +186,34 @@ fn run<I: Isa>(
             for (n, block) in blocks.iter().enumerate() {
                 start(isa, job, block, n, buffers);
             }
-            let fresh = over_tiles(isa, job, &claim, blocks, buffers, visit);
-            for (n, Block { rows, vecs, .. }) in blocks.iter().enumerate() {
-                let (out, mut part) = (buffers.out.of(n), claim.part(rows.first - all.first, rows.count));
-                if fresh[n] {
-                    out.fill(0.0);
+            let held = over_tiles(isa, job, &claim, blocks, buffers, visit);
+            for (n, (block, held)) in blocks.iter().zip(held).enumerate() {
+                let Block { rows, vecs, .. } = *block;
+                let mut part = claim.part(rows.first - all.first, rows.count);
+                if held.total && held.out {
+                    join(isa, job, block, n, buffers, false);
                 }
-                let state = (&*buffers.max.of(n), &*buffers.sum.of(n));
-                finish::write(isa, job, state, (1.0, 1.0), out, vecs * I::LANES, &mut part);
+                let width = vecs * I::LANES;
+                let Buffers { out, max, sum, totals: [total_out, rest_out, total_sum, rest_sum, _], .. } =
+                    &mut *buffers;
+                if held.total {
+                    let state = finish::State { max: max.of(n), sum: total_sum.of(n), rest: Some(rest_sum.of(n)) };
+                    finish::write(
+                        isa,
+                        job,
+                        state,
+                        (total_out.of(n), Some(rest_out.of(n))),
+                        (1.0, 1.0),
+                        width,
+                        &mut part,
+                    );
+                } else {
+                    if !held.out {
+                        out.of(n).fill(0.0);
+                    }
+                    let state = finish::State { max: max.of(n), sum: sum.of(n), rest: None };
+                    finish::write(isa, job, state, (out.of(n), None), (1.0, 1.0), width, &mut part);
+                }
             }
         },
     );
@@ -203,7 +231,31 @@ fn start<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut B
     State { max: buffers.max.of(n), sum: buffers.sum.of(n), factor: &mut [] }.reset();
 }
 
-/// Takes every block to each tile of keys that any of them sees. Returns which blocks' outputs hold nothing after all, not even zeros.
+/// What a block's arrays hold.
+#[derive(Clone, Copy)]
+struct Held {
+    /// Outputs since the last group; otherwise nothing, not even zeros.
+    out: bool,
+    /// A total of the groups before.
+    total: bool,
+}
+
+impl Held {
+    const NOTHING: Self = Self { out: false, total: false };
+}
+
+/// Adds what a block has summed up since the last group to its total.
+#[inline(always)]
+fn join<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut Buffers<'_>, first: bool) {
+    let Buffers { out, max, sum, totals: [total_out, rest_out, total_sum, rest_sum, total_max], .. } = buffers;
+    let mut total =
+        Total { out: [total_out.of(n), rest_out.of(n)], sum: [total_sum.of(n), rest_sum.of(n)], max: total_max.of(n) };
+    let width = block.vecs * I::LANES;
+    let part = (&*max.of(n), sum.of(n), &out.of(n)[..job.shape.value_dim * width]);
+    total.join(isa, job.log2_scale(), part, width, first);
+}
+
+/// Takes every block to each tile of keys that any of them sees. Returns what their arrays hold then.
 #[inline(always)]
 fn over_tiles<I: Isa>(
     isa: I,
@@ -212,13 +264,13 @@ fn over_tiles<I: Isa>(
     blocks: &[Block],
     buffers: &mut Buffers<'_>,
     visit: fn(I, Visit<'_, '_>),
-) -> [bool; STRIP] {
+) -> [Held; STRIP] {
     let mut any = Range { start: usize::MAX, end: 0 };
     for Block { ranges, .. } in blocks.iter().filter(|block| !block.ranges.any.is_empty()) {
         any = any.start.min(ranges.any.start)..any.end.max(ranges.any.end);
     }
     let (kv_tile, mut from) = (job.tiles.kv_tile, any.start);
-    let (mut bits, mut ahead, mut fresh) = ([0; KV_TILE], Ahead::nothing(), [true; STRIP]);
+    let (mut bits, mut ahead, mut held) = ([0; KV_TILE], Ahead::nothing(), [Held::NOTHING; STRIP]);
     while from < any.end {
         // Tiles lie at multiples of their size, whatever a block may skip: a row meets its keys in the same groups in
         // whichever block it stands.
@@ -231,12 +283,18 @@ fn over_tiles<I: Isa>(
         }
         let mut there = [false; 2];
         for (n, block) in blocks.iter().enumerate() {
-            let (bits, ahead, there, fresh) = (&mut bits, &mut ahead, &mut there, &mut fresh[n]);
-            visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, ahead, there, fresh });
+            let (bits, ahead, there, held) = (&mut bits, &mut ahead, &mut there, &mut held[n].out);
+            visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, ahead, there, held });
         }
         from = to;
+        if from < any.end && from.is_multiple_of(total::keys(&job.tiles)) {
+            for (n, (block, held)) in blocks.iter().zip(&mut held).enumerate().filter(|(_, (_, held))| held.out) {
+                join(isa, job, block, n, buffers, !held.total);
+                *held = Held { out: false, total: true };
+            }
+        }
     }
-    fresh
+    held
 }
 
 /// A block against a tile of keys.
@@ -252,8 +310,8 @@ struct Visit<'v, 'w> {
     ahead: &'v mut Ahead,
     /// Whether the tile's keys, and its values, have been brought into form.
     there: &'v mut [bool; 2],
-    /// Whether the block's output holds nothing yet, not even zeros.
-    fresh: &'v mut bool,
+    /// Whether the block's output holds anything, zeros at least.
+    held: &'v mut bool,
 }
 
 impl Visit<'_, '_> {
@@ -261,7 +319,7 @@ impl Visit<'_, '_> {
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MS: usize, const MV: usize>(self, isa: I) {
         let Self { job, block: Block { rows, ranges, .. }, n, keys: Range { start: from, end: to }, .. } = self;
-        let Self { buffers, bits, ahead, there: [k_there, v_there], fresh, .. } = self;
+        let Self { buffers, bits, ahead, there: [k_there, v_there], held, .. } = self;
         let (shape, width) = (&job.shape, NQ * I::LANES);
         let key = from.max(ranges.any.start);
         let keys = to.min(ranges.any.end).saturating_sub(key);
@@ -303,13 +361,13 @@ impl Visit<'_, '_> {
             visible::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
         }
         let mut state = State { max: buffers.max.of(n), sum: buffers.sum.of(n), factor: buffers.factor };
-        state.push::<I, NQ>(isa, job.log2_scale(), &reach, scores);
+        state.push::<I, NQ>(isa, job.log2_scale(), (key % job.tiles.kv_tile, &reach), scores);
         if !job.dropout.is_none() {
             let mut kept = [0; KV_TILE];
             visible::kept(job, tile, &mut kept);
             visible::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
         }
-        let factor = (!core::mem::take(fresh)).then_some(&*buffers.factor);
+        let factor = core::mem::replace(held, true).then_some(&*buffers.factor);
         let out = buffers.out.of(n);
         let v = pack::panel(isa, &job.v, all, to - from, shape.value_dim, buffers.v, v_there);
         let v = v.skip(key - from);
@@ -327,7 +385,7 @@ impl Visit<'_, '_> {
                 isa,
                 v,
                 (keys, shape.value_dim),
-                &reach,
+                (key % job.tiles.kv_tile, &reach),
                 (scores, factor),
                 out,
                 #[inline(always)]

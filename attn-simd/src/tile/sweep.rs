@@ -168,10 +168,14 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         }
         for block in 0..blocks {
             let (rows, at) = (rows_of(block), block * SIDE);
-            let state = (&self.buffers.max[at..at + SIDE], &self.buffers.sum[at..at + SIDE]);
+            let state = finish::State {
+                max: &self.buffers.max[at..at + SIDE],
+                sum: &self.buffers.sum[at..at + SIDE],
+                rest: None,
+            };
             let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
             let smaller = (1.0 / RAISE, 1.0 / RAISE / pack::value_factor(job.v.dtype()));
-            finish::write(isa, job, state, smaller, out, SIDE, &mut self.claim.part(at, rows.count));
+            finish::write(isa, job, state, (out, None), smaller, SIDE, &mut self.claim.part(at, rows.count));
         }
         odd
     }
