@@ -77,7 +77,7 @@ fn a_size_gone_wrong_is_said_before_other_mistakes() {
     let wrong = AttnTensor { struct_size: 3, ..right };
     let to = tensor_mut(&mut out, AttnDtype::F32, shape);
     let mut options = options();
-    options.causal_offset = 1; // an option is wrong too
+    options.level = c"sse9".as_ptr(); // an option is wrong too
     let said = |status| {
         assert_eq!(status, AttnStatus::StructSize, "{}", c::last_error());
         assert!(c::last_error().contains("struct_size is 3"), "{}", c::last_error());
@@ -99,7 +99,7 @@ fn a_size_gone_wrong_is_said_before_other_mistakes() {
     said(c::decode(&AttnCache { k: &wrong, ..cache }, None, a));
     said(c::decode(&cache, Some(&AttnQueries { struct_size: 3, ..c::queries(&[], &[]) }), a));
     said(c::append(&AttnCache { reserved: 1, ..cache }, &right, &wrong, None));
-    said(c::merge(&AttnTensor { dtype: 99, ..to }, &mut [0.0; 2], &wrong, &[0.0; 2]));
+    said(c::merge(&AttnTensor { struct_size: 3, ..to }, &mut [0.0; 2], &half, &[0.0; 2]));
 
     let sizes = c::sizes(shape, 2);
     said(c::explain(&options, &AttnShape { struct_size: 3, ..sizes }, 1, 8).0);
