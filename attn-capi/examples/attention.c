@@ -72,7 +72,7 @@ int main(void) {
     AttnShape shape = {sizeof shape, BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM, DIM};
     AttnPlan *plan;
     AttnWorkspace *workspace;
-    char text[256];
+    char text[ATTN_EXPLAIN_SIZE];
     check(attn_plan_create(&options, &shape, &plan));
     check(attn_workspace_create(plan, 0, &workspace));
     check(attn_plan_explain(plan, ATTN_DTYPE_F32, text, sizeof text));

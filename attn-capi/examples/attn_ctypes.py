@@ -77,11 +77,14 @@ def _dtype(array, halves):
     return known[array.dtype.name]
 
 
-def _tensor(array, name, halves):
-    """Describes an array of four axes in place."""
+def _tensor(array, name, halves, also=()):
+    """Describes an array of four axes in place; `also` holds number types that it may have beside f32, f16 and bf16."""
+    dtype = _dtype(array, halves)
+    if dtype not in (_F32, _F16, _BF16, *also):
+        raise TypeError(f'{name} is {array.dtype}; it must be float32, float16 or bfloat16 (uint16 bits with dtype="bf16")')
     if array.ndim != 4:
         raise ValueError(f"{name} has {array.ndim} axes; [batch, heads, seq, dim] are wanted")
-    item, tensor = array.itemsize, _Tensor(ctypes.sizeof(_Tensor), dtype=_dtype(array, halves))
+    item, tensor = array.itemsize, _Tensor(ctypes.sizeof(_Tensor), dtype=dtype)
     tensor.shape[:] = array.shape
     if array.size == 0:
         return tensor
@@ -156,7 +159,8 @@ class Library:
             options.window, options.window_left, options.window_right = _ALIGN[causal or "bottom_right"], left, right
         if mask is not None:
             mask = np.asarray(mask)
-            given = _tensor(mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask, "mask", dtype)
+            mask = mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
+            given = _tensor(mask, "mask", dtype, also=(_DOUBLE, _BOOL))
             field = "keep" if given.dtype == _BOOL else "bias"
             setattr(options, field, ctypes.pointer(given))
         self._check(self._lib.attn_forward(options, *tensors, *_table(lse)))
@@ -373,6 +377,14 @@ def _demonstrate(path):
             fine = False
         except AttnError as error:
             print(f"ok    refused: {error}")
+    try:
+        sdpa(q.astype(np.float64), k, v)
+        fine = False
+    except TypeError as error:
+        fine &= "q is float64" in str(error)
+        print(f"ok    refused: {error}")
+    doubles = sdpa(q, k, v, mask=bias.astype(np.float64))  # a mask may be of doubles
+    fine &= bool((doubles == sdpa(q, k, v, mask=bias)).all())
     return fine
 
 

@@ -2,8 +2,19 @@
  *
  * Written by cbindgen from attn-capi/src; do not edit (ATTN_WRITE_HEADER=1 cargo test -p attn-capi --test it header).
  *
- * Set struct_size of each struct to its sizeof, everything else to zero, then what you want. Functions return an AttnStatus;
- * attn_last_error() says what is wrong. No pointer is followed beyond the length beside it. Nothing is copied but tables. */
+ * Set struct_size of each struct to its sizeof, everything else to zero, then what you want. Functions return an
+ * AttnStatus; attn_last_error() says what is wrong. No pointer is followed beyond the length beside it. Nothing is
+ * copied but tables.
+ *
+ * Environment: ATTN_LEVEL=avx2 holds a program to one level (attn_levels() lists them). A level that cannot run is
+ * ignored, and a line on stderr says so; attn_level() makes an error of it.
+ *
+ * AMX: Linux lets a process use AMX tiles only after it has asked. Where the machine has tiles, attn_levels(),
+ * attn_level() and the first call without AttnOptions.level ask, once per process. From then on Linux refuses small
+ * alternate signal stacks to every thread of the process: sigaltstack() fails with ENOMEM below
+ * getauxval(AT_MINSIGSTKSZ). 2048 to 11264 bytes are too few, 16384 enough. If a thread has such a stack already, Linux
+ * refuses the permission, and avx512 runs. A program that needs small signal stacks never asks: it sets
+ * ATTN_LEVEL=avx512 and does not call attn_levels(), or gives AttnOptions.level = "avx512" to every call. */
 
 #ifndef ATTN_H
 #define ATTN_H
@@ -16,6 +27,9 @@
 #define ATTN_VERSION "0.1.0"
 
 
+
+// Bytes that hold every text of attn_explain() and attn_plan_explain(), with its closing 0.
+#define ATTN_EXPLAIN_SIZE 512
 
 // What a function reports. Text for people is in attn_last_error().
 typedef enum AttnStatus {
@@ -139,14 +153,17 @@ typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t q
 typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that another one would have to
-// switch on, such as scale without has_scale or window_left without window, is refused (ATTN_STATUS_OPTION).
+// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
+// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window, an offset without
+// ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
+// a function.
 typedef struct AttnOptions {
   // sizeof(AttnOptions)
   size_t struct_size;
   // Threads to use at most; 0 for all. No bit of the result depends on it.
   size_t threads;
-  // Forces an instruction-set level by its name (attn_levels()); null for the best of this machine.
+  // Forces an instruction-set level by its name (attn_levels()); null for the best of this machine, or the one that
+  // ATTN_LEVEL in the environment names.
   const char *level;
   // Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
   double scale;
@@ -162,9 +179,9 @@ typedef struct AttnOptions {
   uint32_t causal;
   // An AttnAlign; ATTN_ALIGN_NONE is no window.
   uint32_t window;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t causal_offset;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t window_offset;
   // Inclusive distance to the left, or ATTN_UNBOUNDED.
   size_t window_left;
@@ -174,7 +191,7 @@ typedef struct AttnOptions {
   uint32_t prefix;
   // Zero.
   uint32_t reserved;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t prefix_offset;
   // Lengths of the prefix: one for all, or one per sequence.
   const size_t *prefix_lens;
@@ -204,9 +221,9 @@ typedef struct AttnOptions {
   uint32_t document_causal;
   // An AttnAlign: a window inside each document.
   uint32_t document_window;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t document_causal_offset;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t document_window_offset;
   // Inclusive distance to the left, or ATTN_UNBOUNDED.
   size_t document_window_left;
@@ -214,9 +231,9 @@ typedef struct AttnOptions {
   size_t document_window_right;
   // Bools, [batch or 1, q_heads or 1, ceil(q_len / block_q), ceil(kv_len / block_k)]: 1 shows the block.
   const struct AttnTensor *blocks;
-  // Queries per block.
+  // Queries per block; 0 without blocks.
   size_t block_q;
-  // Keys per block.
+  // Keys per block; 0 without blocks.
   size_t block_k;
   // Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
   const ptrdiff_t *tree_parents;
@@ -232,13 +249,13 @@ typedef struct AttnOptions {
   const float *alibi_slopes;
   // Entries in alibi_slopes: q_heads.
   size_t alibi_slopes_len;
-  // For ATTN_ALIGN_OFFSET.
+  // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t alibi_offset;
   // An AttnAlign; needed where there are slopes.
   uint32_t alibi;
   // Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
   float dropout_p;
-  // Seed of the draws, unless dropout_keep is given.
+  // Seed of the draws; 0 without dropout_p, and beside dropout_keep, which says what is kept.
   uint64_t dropout_seed;
   // Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
   const struct AttnTensor *dropout_keep;
@@ -250,7 +267,7 @@ typedef struct AttnOptions {
   AttnMapScore map_score;
   // Hides keys; null for none.
   AttnVisibleIf visible_if;
-  // Handed to map_score and visible_if.
+  // Handed to map_score and visible_if; null without both.
   void *user_data;
   // Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in
   // chunks or token by token; slower for many queries. attn_decode() is always so.
@@ -259,7 +276,8 @@ typedef struct AttnOptions {
   uint32_t reserved_too;
 } AttnOptions;
 
-// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read.
+// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read. A field of
+// another kind of cache than kind names is refused (ATTN_STATUS_OPTION).
 typedef struct AttnCache {
   // sizeof(AttnCache)
   size_t struct_size;
@@ -328,9 +346,19 @@ extern "C" {
 // Version of the library, "major.minor.patch". ATTN_VERSION is the header's.
 const char *attn_version(void);
 
-// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2 avx512".
-// The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another.
+// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2
+// avx512". The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another. Asks Linux for
+// the permission to use AMX tiles where there are any (see the top of attn.h).
 const char *attn_levels(void);
+
+// Writes to *name the level that runs where AttnOptions.level is null: a string that lives as long as the program.
+// Where ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or missing here
+// (ATTN_STATUS_UNSUPPORTED) it is refused, and *name stays as it is. Calls do not fail then: the best level runs, and
+// a line on stderr says so, once per process.
+//
+// The caller vouches for this:
+// name points to a pointer.
+enum AttnStatus attn_level(const char **name);
 
 // What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none has. The
 // text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
@@ -357,7 +385,8 @@ enum AttnStatus attn_tensor_contiguous(struct AttnTensor *tensor,
 // one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is null (with lse_len 0) or
 // takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len] without gaps.
 //
-// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once.
+// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
+// struct_size that cannot be is reported before any other mistake, by every function.
 //
 // The caller vouches for this:
 // Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody writes to
@@ -422,7 +451,11 @@ enum AttnStatus attn_merge_states(const struct AttnTensor *out,
                                   size_t lse_len);
 
 // Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
-// tile sizes, scratch.
+// tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+//
+// What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
+// attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
+// after any other error, nothing is written.)
 //
 // The caller vouches for this:
 // As for attn_forward; text points to text_size bytes.
@@ -450,7 +483,7 @@ enum AttnStatus attn_plan_create(const struct AttnOptions *options,
 // plan came from attn_plan_create(); bytes points to a size_t.
 enum AttnStatus attn_plan_workspace_bytes(const struct AttnPlan *plan, size_t *bytes);
 
-// As attn_explain(), for a plan.
+// As attn_explain(), for a plan; a text that does not fit is cut likewise.
 //
 // The caller vouches for this:
 // plan came from attn_plan_create(); text points to text_size bytes.
@@ -479,11 +512,12 @@ enum AttnStatus attn_plan_run(const struct AttnPlan *plan,
 // plan came from attn_plan_create(); len points to a size_t.
 enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
 
-// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys from first
-// on, [batch, kv_heads, n, ...] with first + n <= kv_len; masks, biases and positions mean what they mean for the whole. Leaves
-// behind a row of max, sum and value_dim undivided sums for each query, [batch, q_heads, q_len] of them, rows_len numbers in all.
-// Rows may be sent as they are between machines of one byte order, are joined by attn_merge_partials() in any order, and ended
-// by attn_plan_finish(). k and v share a dtype, q may have another.
+// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys
+// from first on, [batch, kv_heads, n, ...] with first + n <= kv_len (ATTN_STATUS_TABLE beyond); masks, biases and
+// positions mean what they mean for the whole. Leaves behind a row of max, sum and value_dim undivided sums for each
+// query, [batch, q_heads, q_len] of them, rows_len numbers in all. Rows may be sent as they are between machines of
+// one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
+// dtype, q may have another.
 //
 // Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
 // multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use attn_simd::Level;
 
 use crate::call::{self, Scratch};
-use crate::error::{guard, last};
+use crate::error::{Error, guard, last};
 use crate::merge;
 use crate::options::attention;
 use crate::plan::{AttnPlan, AttnWorkspace};
@@ -31,8 +31,9 @@ pub extern "C" fn attn_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2 avx512".
-/// The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another.
+/// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2
+/// avx512". The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another. Asks Linux for
+/// the permission to use AMX tiles where there are any (see the top of attn.h).
 #[unsafe(no_mangle)]
 pub extern "C" fn attn_levels() -> *const c_char {
     static NAMES: OnceLock<CString> = OnceLock::new();
@@ -41,6 +42,24 @@ pub extern "C" fn attn_levels() -> *const c_char {
         CString::new(names.join(" ")).unwrap_or_default()
     };
     NAMES.get_or_init(names).as_ptr()
+}
+
+/// Writes to *name the level that runs where AttnOptions.level is null: a string that lives as long as the program.
+/// Where ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or missing here
+/// (ATTN_STATUS_UNSUPPORTED) it is refused, and *name stays as it is. Calls do not fail then: the best level runs, and
+/// a line on stderr says so, once per process.
+///
+/// # Safety
+/// name points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_level(name: *mut *const c_char) -> AttnStatus {
+    static NAME: OnceLock<CString> = OnceLock::new();
+    guard(|| {
+        let level = Level::try_detect().map_err(Error::Level)?;
+        let text = NAME.get_or_init(|| CString::new(level.name()).unwrap_or_default());
+        // SAFETY: the caller vouches for the pointer to a pointer.
+        unsafe { raw::store("name", name, text.as_ptr()) }
+    })
 }
 
 /// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none has. The
@@ -85,7 +104,8 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
 /// one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is null (with lse_len 0) or
 /// takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len] without gaps.
 ///
-/// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once.
+/// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
+/// struct_size that cannot be is reported before any other mistake, by every function.
 ///
 /// # Safety
 /// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody writes to
@@ -104,6 +124,7 @@ pub unsafe extern "C" fn attn_forward(
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
         let (asked, call) = unsafe {
+            raw::measured([q, k, v, out])?;
             let asked = raw::asked(options, &mut extents, &copies)?;
             (asked, raw::call([q, k, v], out, lse, lse_len, &mut extents)?)
         };
@@ -141,6 +162,9 @@ pub unsafe extern "C" fn attn_decode(
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
         let (asked, call) = unsafe {
+            raw::measured_cache(cache)?;
+            raw::measured([q, out])?;
+            raw::measured([queries])?;
             let asked = raw::asked(options, &mut extents, &copies)?;
             (asked, raw::decode(cache, q, queries, out, (lse, lse_len), &mut extents)?)
         };
@@ -168,7 +192,11 @@ pub unsafe extern "C" fn attn_cache_append(
     new_lens_len: usize,
 ) -> AttnStatus {
     // SAFETY: the caller vouches for all pointers.
-    guard(|| unsafe { raw::append(cache, [k_new, v_new], (new_lens, new_lens_len)) }?.run())
+    guard(|| unsafe {
+        raw::measured_cache(cache)?;
+        raw::measured([k_new, v_new])?;
+        raw::append(cache, [k_new, v_new], (new_lens, new_lens_len))?.run()
+    })
 }
 
 /// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
@@ -190,13 +218,20 @@ pub unsafe extern "C" fn attn_merge_states(
 ) -> AttnStatus {
     guard(|| {
         // SAFETY: the caller vouches for all pointers.
-        let (mut out, lse, other, other_lse) = unsafe { raw::states(out, lse, other, other_lse, lse_len)? };
+        let (mut out, lse, other, other_lse) = unsafe {
+            raw::measured([out, other])?;
+            raw::states(out, lse, other, other_lse, lse_len)?
+        };
         merge::merge(&mut out, lse, other, other_lse)
     })
 }
 
 /// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
-/// tile sizes, scratch.
+/// tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+///
+/// What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
+/// attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
+/// after any other error, nothing is written.)
 ///
 /// # Safety
 /// As for attn_forward; text points to text_size bytes.
@@ -211,7 +246,10 @@ pub unsafe extern "C" fn attn_explain(
     guard(|| {
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe { (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?) };
+        let (asked, shape) = unsafe {
+            raw::measured([shape])?;
+            (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
+        };
         let nodes = asked.tables.nodes()?;
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
         let told = call::explain(attn, asked.callbacks, asked.level, shape, tensor::dtype("dtype", dtype)?)?;
@@ -237,7 +275,10 @@ pub unsafe extern "C" fn attn_plan_create(
     guard(|| {
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe { (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?) };
+        let (asked, shape) = unsafe {
+            raw::measured([shape])?;
+            (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
+        };
         let raw::Asked { options, tables, described, masks, callbacks, level } = asked;
         let made = AttnPlan::new(options, &tables, (described, &masks), callbacks, level, shape)?;
         // SAFETY: the caller vouches for the pointer to a pointer.
@@ -255,7 +296,7 @@ pub unsafe extern "C" fn attn_plan_workspace_bytes(plan: *const AttnPlan, bytes:
     guard(|| unsafe { raw::store("bytes", bytes, raw::handle("plan", plan)?.workspace_bytes()) })
 }
 
-/// As attn_explain(), for a plan.
+/// As attn_explain(), for a plan; a text that does not fit is cut likewise.
 ///
 /// # Safety
 /// plan came from attn_plan_create(); text points to text_size bytes.
@@ -297,6 +338,7 @@ pub unsafe extern "C" fn attn_plan_run(
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
         let (plan, workspace, masks, call) = unsafe {
+            raw::measured([q, k, v, out])?;
             let plan = raw::handle("plan", plan)?;
             let workspace = if workspace.is_null() { None } else { Some(raw::handle("workspace", workspace)?) };
             let masks = plan.described.masks(&mut extents, &copies)?;
@@ -316,11 +358,12 @@ pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut 
     guard(|| unsafe { raw::store("len", len, raw::handle("plan", plan)?.partial_len()?) })
 }
 
-/// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys from first
-/// on, [batch, kv_heads, n, ...] with first + n <= kv_len; masks, biases and positions mean what they mean for the whole. Leaves
-/// behind a row of max, sum and value_dim undivided sums for each query, [batch, q_heads, q_len] of them, rows_len numbers in all.
-/// Rows may be sent as they are between machines of one byte order, are joined by attn_merge_partials() in any order, and ended
-/// by attn_plan_finish(). k and v share a dtype, q may have another.
+/// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys
+/// from first on, [batch, kv_heads, n, ...] with first + n <= kv_len (ATTN_STATUS_TABLE beyond); masks, biases and
+/// positions mean what they mean for the whole. Leaves behind a row of max, sum and value_dim undivided sums for each
+/// query, [batch, q_heads, q_len] of them, rows_len numbers in all. Rows may be sent as they are between machines of
+/// one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
+/// dtype, q may have another.
 ///
 /// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
 /// multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.
@@ -342,6 +385,7 @@ pub unsafe extern "C" fn attn_plan_partial(
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
         let (plan, workspace, masks, part) = unsafe {
+            raw::measured([q, k, v])?;
             let plan = raw::handle("plan", plan)?;
             let workspace = if workspace.is_null() { None } else { Some(raw::handle("workspace", workspace)?) };
             let masks = plan.described.masks(&mut extents, &copies)?;
@@ -387,6 +431,7 @@ pub unsafe extern "C" fn attn_plan_finish(
         let (mut extents, copies) = (Extents::new(), Copies::default());
         // SAFETY: the caller vouches for all pointers, and for the tensors of the plan's options.
         let (plan, masks, end) = unsafe {
+            raw::measured([out])?;
             let plan = raw::handle("plan", plan)?;
             let masks = plan.described.masks(&mut extents, &copies)?;
             (plan, masks, raw::finish((rows, rows_len), out, (lse, lse_len), &mut extents)?)

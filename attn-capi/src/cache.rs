@@ -27,23 +27,26 @@ pub(crate) enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// By the kind's number. Sizes of another kind than the one that is named are refused: whoever set them wants that one.
-    pub(crate) fn of(kind: u32, sinks: usize, window: usize, pages: &'a [i32]) -> Result<Self> {
+    /// By the kind's number. Fields of another kind than the one that is named are refused: whoever set them wants that
+    /// one.
+    pub(crate) fn of(kind: u32, sinks: usize, window: usize, pages: Option<&'a [i32]>) -> Result<Self> {
         let place = match kind {
             _ if kind == AttnCacheKind::Append as u32 => Self::Slots,
             _ if kind == AttnCacheKind::Ring as u32 => Self::Ring { sinks, window },
-            _ if kind == AttnCacheKind::Paged as u32 => Self::Pages(pages),
+            _ if kind == AttnCacheKind::Paged as u32 => Self::Pages(pages.unwrap_or_default()),
             _ => return Err(Error::Unknown { what: "AttnCache.kind", value: kind }),
         };
-        let foreign = match place {
-            Self::Slots => sinks != 0 || window != 0 || !pages.is_empty(),
-            Self::Ring { .. } => !pages.is_empty(),
-            Self::Pages(_) => sinks != 0 || window != 0,
-        };
-        if foreign {
-            return Err(Error::Unknown { what: "AttnCache.kind (with fields of another kind set)", value: kind });
+        let (is_ring, is_paged) = (matches!(place, Self::Ring { .. }), matches!(place, Self::Pages(_)));
+        let ring = "AttnCache.kind must be ATTN_CACHE_KIND_RING";
+        let idle = [
+            (!is_ring && sinks != 0, "AttnCache.sinks", ring),
+            (!is_ring && window != 0, "AttnCache.window", ring),
+            (!is_paged && pages.is_some(), "AttnCache.block_table", "AttnCache.kind must be ATTN_CACHE_KIND_PAGED"),
+        ];
+        match idle.into_iter().find(|&(is_idle, ..)| is_idle) {
+            Some((_, what, needs)) => Err(Error::Idle { what, needs }),
+            None => Ok(place),
         }
-        Ok(place)
     }
 }
 

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_core::AttnError;
 
+use crate::tensor::dtype;
 use crate::types::AttnStatus;
 
 /// Why an entry point refused.
@@ -29,12 +30,14 @@ pub(crate) enum Error {
     Overlap { what: &'static str, with: &'static str },
     /// A number that names nothing.
     Unknown { what: &'static str, value: u32 },
-    /// An option that another one would have to switch on: left alone it would do nothing.
+    /// A field that nothing reads unless another one has another value: what was meant is not what would run.
     Idle { what: &'static str, needs: &'static str },
     /// A number type that does not go there.
     Dtype { what: &'static str, wanted: &'static str, value: u32 },
     /// A byte of a boolean tensor that is neither 0 nor 1.
     NotBool { what: &'static str, at: usize, value: u8 },
+    /// A text that is longer than the caller's buffer.
+    Text { needed: usize, found: usize },
     /// A level's name that names none, or none of this machine's.
     Level(attn_simd::LevelError),
     /// A workspace in use.
@@ -61,7 +64,7 @@ impl Error {
                 AttnError::Overflow { .. } => AttnStatus::Overflow,
                 AttnError::Overlap { .. } => AttnStatus::Overlap,
                 AttnError::Option { .. } | AttnError::MaskTerms { .. } => AttnStatus::Option,
-                AttnError::Index { .. } | AttnError::Order { .. } => AttnStatus::Table,
+                AttnError::Index { .. } | AttnError::Order { .. } | AttnError::Beyond { .. } => AttnStatus::Table,
                 AttnError::Unsupported { .. } => AttnStatus::Unsupported,
                 AttnError::Memory { .. } => AttnStatus::OutOfMemory,
                 _ => AttnStatus::Shape, // sizes, heads, broadcasts, ranks
@@ -74,6 +77,7 @@ impl Error {
                 AttnStatus::Option
             }
             Self::NotBool { .. } => AttnStatus::Table,
+            Self::Text { .. } => AttnStatus::Bounds,
             Self::Level(_) => AttnStatus::Unsupported,
             Self::Busy => AttnStatus::Busy,
             Self::Panic => AttnStatus::Internal,
@@ -95,11 +99,15 @@ impl fmt::Display for Error {
             Self::Misaligned { what, align } => write!(f, "{what} is not aligned to {align} bytes"),
             Self::Overlap { what, with } => write!(f, "{what} shares memory with {with}"),
             Self::Unknown { what, value } => write!(f, "{what} is {value}, which names nothing"),
-            Self::Idle { what, needs } => write!(f, "{what} is set, but not {needs}: it would do nothing"),
-            Self::Dtype { what, wanted, value } => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
+            Self::Idle { what, needs } => write!(f, "{what} is set, but nothing reads it: {needs}"),
+            Self::Dtype { what, wanted, value } => match dtype(what, value) {
+                Ok(dtype) => write!(f, "{what}: dtype is {} ({value}), it must be {wanted}", dtype.name()),
+                Err(_) => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
+            },
             Self::NotBool { what, at, value } => {
                 write!(f, "{what}: byte {at} is {value}; a boolean tensor holds 0 and 1 only")
             }
+            Self::Text { needed, found } => write!(f, "text needs {needed} bytes, text_size is {found}"),
             Self::Level(error) => error.fmt(f),
             Self::Busy => write!(f, "the workspace is being used by another call"),
             Self::Panic => write!(f, "internal error: a panic was caught; please report it"),

@@ -136,7 +136,7 @@ fn mask<'a>(o: &AttnOptions, tables: &Tables<'a>, masks: &Masks<'a>, nodes: &'a 
         (Some(align), Some(table)) => and(Term::Prefix { prefix: lengths(table), align }),
         (None, None) => {}
         (Some(_), None) => return Err(Error::Null("prefix_lens")),
-        (None, Some(_)) => return Err(Error::Unknown { what: "prefix (an alignment, with prefix_lens)", value: 0 }),
+        (None, Some(_)) => return Err(Error::Idle { what: "prefix_lens", needs: PREFIX }),
     }
     if let Some(table) = tables.kv_lens {
         and(Term::KvLens(lengths(table)));
@@ -183,29 +183,50 @@ fn documents<'a>(o: &AttnOptions, tables: &Tables<'a>) -> Result<Option<Document
     Ok(Some(documents))
 }
 
-/// Refuses options that nothing would heed, such as a window's bounds without its alignment: what was meant is not what would run.
-fn no_idle(o: &AttnOptions, tables: &Tables<'_>) -> Result<()> {
+const PREFIX: &str = "prefix must be an AttnAlign other than ATTN_ALIGN_NONE";
+const ALIBI: &str = "alibi must be an AttnAlign other than ATTN_ALIGN_NONE";
+const WINDOW: &str = "window must be an AttnAlign other than ATTN_ALIGN_NONE";
+const DOCUMENT_WINDOW: &str = "document_window must be an AttnAlign other than ATTN_ALIGN_NONE";
+
+/// Refuses options that nothing would heed, such as an offset beside an alignment that has none: what was meant is not
+/// what would run.
+fn no_idle(o: &AttnOptions, tables: &Tables<'_>, masks: &Masks<'_>) -> Result<()> {
     let is_none = |align: u32| align == AttnAlign::None as u32;
-    let offset = |align: u32, offset: isize| is_none(align) && offset != 0;
+    let offset = |align: u32, offset: isize| align != AttnAlign::Offset as u32 && offset != 0;
     let bounds = |align: u32, both: [usize; 2]| is_none(align) && both.iter().any(|&x| x != 0 && x != ATTN_UNBOUNDED);
-    let documents = tables.cu_q.is_some();
+    let (documents, has_blocks) = (tables.cu_q.is_some(), masks.blocks.is_some());
+    let (draws, keeps) = (o.dropout_p != 0.0, masks.dropout_keep.is_some());
+    let calls = o.map_score.is_some() || o.visible_if.is_some();
     let idle = [
-        (o.has_scale == 0 && o.scale != 0.0, "scale", "has_scale"),
-        (offset(o.causal, o.causal_offset), "causal_offset", "causal"),
-        (offset(o.window, o.window_offset), "window_offset", "window"),
-        (offset(o.prefix, o.prefix_offset), "prefix_offset", "prefix"),
-        (offset(o.alibi, o.alibi_offset), "alibi_offset", "alibi"),
-        (offset(o.document_causal, o.document_causal_offset), "document_causal_offset", "document_causal"),
-        (offset(o.document_window, o.document_window_offset), "document_window_offset", "document_window"),
-        (bounds(o.window, [o.window_left, o.window_right]), "window_left or window_right", "window"),
+        (o.has_scale == 0 && o.scale != 0.0, "scale", "has_scale must be 1"),
+        (bounds(o.window, [o.window_left, o.window_right]), "window_left or window_right", WINDOW),
         (
             bounds(o.document_window, [o.document_window_left, o.document_window_right]),
             "document_window_left or document_window_right",
-            "document_window",
+            DOCUMENT_WINDOW,
         ),
-        (o.document_causal != 0 && !documents, "document_causal", "cu_q and cu_k"),
-        (o.document_window != 0 && !documents, "document_window", "cu_q and cu_k"),
-        (o.alibi != 0 && tables.slopes.is_none(), "alibi", "alibi_slopes"),
+        (o.document_causal != 0 && !documents, "document_causal", "cu_q and cu_k must be given"),
+        (o.document_window != 0 && !documents, "document_window", "cu_q and cu_k must be given"),
+        (o.alibi != 0 && tables.slopes.is_none(), "alibi", "alibi_slopes must be given"),
+        (offset(o.causal, o.causal_offset), "causal_offset", "causal must be ATTN_ALIGN_OFFSET"),
+        (offset(o.window, o.window_offset), "window_offset", "window must be ATTN_ALIGN_OFFSET"),
+        (offset(o.prefix, o.prefix_offset), "prefix_offset", "prefix must be ATTN_ALIGN_OFFSET"),
+        (
+            offset(o.document_causal, o.document_causal_offset),
+            "document_causal_offset",
+            "document_causal must be ATTN_ALIGN_OFFSET",
+        ),
+        (
+            offset(o.document_window, o.document_window_offset),
+            "document_window_offset",
+            "document_window must be ATTN_ALIGN_OFFSET",
+        ),
+        (offset(o.alibi, o.alibi_offset), "alibi_offset", "alibi must be ATTN_ALIGN_OFFSET"),
+        (!has_blocks && o.block_q != 0, "block_q", "blocks must be given"),
+        (!has_blocks && o.block_k != 0, "block_k", "blocks must be given"),
+        (keeps && o.dropout_seed != 0, "dropout_seed", "dropout_keep must be null"),
+        (!draws && o.dropout_seed != 0, "dropout_seed", "dropout_p must be above 0"),
+        (!calls && !o.user_data.is_null(), "user_data", "map_score or visible_if must be given"),
     ];
     match idle.into_iter().find(|&(is_idle, ..)| is_idle) {
         Some((_, what, needs)) => Err(Error::Idle { what, needs }),
@@ -226,7 +247,7 @@ pub(crate) fn attention<'a>(
         }
     }
     let mask = mask(o, tables, masks, nodes)?;
-    no_idle(o, tables)?;
+    no_idle(o, tables, masks)?;
     let mut attn = Attention::new().mask(mask);
     match o.precision {
         value if value == AttnPrecision::Exact as u32 => {}
@@ -251,7 +272,7 @@ pub(crate) fn attention<'a>(
     }
     if let Some(slopes) = tables.slopes {
         let aligned = align("alibi", o.alibi, o.alibi_offset)?;
-        let align = aligned.ok_or(Error::Unknown { what: "alibi (an alignment, with alibi_slopes)", value: 0 })?;
+        let align = aligned.ok_or(Error::Idle { what: "alibi_slopes", needs: ALIBI })?;
         attn = attn.alibi(Alibi { slopes, align });
     }
     if let Some(sinks) = tables.sinks {

@@ -10,7 +10,7 @@
 mod cache;
 mod options;
 
-pub(crate) use cache::{append, decode};
+pub(crate) use cache::{append, decode, measured_cache};
 pub(crate) use options::{Asked, Callbacks, Copies, Described, asked};
 
 use core::ffi::c_char;
@@ -61,12 +61,11 @@ unsafe impl Struct for AttnQueries {
 /// A struct of no version is as large as this: what is larger was never a size.
 const LARGEST: usize = 1 << 14;
 
-/// Copies a struct, whatever version of the header its caller knew: what it does not have is zero, and what this version does
-/// not know must be.
+/// The size of a struct, which is possible, and whose bytes behind what this version knows are zero.
 ///
 /// # Safety
 /// `from` is null, or points to as many bytes as its first field says.
-pub(crate) unsafe fn copy<T: Struct>(from: *const T) -> Result<T> {
+unsafe fn measure<T: Struct>(from: *const T) -> Result<usize> {
     address(T::NAME, from)?;
     // SAFETY: not null, aligned, and begins with its size.
     let found = unsafe { from.cast::<usize>().read() };
@@ -75,15 +74,39 @@ pub(crate) unsafe fn copy<T: Struct>(from: *const T) -> Result<T> {
     if !(size_of::<usize>()..=LARGEST).contains(&found) || !found.is_multiple_of(align_of::<T>()) {
         return Err(Error::StructSize { what: T::NAME, found, known });
     }
-    let mut copy = core::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: the caller vouches for `found` bytes; the copy has room for `known`.
-    unsafe { from.cast::<u8>().copy_to_nonoverlapping(copy.as_mut_ptr().cast::<u8>(), found.min(known)) };
     for at in known..found {
         // SAFETY: the caller vouches for `found` bytes.
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
             return Err(Error::StructTail { what: T::NAME, known });
         }
     }
+    Ok(found)
+}
+
+/// Refuses impossible sizes of structs before anything else is looked at: nothing in such a struct means what it says.
+/// Null is left to whoever needs the struct.
+///
+/// # Safety
+/// As [`measure`] for each.
+pub(crate) unsafe fn measured<T: Struct, const N: usize>(all: [*const T; N]) -> Result<()> {
+    for from in all.into_iter().filter(|from| !from.is_null()) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { measure(from)? };
+    }
+    Ok(())
+}
+
+/// Copies a struct, whatever version of the header its caller knew: what it does not have is zero, and what this
+/// version does not know must be.
+///
+/// # Safety
+/// As [`measure`].
+pub(crate) unsafe fn copy<T: Struct>(from: *const T) -> Result<T> {
+    // SAFETY: the caller's promise is the same.
+    let found = unsafe { measure(from)? };
+    let mut copy = core::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the caller vouches for `found` bytes; the copy has room for all that are known.
+    unsafe { from.cast::<u8>().copy_to_nonoverlapping(copy.as_mut_ptr().cast::<u8>(), found.min(size_of::<T>())) };
     // SAFETY: every byte is set, and a `Struct` is valid for every pattern.
     Ok(unsafe { copy.assume_init() })
 }
@@ -343,14 +366,16 @@ pub(crate) unsafe fn destroy<T>(object: *mut T) -> Result<()> {
     Ok(())
 }
 
-/// Writes a text with its closing zero; what does not fit is cut, and an error.
+/// Writes a text with its closing zero. What does not fit is cut, and an error that names the size: its beginning is
+/// still of use.
 ///
 /// # Safety
 /// `to` is null, or points to `size` bytes that nobody else touches.
 pub(crate) unsafe fn write_text(to: *mut c_char, size: usize, text: &str) -> Result<()> {
     address("text", to.cast_const())?;
+    let needed = text.len() + 1;
     let Some(room) = size.checked_sub(1) else {
-        return Err(AttnError::TooShort { what: "text", needed: text.len() + 1, found: 0 }.into());
+        return Err(Error::Text { needed, found: 0 });
     };
     let take = text.len().min(room);
     // SAFETY: not null; `take + 1` bytes are at most the `size` that the caller vouches for.
@@ -358,7 +383,7 @@ pub(crate) unsafe fn write_text(to: *mut c_char, size: usize, text: &str) -> Res
         text.as_ptr().copy_to_nonoverlapping(to.cast::<u8>(), take);
         to.add(take).write(0);
     }
-    Ok(AttnError::check_len("text", text.len() + 1, size)?)
+    if needed <= size { Ok(()) } else { Err(Error::Text { needed, found: size }) }
 }
 
 /// Where a call writes its output.

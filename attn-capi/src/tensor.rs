@@ -54,6 +54,19 @@ pub(crate) fn dtype(what: &'static str, value: u32) -> Result<AttnDtype> {
     all.into_iter().find(|&dtype| dtype as u32 == value).ok_or(Error::Dtype { what, wanted: "an AttnDtype", value })
 }
 
+impl AttnDtype {
+    /// Its name in texts: as the constant ends.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F64 => "F64",
+            Self::Bool => "BOOL",
+        }
+    }
+}
+
 /// A layout, by its number.
 pub(crate) fn layout(value: u32) -> Result<Layout> {
     match value {

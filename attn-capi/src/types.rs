@@ -96,6 +96,9 @@ pub enum AttnLayout {
 /// For window_left and window_right: no bound on that side.
 pub const ATTN_UNBOUNDED: usize = usize::MAX;
 
+/// Bytes that hold every text of attn_explain() and attn_plan_explain(), with its closing 0.
+pub const ATTN_EXPLAIN_SIZE: usize = 512;
+
 /// A tensor in the caller's memory. Sizes and strides are of [batch, heads, seq, dim], whatever the order in memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -153,7 +156,8 @@ pub enum AttnCacheKind {
     Paged = 2,
 }
 
-/// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read.
+/// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read. A field of
+/// another kind of cache than kind names is refused (ATTN_STATUS_OPTION).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnCache {
@@ -217,8 +221,10 @@ pub type AttnVisibleIf =
     Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
 /// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that another one would have to
-/// switch on, such as scale without has_scale or window_left without window, is refused (ATTN_STATUS_OPTION).
+/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
+/// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window, an offset without
+/// ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
+/// a function.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnOptions {
@@ -226,7 +232,8 @@ pub struct AttnOptions {
     pub struct_size: usize,
     /// Threads to use at most; 0 for all. No bit of the result depends on it.
     pub threads: usize,
-    /// Forces an instruction-set level by its name (attn_levels()); null for the best of this machine.
+    /// Forces an instruction-set level by its name (attn_levels()); null for the best of this machine, or the one that
+    /// ATTN_LEVEL in the environment names.
     pub level: *const c_char,
     /// Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
     pub scale: f64,
@@ -243,9 +250,9 @@ pub struct AttnOptions {
     pub causal: u32,
     /// An AttnAlign; ATTN_ALIGN_NONE is no window.
     pub window: u32,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub causal_offset: isize,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub window_offset: isize,
     /// Inclusive distance to the left, or ATTN_UNBOUNDED.
     pub window_left: usize,
@@ -256,7 +263,7 @@ pub struct AttnOptions {
     pub prefix: u32,
     /// Zero.
     pub reserved: u32,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub prefix_offset: isize,
     /// Lengths of the prefix: one for all, or one per sequence.
     pub prefix_lens: *const usize,
@@ -288,9 +295,9 @@ pub struct AttnOptions {
     pub document_causal: u32,
     /// An AttnAlign: a window inside each document.
     pub document_window: u32,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub document_causal_offset: isize,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub document_window_offset: isize,
     /// Inclusive distance to the left, or ATTN_UNBOUNDED.
     pub document_window_left: usize,
@@ -299,9 +306,9 @@ pub struct AttnOptions {
 
     /// Bools, [batch or 1, q_heads or 1, ceil(q_len / block_q), ceil(kv_len / block_k)]: 1 shows the block.
     pub blocks: *const AttnTensor,
-    /// Queries per block.
+    /// Queries per block; 0 without blocks.
     pub block_q: usize,
-    /// Keys per block.
+    /// Keys per block; 0 without blocks.
     pub block_k: usize,
 
     /// Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
@@ -320,14 +327,14 @@ pub struct AttnOptions {
     pub alibi_slopes: *const f32,
     /// Entries in alibi_slopes: q_heads.
     pub alibi_slopes_len: usize,
-    /// For ATTN_ALIGN_OFFSET.
+    /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub alibi_offset: isize,
     /// An AttnAlign; needed where there are slopes.
     pub alibi: u32,
 
     /// Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
     pub dropout_p: f32,
-    /// Seed of the draws, unless dropout_keep is given.
+    /// Seed of the draws; 0 without dropout_p, and beside dropout_keep, which says what is kept.
     pub dropout_seed: u64,
     /// Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
     pub dropout_keep: *const AttnTensor,
@@ -341,7 +348,7 @@ pub struct AttnOptions {
     pub map_score: AttnMapScore,
     /// Hides keys; null for none.
     pub visible_if: AttnVisibleIf,
-    /// Handed to map_score and visible_if.
+    /// Handed to map_score and visible_if; null without both.
     pub user_data: *mut c_void,
 
     /// Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in

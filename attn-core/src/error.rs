@@ -92,6 +92,15 @@ pub enum AttnError {
         /// The first value that is too large.
         limit: usize,
     },
+    /// A number is larger than another one allows.
+    Beyond {
+        /// Which number.
+        what: &'static str,
+        /// The number given.
+        value: usize,
+        /// The largest that is possible.
+        most: usize,
+    },
     /// A table that must not decrease does.
     Order {
         /// Which table.
@@ -174,6 +183,7 @@ impl fmt::Display for AttnError {
                     None => f.write_str("where nothing is possible"),
                 }
             }
+            Self::Beyond { what, value, most } => write!(f, "{what} is {value}, at most {most} is possible"),
             Self::Order { what, at } => write!(f, "{what}[{at}] is less than the entry before it"),
             Self::MaskTerms { max } => write!(f, "a mask holds at most {max} terms"),
             Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes of memory are not to be had"),

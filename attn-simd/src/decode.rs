@@ -64,7 +64,8 @@ pub(crate) const CHUNK: usize = 512;
 /// Most rows that share one pass.
 pub(crate) const MAX_ROWS: usize = 32;
 
-/// Most queries for which a plan decodes by itself.
+/// Most queries for which a plan decodes by itself. One more, and a call may run on matrix tiles: the two limits are
+/// one number.
 pub(crate) const MAX_QUERIES: usize = 16;
 
 /// Whether a call of this shape is decoded: few enough rows for each key/value head.

@@ -19,6 +19,22 @@ use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512};
 /// }
 /// assert!(Level::by_name("portable").is_ok());
 /// ```
+///
+/// # AMX tiles need a permission that binds the process
+///
+/// Linux lets a process use AMX tiles only after it has asked (`arch_prctl`). Where processor and system have tiles,
+/// [`detect`](Self::detect), [`try_detect`](Self::try_detect), [`available`](Self::available) and `by_name("amx")` ask,
+/// once per process. Linux never takes the permission back before `exec`; children by `fork` inherit it.
+///
+/// From then on Linux refuses small alternate signal stacks to every thread of the process: `sigaltstack` fails with
+/// `ENOMEM` below `getauxval(AT_MINSIGSTKSZ)`. With tiles 2048, 8192 and 11 264 bytes are too few; 16 384 are enough.
+/// Stacks for signals that are `AT_MINSIGSTKSZ` larger than what their handlers need are always right. The other way
+/// round, Linux refuses the permission while any thread has a stack that is too small ([`LevelError::Refused`]): `amx`
+/// is then absent, and `avx512` runs.
+///
+/// A program that needs small signal stacks never asks: it sets `ATTN_LEVEL=avx512` and leaves out `available`, or it
+/// hands `Level::by_name("avx512")` to every call. Neither asks for tiles, nor does
+/// [`Plan::explain`](crate::Plan::explain).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Level {
@@ -103,15 +119,24 @@ impl Level {
 
     /// The best level of this machine, or the one that the environment variable `ATTN_LEVEL` names. Asked once per process.
     ///
-    /// A name in `ATTN_LEVEL` that is unknown or missing here is ignored; [`by_name`](Self::by_name) says which it is.
-    /// Without the feature `std`, the level that the build's target features prove.
+    /// Where `ATTN_LEVEL` names a level that is unknown or missing here, the best one runs, and a line on the standard
+    /// error says so, once per process; [`try_detect`](Self::try_detect) makes an error of it. An empty `ATTN_LEVEL`
+    /// names nothing. Without the feature `std`, the level that the build's target features prove.
+    ///
+    /// May ask Linux for [permission to use AMX tiles](Self#amx-tiles-need-a-permission-that-binds-the-process).
     #[cfg(feature = "std")]
     pub fn detect() -> Self {
+        use std::io::Write as _;
         use std::sync::OnceLock;
         static LEVEL: OnceLock<Level> = OnceLock::new();
         *LEVEL.get_or_init(|| {
-            let forced = std::env::var("ATTN_LEVEL").ok().and_then(|name| Self::by_name(&name).ok());
-            forced.unwrap_or_else(Self::best)
+            Self::try_detect().unwrap_or_else(|error| {
+                let (best, asked) = (Self::best(), std::env::var_os("ATTN_LEVEL").unwrap_or_default());
+                let (name, best_name) = (asked.to_string_lossy(), best.name());
+                let line = alloc::format!("attn: ATTN_LEVEL={name} is ignored ({error}); {best_name} runs\n");
+                let _ = std::io::stderr().write_all(line.as_bytes()); // whoever has closed it wants to hear nothing
+                best
+            })
         })
     }
 
@@ -119,6 +144,38 @@ impl Level {
     #[cfg(not(feature = "std"))]
     pub fn detect() -> Self {
         Self::best()
+    }
+
+    /// As [`detect`](Self::detect), but an `ATTN_LEVEL` that cannot run is an error, and nothing is printed.
+    ///
+    /// ```
+    /// use attn_simd::Level;
+    /// match Level::try_detect() {
+    ///     Ok(level) => assert_eq!(level, Level::detect()),
+    ///     Err(error) => eprintln!("ATTN_LEVEL: {error}"),
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LevelError`]: what [`by_name`](Self::by_name) says of the name in `ATTN_LEVEL`. Never without the feature
+    /// `std`.
+    #[cfg(feature = "std")]
+    pub fn try_detect() -> Result<Self, LevelError> {
+        use std::sync::OnceLock;
+        static LEVEL: OnceLock<Result<Level, LevelError>> = OnceLock::new();
+        *LEVEL.get_or_init(|| match std::env::var_os("ATTN_LEVEL").filter(|name| !name.is_empty()) {
+            None => Ok(Self::best()),
+            Some(name) => name.to_str().map_or(Err(LevelError::Unknown), Self::by_name),
+        })
+    }
+
+    /// As [`detect`](Self::detect): without the feature `std` no environment can ask for a level that is not there.
+    ///
+    /// # Errors
+    /// None without the feature `std`.
+    #[cfg(not(feature = "std"))]
+    pub fn try_detect() -> Result<Self, LevelError> {
+        Ok(Self::best())
     }
 
     fn best() -> Self {
@@ -130,7 +187,8 @@ impl Level {
         NAMES.into_iter()
     }
 
-    /// Every level of this machine, weakest first.
+    /// Every level of this machine, weakest first. May ask Linux for
+    /// [permission to use AMX tiles](Self#amx-tiles-need-a-permission-that-binds-the-process).
     pub fn available() -> impl Iterator<Item = Self> {
         NAMES.into_iter().filter_map(|name| Self::by_name(name).ok())
     }
@@ -251,11 +309,26 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512vl")
 }
 
+/// What the system answered when it was asked for permission.
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+static AMX_OBSTACLE: std::sync::OnceLock<Option<LevelError>> = std::sync::OnceLock::new();
+
 /// What keeps this process from matrix tiles, if anything does: the system is asked for permission, once per process.
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 fn amx_obstacle() -> Option<LevelError> {
-    static OBSTACLE: std::sync::OnceLock<Option<LevelError>> = std::sync::OnceLock::new();
-    *OBSTACLE.get_or_init(Amx::obstacle)
+    *AMX_OBSTACLE.get_or_init(Amx::obstacle)
+}
+
+/// What is known to keep this process from matrix tiles. Asks for no permission, so that a text changes nothing in the
+/// process.
+pub(crate) fn known_obstacle() -> Option<LevelError> {
+    #[cfg(all(target_arch = "x86_64", feature = "std"))]
+    return match has_avx512() {
+        true => AMX_OBSTACLE.get().copied().unwrap_or_else(Amx::lacking),
+        false => Some(LevelError::Missing),
+    };
+    #[cfg(not(all(target_arch = "x86_64", feature = "std")))]
+    Level::by_name("amx").err() // nothing can be asked
 }
 
 /// Without `std` nothing is asked at run time, and no target feature proves the system's permission.

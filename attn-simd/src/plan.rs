@@ -9,7 +9,7 @@ use crate::decode::{self, Split};
 use crate::input::KernelElement;
 use crate::job::{Job, Scoring, log2_scale};
 use crate::kernel::{pack, sweep};
-use crate::level::Level;
+use crate::level::{Level, known_obstacle};
 use crate::output::Queue;
 use crate::tile;
 use crate::tile::layout::Layout;
@@ -413,8 +413,8 @@ impl fmt::Display for Explain {
                 if self.dtype != Dtype::F32 {
                     write!(f, "; computed in f32, widened tile by tile")?;
                 }
-                match (obstacle, Level::by_name("amx")) {
-                    (Obstacle::Level, Err(absent)) => write!(f, "; no tiles: {absent} (amx)")?,
+                match (obstacle, known_obstacle()) {
+                    (Obstacle::Level, Some(absent)) => write!(f, "; no tiles: {absent} (amx)")?,
                     _ => write!(f, "; no tiles: {obstacle}")?,
                 }
                 match self.precision {

@@ -6,7 +6,7 @@ use attn_core::AttnError;
 use attn_simd::Input;
 use attn_simd::decode::Queries;
 
-use super::{copy, input, outputs, table, table_mut, view_mut};
+use super::{copy, input, measured, outputs, table, table_mut, view_mut};
 use crate::cache::{Append, Appended, Place, Tokens};
 use crate::call::Decode;
 use crate::error::{Error, Result};
@@ -41,6 +41,21 @@ unsafe fn structs(cache: *const AttnCache) -> Result<Structs> {
     }
 }
 
+/// Refuses impossible sizes of a cache's structs, and nothing else.
+///
+/// # Safety
+/// As [`structs`].
+pub(crate) unsafe fn measured_cache(cache: *const AttnCache) -> Result<()> {
+    if cache.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let AttnCache { k, v, .. } = copy(cache)?;
+        measured([k, v])
+    }
+}
+
 /// Where a cache's tokens lie.
 ///
 /// # Safety
@@ -48,7 +63,7 @@ unsafe fn structs(cache: *const AttnCache) -> Result<Structs> {
 unsafe fn place<'a>(cache: &AttnCache, extents: &mut Extents) -> Result<Place<'a>> {
     let AttnCache { kind, sinks, window, block_table, block_table_len, .. } = *cache;
     // SAFETY: the caller vouches for the table.
-    let pages = unsafe { table("block_table", block_table, block_table_len, extents)?.unwrap_or_default() };
+    let pages = unsafe { table("block_table", block_table, block_table_len, extents)? };
     Place::of(kind, sinks, window, pages)
 }
 

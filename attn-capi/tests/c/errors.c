@@ -106,6 +106,11 @@ static void errors(void) {
     CASE("NaN", ATTN_STATUS_OPTION, c.options.softcap = NAN);
     CASE("scale without its flag", ATTN_STATUS_OPTION, c.options.scale = 0.5);
     CASE("window without alignment", ATTN_STATUS_OPTION, c.options.window_left = 2);
+    CASE("offset beside another alignment", ATTN_STATUS_OPTION, c.options.causal = ATTN_ALIGN_TOP_LEFT; c.options.causal_offset = 3);
+    CASE("block size without blocks", ATTN_STATUS_OPTION, c.options.block_k = 3);
+    CASE("seed without dropout", ATTN_STATUS_OPTION, c.options.dropout_seed = 5);
+    CASE("data without a function", ATTN_STATUS_OPTION, c.options.user_data = &c);
+    CASE("struct size and an option", ATTN_STATUS_STRUCT_SIZE, c.v.struct_size = 3; c.options.scale = 0.5);
     CASE("no level", ATTN_STATUS_OPTION, c.options.level = "mmx");
     CASE("no table", ATTN_STATUS_NULL_POINTER, c.options.kv_lens_len = 2);
     CASE("table", ATTN_STATUS_TABLE, size_t *lens = block(&c, 2 * sizeof *lens); lens[0] = 5; lens[1] = 6;
@@ -281,6 +286,7 @@ static void caches(void) {
     DECODE("no lens", slots, ATTN_STATUS_NULL_POINTER, d.cache.lens = NULL);
     DECODE("kind", slots, ATTN_STATUS_OPTION, d.cache.kind = 9);
     DECODE("window of another kind", slots, ATTN_STATUS_OPTION, d.cache.window = 1);
+    DECODE("pages of another kind", ring, ATTN_STATUS_OPTION, int32_t none; d.cache.block_table = &none);
     DECODE("no window", ring, ATTN_STATUS_OPTION, d.cache.window = 0);
     DECODE("endless window", ring, ATTN_STATUS_OVERFLOW, d.cache.window = SIZE_MAX);
     DECODE("wide ring", ring, ATTN_STATUS_BOUNDS, d.cache.window = SLOTS);
@@ -343,6 +349,8 @@ static void parts(void) {
 
     char *text = block(&c, 16);
     expect("explain", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_BOUNDS);
+    expect("the level", attn_level(&(const char *){NULL}), ATTN_STATUS_OK);
+    expect("no place for the level", attn_level(NULL), ATTN_STATUS_NULL_POINTER);
     expect("explain in no room", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 0), ATTN_STATUS_BOUNDS);
     expect("explain to null", attn_explain(NULL, &shape, ATTN_DTYPE_F32, NULL, 16), ATTN_STATUS_NULL_POINTER);
     expect("explain bools", attn_explain(NULL, &shape, ATTN_DTYPE_BOOL, text, 16), ATTN_STATUS_OPTION);

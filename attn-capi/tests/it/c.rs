@@ -171,6 +171,14 @@ pub(crate) fn explain(options: &AttnOptions, shape: &AttnShape, dtype: u32, room
     (status, told)
 }
 
+/// `attn_level`: the name, or nothing where none was written.
+pub(crate) fn level() -> (AttnStatus, Option<String>) {
+    let mut name = ptr::null();
+    // SAFETY: the pointer is this function's own.
+    let status = unsafe { abi::attn_level(&mut name) };
+    (status, (!name.is_null()).then(|| text(name)))
+}
+
 /// `attn_tensor_contiguous`.
 pub(crate) fn contiguous(dtype: u32, layout: u32, [b, h, s, d]: [usize; 4]) -> (AttnStatus, AttnTensor) {
     let mut tensor = floats(&[], [0; 4]);
@@ -310,6 +318,7 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
             ("plan", abi::attn_plan_run(none(), none(), none(), none(), none(), none(), none(), 0)),
             ("workspace", abi::attn_workspace_create(none(), 1, none())),
             ("workspace", abi::attn_workspace_bytes(none(), none())),
+            ("name", abi::attn_level(none())),
         ]
     }
 }

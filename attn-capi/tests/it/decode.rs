@@ -260,7 +260,15 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(NullPointer, &["cache k"], |cache, _, _| cache.k = std::ptr::null());
     refuses(NullPointer, &["lens"], |cache, _, _| cache.lens = std::ptr::null_mut());
     refuses(Option, &["kind"], |cache, _, _| cache.kind = 3);
-    refuses(Option, &["another kind"], |cache, _, _| cache.window = 2);
+    refuses(Option, &["AttnCache.window is", "KIND_RING"], |cache, _, _| cache.window = 2);
+    refuses(Option, &["AttnCache.sinks is", "KIND_RING"], |cache, _, _| cache.sinks = 2);
+    // A table without entries is one too.
+    let pages = [0i32; 2];
+    for len in [0, 2] {
+        refuses(Option, &["AttnCache.block_table is", "KIND_PAGED"], |cache, _, _| {
+            (cache.block_table, cache.block_table_len) = (pages.as_ptr(), len);
+        });
+    }
     refuses(Option, &["reserved"], |cache, _, _| cache.reserved = 1);
     refuses(StructSize, &["AttnCache"], |cache, _, _| cache.struct_size = 2);
     refuses(StructSize, &["AttnQueries"], |_, queries, _| queries.struct_size = 1 << 20);

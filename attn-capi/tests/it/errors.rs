@@ -1,6 +1,6 @@
 //! Whatever C gets wrong, bad pointers aside, is a status and a text, and leaves every output as it was.
 
-use attn::types::{ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus, AttnTensor};
+use attn::types::{ATTN_EXPLAIN_SIZE, ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus, AttnTensor};
 
 use crate::c::{self, Arguments, floats, options, tensor, tensor_mut};
 
@@ -165,8 +165,11 @@ fn sizes_that_disagree_are_refused() {
 
 #[test]
 fn numbers_that_name_nothing_are_refused() {
-    refuses(AttnStatus::Option, &["q", "dtype is 99"], |case| case.q.dtype = 99);
-    refuses(AttnStatus::Option, &["out", "dtype is 5"], |case| case.out.dtype = AttnDtype::Bool as u32);
+    refuses(AttnStatus::Option, &["q: dtype is 99, it must be an AttnDtype"], |case| case.q.dtype = 99);
+    refuses(AttnStatus::Option, &["out: dtype is BOOL (5), it must be F32, F16 or BF16"], |case| {
+        case.out.dtype = AttnDtype::Bool as u32
+    });
+    refuses(AttnStatus::Option, &["q: dtype is F64 (4), it must be F32"], |case| case.q.dtype = AttnDtype::F64 as u32);
     refuses(AttnStatus::Option, &["causal is 4"], |case| case.options.causal = 4);
     refuses(AttnStatus::Option, &["window is"], |case| case.options.window = u32::MAX);
     refuses(AttnStatus::Option, &["precision is 9"], |case| case.options.precision = 9);
@@ -293,33 +296,116 @@ fn a_text_that_does_not_fit_is_cut_and_said_so() {
     assert!(whole.contains("f32"), "{whole}");
     let (status, cut) = c::explain(&options(), &shape, 1, 6);
     assert_eq!((status, cut.as_str()), (AttnStatus::Bounds, &whole[..5]));
-    assert_eq!(c::explain(&options(), &shape, 1, 0).0, AttnStatus::Bounds);
+    let needed = |found| format!("text needs {} bytes, text_size is {found}", whole.len() + 1);
+    assert_eq!(c::last_error(), needed(6));
+    assert_eq!(c::explain(&options(), &shape, 1, 0), (AttnStatus::Bounds, String::new()));
+    assert_eq!(c::last_error(), needed(0));
+    assert_eq!(c::explain(&options(), &shape, 1, whole.len()).1, whole[..whole.len() - 1]);
+    assert_eq!(c::explain(&options(), &shape, 1, whole.len() + 1), (AttnStatus::Ok, whole));
     assert_eq!(c::explain(&options(), &shape, AttnDtype::F64 as u32, 256).0, AttnStatus::Option);
 }
 
-/// An option that another one must switch on would do nothing: what was meant is not what would run.
+/// The size that attn.h names holds the longest text, whatever level, type and options.
+#[test]
+fn every_explanation_fits_the_size_of_the_header() {
+    let shape = c::sizes([1, 1, 1 << 20, 256], 1 << 20);
+    let (mut longest, levels) = (0, [c"portable", c"avx2", c"avx512", c"amx", c"amx-model"]);
+    for level in levels {
+        for (dtype, precision, reproducible) in
+            [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (3, 0, 0), (3, 1, 0), (2, 1, 1)]
+        {
+            let mut options = options();
+            (options.level, options.precision, options.reproducible) = (level.as_ptr(), precision, reproducible);
+            match c::explain(&options, &shape, dtype, ATTN_EXPLAIN_SIZE) {
+                (AttnStatus::Ok, text) => longest = longest.max(text.len()),
+                (status, _) => assert_eq!(status, AttnStatus::Unsupported, "{level:?}: {}", c::last_error()),
+            }
+        }
+    }
+    // What stands in the way of tiles may be said in more words elsewhere.
+    assert!(
+        longest > 100 && longest + attn_simd::LevelError::Refused.to_string().len() < ATTN_EXPLAIN_SIZE,
+        "{longest}"
+    );
+}
+
+/// A field that nothing reads is refused: what was meant is not what would run.
 #[test]
 fn an_option_that_nothing_heeds_is_refused() {
     type Set = fn(&mut AttnOptions);
-    let cases: [(&str, &str, Set); 11] = [
-        ("scale", "has_scale", |o| o.scale = 0.5),
-        ("causal_offset", "causal", |o| o.causal_offset = 1),
-        ("window_offset", "window", |o| o.window_offset = 1),
-        ("prefix_offset", "prefix", |o| o.prefix_offset = 1),
-        ("alibi_offset", "alibi", |o| o.alibi_offset = 1),
-        ("document_causal_offset", "document_causal", |o| o.document_causal_offset = 1),
-        ("document_window_offset", "document_window", |o| o.document_window_offset = 1),
-        ("window_left", "window", |o| o.window_left = 2),
-        ("document_window_right", "document_window", |o| o.document_window_right = 2),
-        ("document_causal", "cu_q", |o| o.document_causal = AttnAlign::BottomRight as u32),
-        ("alibi", "alibi_slopes", |o| o.alibi = AttnAlign::BottomRight as u32),
+    let cases: [(&str, &str, Set); 16] = [
+        ("scale is", "has_scale must be 1", |o| o.scale = 0.5),
+        ("causal_offset is", "causal must be ATTN_ALIGN_OFFSET", |o| o.causal_offset = 1),
+        ("window_offset is", "window must be ATTN_ALIGN_OFFSET", |o| o.window_offset = 1),
+        ("prefix_offset is", "prefix must be ATTN_ALIGN_OFFSET", |o| o.prefix_offset = 1),
+        ("alibi_offset is", "alibi must be ATTN_ALIGN_OFFSET", |o| o.alibi_offset = 1),
+        ("document_causal_offset is", "document_causal must be", |o| o.document_causal_offset = 1),
+        ("document_window_offset is", "document_window must be", |o| o.document_window_offset = 1),
+        ("window_left", "window must be", |o| o.window_left = 2),
+        ("document_window_right", "document_window must be", |o| o.document_window_right = 2),
+        ("document_causal is", "cu_q and cu_k", |o| o.document_causal = AttnAlign::BottomRight as u32),
+        ("document_window is", "cu_q and cu_k", |o| o.document_window = AttnAlign::TopLeft as u32),
+        ("alibi is", "alibi_slopes", |o| o.alibi = AttnAlign::BottomRight as u32),
+        ("block_q is", "blocks must be given", |o| o.block_q = 3),
+        ("block_k is", "blocks must be given", |o| o.block_k = 3),
+        ("dropout_seed is", "dropout_p must be above 0", |o| o.dropout_seed = 5),
+        ("user_data is", "map_score or visible_if", |o| o.user_data = std::ptr::without_provenance_mut(8)),
     ];
     for (what, needs, set) in cases {
-        refuses(AttnStatus::Option, &[what, needs, "do nothing"], |case| set(&mut case.options));
+        refuses(AttnStatus::Option, &[what, needs, "nothing reads it"], |case| set(&mut case.options));
     }
     // No bounds are what a window without bounds has.
     let open =
         |case: &mut Case| (case.options.window_left, case.options.window_right) = (ATTN_UNBOUNDED, ATTN_UNBOUNDED);
     assert_eq!(refused(open).0, AttnStatus::Ok);
-    assert_eq!(refused(|case| case.options.document_window = AttnAlign::TopLeft as u32).0, AttnStatus::Option);
+    let keep = tensor(&[1u8], AttnDtype::Bool, [1; 4]);
+    refuses(AttnStatus::Option, &["dropout_seed is", "dropout_keep must be null"], |case| {
+        (case.options.dropout_p, case.options.dropout_seed, case.options.dropout_keep) = (0.5, 5, &keep);
+    });
+    let lens = [1usize; 2];
+    refuses(AttnStatus::Option, &["prefix_lens is", "prefix must be an AttnAlign"], |case| {
+        (case.options.prefix_lens, case.options.prefix_lens_len) = (lens.as_ptr(), 2);
+    });
+}
+
+/// The likeliest slip of all: an offset beside an alignment that has a place of its own. Beside ATTN_ALIGN_OFFSET it
+/// counts.
+#[test]
+fn an_offset_beside_another_alignment_is_refused() {
+    let (slopes, lens, cu_q, cu_k) = ([0.5f32, 0.25], [1usize, 2], [0usize, 3], [0usize, 5]);
+    type Set = fn(&mut AttnOptions, u32, isize);
+    let cases: [(&str, Set); 6] = [
+        ("causal", |o, align, offset| (o.causal, o.causal_offset) = (align, offset)),
+        ("window", |o, align, offset| (o.window, o.window_offset, o.window_left) = (align, offset, 1)),
+        ("prefix", |o, align, offset| (o.prefix, o.prefix_offset) = (align, offset)),
+        ("document_causal", |o, align, offset| (o.document_causal, o.document_causal_offset) = (align, offset)),
+        ("document_window", |o, align, offset| (o.document_window, o.document_window_offset) = (align, offset)),
+        ("alibi", |o, align, offset| (o.alibi, o.alibi_offset) = (align, offset)),
+    ];
+    for (field, set) in cases {
+        let call = |align: AttnAlign, offset: isize| {
+            refused(|case| {
+                let o = &mut case.options;
+                match field {
+                    "prefix" => (o.prefix_lens, o.prefix_lens_len) = (lens.as_ptr(), 2),
+                    "alibi" => (o.alibi_slopes, o.alibi_slopes_len) = (slopes.as_ptr(), 2),
+                    _ if field.starts_with("document") => {
+                        (o.cu_q, o.cu_q_len, o.cu_k, o.cu_k_len) = (cu_q.as_ptr(), 2, cu_k.as_ptr(), 2);
+                    }
+                    _ => {}
+                }
+                set(o, align as u32, offset);
+            })
+        };
+        for align in [AttnAlign::TopLeft, AttnAlign::BottomRight] {
+            assert_eq!(call(align, 0).0, AttnStatus::Ok, "{field}");
+            for offset in [-1, 3] {
+                let (status, text) = call(align, offset);
+                let want = format!("{field}_offset is set, but nothing reads it: {field} must be ATTN_ALIGN_OFFSET");
+                assert_eq!((status, text), (AttnStatus::Option, want));
+            }
+        }
+        assert_eq!(call(AttnAlign::Offset, 0).0, AttnStatus::Ok, "{field}");
+        assert_eq!(call(AttnAlign::Offset, 1).0, AttnStatus::Ok, "{field}");
+    }
 }

@@ -6,6 +6,7 @@ mod decode;
 mod errors;
 mod fork;
 mod header;
+mod level;
 mod merge;
 mod results;
 mod structs;

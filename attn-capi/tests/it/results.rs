@@ -91,9 +91,10 @@ fn numbers_of_the_options() {
 fn masks_by_numbers() {
     let all = [(1, Align::TopLeft), (2, Align::BottomRight), (3, Align::Offset(-2))];
     for (number, align) in all {
-        let causal = with(|o| (o.causal, o.causal_offset) = (number, -2));
+        let offset = if number == 3 { -2 } else { 0 };
+        let causal = with(|o| (o.causal, o.causal_offset) = (number, offset));
         agree("causal", &causal, &Attention::new().mask(Mask::causal(align)));
-        let near = with(|o| (o.window, o.window_offset, o.window_left, o.window_right) = (number, -2, 2, 1));
+        let near = with(|o| (o.window, o.window_offset, o.window_left, o.window_right) = (number, offset, 2, 1));
         agree("window", &near, &Attention::new().mask(Mask::window(2, 1, align)));
     }
     let open = with(|o| (o.window, o.window_left, o.window_right) = (1, ATTN_UNBOUNDED, 3));

@@ -1,6 +1,6 @@
 //! Structs of other versions of the header: what an older caller does not have is zero, what a newer one sets is refused.
 
-use attn::types::{AttnDtype, AttnOptions, AttnStatus};
+use attn::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 
 use crate::c::{self, Arguments, floats, options, tensor_mut, words};
 
@@ -66,6 +66,46 @@ fn impossible_sizes_are_refused() {
         cut[0] = size;
         assert_eq!(call(&cut).0, AttnStatus::StructSize, "{size}");
     }
+}
+
+/// A size that cannot be is said before anything else: no other field of such a struct means what it says.
+#[test]
+fn a_size_gone_wrong_is_said_before_other_mistakes() {
+    let (x, mut out, mut lens) = ([1.0f32, -1.0], [0.0f32; 2], [2usize]);
+    let shape = [1, 1, 2, 1];
+    let right = floats(&x, shape);
+    let wrong = AttnTensor { struct_size: 3, ..right };
+    let to = tensor_mut(&mut out, AttnDtype::F32, shape);
+    let mut options = options();
+    options.level = c"sse9".as_ptr(); // an option is wrong too
+    let said = |status| {
+        assert_eq!(status, AttnStatus::StructSize, "{}", c::last_error());
+        assert!(c::last_error().contains("struct_size is 3"), "{}", c::last_error());
+    };
+    let lse = (std::ptr::null_mut(), 0);
+    let a =
+        Arguments { options: Some(&options), q: Some(&right), k: Some(&right), v: Some(&right), out: Some(&to), lse };
+    assert_eq!(c::forward(a), AttnStatus::Option);
+    said(c::forward(Arguments { q: Some(&wrong), ..a }));
+    said(c::forward(Arguments { v: Some(&wrong), ..a }));
+    said(c::forward(Arguments { out: Some(&wrong), ..a }));
+    let half = AttnTensor { dtype: 99, ..right };
+    said(c::forward(Arguments { options: None, q: Some(&half), k: Some(&wrong), ..a }));
+
+    let cache = c::cache(&right, &right, &mut lens);
+    assert_eq!(c::decode(&cache, None, a), AttnStatus::Option);
+    said(c::decode(&cache, None, Arguments { q: Some(&wrong), ..a }));
+    said(c::decode(&AttnCache { struct_size: 3, ..cache }, None, a));
+    said(c::decode(&AttnCache { k: &wrong, ..cache }, None, a));
+    said(c::decode(&cache, Some(&AttnQueries { struct_size: 3, ..c::queries(&[], &[]) }), a));
+    said(c::append(&AttnCache { reserved: 1, ..cache }, &right, &wrong, None));
+    said(c::merge(&AttnTensor { struct_size: 3, ..to }, &mut [0.0; 2], &half, &[0.0; 2]));
+
+    let sizes = c::sizes(shape, 2);
+    said(c::explain(&options, &AttnShape { struct_size: 3, ..sizes }, 1, 8).0);
+    let plan = c::Plan::new(&c::options(), &sizes).expect("right");
+    said(plan.run(None, Arguments { q: Some(&half), k: Some(&wrong), ..a }));
+    said(plan.partial(None, 0, [&half, &right, &wrong], &mut [0.0; 6]));
 }
 
 #[test]

@@ -81,12 +81,8 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         }
         let source = CacheView::of_part(k, v, first)?;
         if first + keys > shape.kv_len {
-            return Err(AttnError::Index {
-                what: "end of a part",
-                at: 0,
-                value: first + keys,
-                limit: shape.kv_len + 1,
-            });
+            let what = "the end of the part (first + its keys)";
+            return Err(AttnError::Beyond { what, value: first + keys, most: shape.kv_len });
         }
         AttnError::check_len("workspace lines", self.partial_lines(), workspace.len())?;
         if shape.rows() == 0 {

@@ -37,10 +37,23 @@ impl Amx {
         verdict(cpu, system, permission)
     }
 
+    /// What CPU and system lack; permission, which binds the process, is not asked for.
+    #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
+    pub(crate) fn lacking() -> Option<LevelError> {
+        let (cpu, system) = cpu_and_system();
+        verdict(cpu, system, || 0)
+    }
+
     /// No other system is known to hand out permission in the same way; Miri runs no assembly.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         Some(LevelError::Disabled)
+    }
+
+    /// As [`obstacle`](Self::obstacle).
+    #[cfg(all(feature = "std", not(all(target_os = "linux", not(miri)))))]
+    pub(crate) fn lacking() -> Option<LevelError> {
+        Self::obstacle()
     }
 
     /// Configures this thread.

@@ -3,6 +3,7 @@
 use attn_core::{AttnShape, Dtype, Precision};
 
 use super::unit::Products;
+use crate::decode::MAX_QUERIES;
 
 /// How the two products of a call are computed on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +67,10 @@ const fn same(a: Dtype, b: Dtype) -> bool {
 /// Longest rows that tiles are used for: beyond, the packed keys would fall out of the cache.
 pub(crate) const MAX_DIM: usize = 512;
 
-/// Fewest queries of a head that are worth a tile's 32 columns and the packing of all keys.
-pub(crate) const MIN_QUERIES: usize = 16;
+/// Fewest queries of a head that are worth a tile's 32 columns and the packing of all keys: the first number that is
+/// never decoded. Up to [`MAX_QUERIES`] a call is decoded, or runs on vectors where its heads have too many rows for
+/// one pass.
+pub(crate) const MIN_QUERIES: usize = MAX_QUERIES + 1;
 
 /// Why a call does not run on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,5 +107,27 @@ pub(crate) fn obstacle(shape: &AttnShape, few_are_enough: bool, log2_scale: f32,
         Some(Obstacle::Scale)
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::is_few;
+
+    /// Whatever is decoded does not run on tiles, and one query more than is ever decoded does: no number of queries is
+    /// claimed by both kernels, and which one runs depends on nothing but the shape.
+    #[test]
+    fn decoding_ends_where_tiles_begin() {
+        for (q_heads, kv_heads) in [(1, 1), (2, 1), (3, 1), (8, 2), (32, 1)] {
+            for q_len in 0..40 {
+                let kv = [1, kv_heads, 100, 64];
+                let shape = AttnShape::new([1, q_heads, q_len, 64], kv, kv).expect("sizes agree");
+                let obstacle = obstacle(&shape, false, 0.125, 0.125);
+                let want = (q_len <= MAX_QUERIES).then_some(Obstacle::FewQueries(q_len));
+                assert_eq!(obstacle, want, "{q_len} queries, {q_heads} heads over {kv_heads}");
+                assert!(!is_few(&shape) || obstacle.is_some(), "{q_len}: both kernels");
+            }
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! The tile instructions in plain Rust, exactly as the processor computes them: what tests, Miri and machines without tiles run.
 //!
-//! From the description of TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2), and measured on
-//! such a processor: per element of C the products of the even halves form one chain of fused multiply-adds that starts at 0, those of
-//! the odd halves another; the two sums are added, and the result to C. Everything rounds to nearest even whatever MXCSR says,
-//! subnormal operands count as 0 and subnormal results become 0. TILELOADD zeroes what lies beyond the tile's rows and columns.
+//! From the description of TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). The real
+//! instructions gave the same bits on an emulated processor (Bochs); no silicon has been asked. Per element of C the
+//! products of the even halves form one chain of fused multiply-adds that starts at 0, those of the odd halves another;
+//! the two sums are added, and the result to C. Everything rounds to nearest even whatever MXCSR says, subnormal
+//! operands count as 0 and subnormal results become 0. TILELOADD zeroes what lies beyond the tile's rows and columns.
 //!
 //! In doubles: a product of two bfloat16 has 16 bits and is exact; adding a float to it rounds twice, to 53 bits and to 24, which
 //! differs from rounding once only where the first rounding lands on the middle between two floats. The sum is exact wherever it comes
