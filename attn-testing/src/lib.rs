@@ -13,4 +13,4 @@ pub mod paint;
 pub mod tolerance;
 pub mod ulp;
 
-pub use engine::{Call, Engine, Number, Reference, StepCall, Streaming};
+pub use engine::{Call, Engine, Number, PartCall, Reference, StepCall, Streaming};
