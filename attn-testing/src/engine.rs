@@ -5,9 +5,16 @@
 //! goes through [`Engine::forward`], which picks the method by the element type. The engines of `attn-core` are here; those
 //! of other crates implement the trait where they are tested.
 
+mod calls;
+
 use attn_core::half::{bf16, f16};
+use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::CacheView;
-use attn_core::{Attention, AttnError, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming};
+use attn_core::{
+    Attention, AttnError, AttnShape, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming,
+};
+
+pub use calls::{PartCall, StepCall};
 
 /// The arguments of one attention call.
 #[derive(Debug)]
@@ -22,19 +29,6 @@ pub struct Call<'c, T, O: Element, M> {
     pub v: View<'c, T>,
     /// What to write.
     pub outputs: Outputs<'c, O>,
-}
-
-/// The arguments of one step over a cache: the queries are the last tokens of each sequence.
-#[derive(Debug)]
-pub struct StepCall<'c, T: Element, M> {
-    /// Options.
-    pub attn: &'c Attention<'c, M>,
-    /// `[batch, q_heads, q_len, head_dim]`.
-    pub q: View<'c, T>,
-    /// Keys and values.
-    pub cache: CacheView<'c, T>,
-    /// What to write.
-    pub outputs: Outputs<'c, T>,
 }
 
 /// An attention engine at one level.
@@ -108,6 +102,59 @@ pub trait Engine: Sync {
         Err(NO_STEP)
     }
 
+    /// Whether the engine reads caches in int8 where they lie.
+    fn reads_int8(&self) -> bool {
+        false
+    }
+    /// Singles over int8.
+    #[doc(hidden)]
+    fn f32_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, f32, M, QuantizedView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// Half precision over int8.
+    #[doc(hidden)]
+    fn f16_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, f16, M, QuantizedView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// bfloat16 over int8.
+    #[doc(hidden)]
+    fn bf16_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, bf16, M, QuantizedView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+
+    /// Whether the engine has calls of its own for a part of the keys, and for what ends them.
+    fn gives_parts(&self) -> bool {
+        false
+    }
+    /// Singles.
+    #[doc(hidden)]
+    fn f32_part<M: Modifier + Sync>(&self, _: PartCall<'_, f32, M>) -> Result<()> {
+        Err(NO_PART)
+    }
+    /// Half precision.
+    #[doc(hidden)]
+    fn f16_part<M: Modifier + Sync>(&self, _: PartCall<'_, f16, M>) -> Result<()> {
+        Err(NO_PART)
+    }
+    /// bfloat16.
+    #[doc(hidden)]
+    fn bf16_part<M: Modifier + Sync>(&self, _: PartCall<'_, bf16, M>) -> Result<()> {
+        Err(NO_PART)
+    }
+    /// Ends a call whose parts have been merged.
+    ///
+    /// # Errors
+    /// The engine's own; [`AttnError::Unsupported`] for one that has no such call.
+    fn finish_parts<M: Modifier + Sync>(
+        &self,
+        _: &Attention<'_, M>,
+        _: AttnShape,
+        _: &[f32],
+        _: Outputs<'_, f32>,
+    ) -> Result<()> {
+        Err(NO_PART)
+    }
+
     /// Attends with the last tokens of each sequence to a cache.
     ///
     /// # Errors
@@ -170,6 +217,7 @@ pub trait Engine: Sync {
     }
 }
 
+const NO_PART: AttnError = AttnError::Unsupported { what: "a part of the keys of this element type by this engine" };
 const NO_STEP: AttnError = AttnError::Unsupported { what: "a cache of this element type by this engine" };
 
 fn refuse<T, O: Element, M>(_: Call<'_, T, O, M>) -> Result<()> {
@@ -184,15 +232,31 @@ pub trait Number: Element {
     fn call_wide<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()>;
     #[doc(hidden)]
     fn call_step<E: Engine, M: Modifier + Sync>(engine: &E, call: StepCall<'_, Self, M>) -> Result<()>;
+    #[doc(hidden)]
+    fn call_int8<'c, E: Engine, M: Modifier + Sync>(
+        engine: &E,
+        call: StepCall<'c, Self, M, QuantizedView<'c>>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn call_part<E: Engine, M: Modifier + Sync>(engine: &E, call: PartCall<'_, Self, M>) -> Result<()>;
     /// The bits of a value, for comparisons in which −0 is not 0 and a NaN equals itself.
     fn bits(self) -> u64;
 }
 
 macro_rules! number {
-    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr) => {
+    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $part:expr) => {
         impl Number for $t {
             fn call_step<E: Engine, M: Modifier + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
                 $step
+            }
+            fn call_int8<'c, E: Engine, M: Modifier + Sync>(
+                $engine: &E,
+                $call: StepCall<'c, Self, M, QuantizedView<'c>>,
+            ) -> Result<()> {
+                $int8
+            }
+            fn call_part<E: Engine, M: Modifier + Sync>($engine: &E, $call: PartCall<'_, Self, M>) -> Result<()> {
+                $part
             }
             fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
                 engine.$t(call)
@@ -210,10 +274,10 @@ macro_rules! number {
     };
 }
 
-number!(f64, f64, |_engine, _call| Err(NO_STEP));
-number!(f32, f32, |engine, call| engine.f32_step(call));
-number!(f16, f16_wide, |engine, call| engine.f16_step(call));
-number!(bf16, bf16_wide, |engine, call| engine.bf16_step(call));
+number!(f64, f64, |_engine, _call| Err(NO_STEP), Err(NO_STEP), Err(NO_PART));
+number!(f32, f32, |engine, call| engine.f32_step(call), engine.f32_int8(call), engine.f32_part(call));
+number!(f16, f16_wide, |engine, call| engine.f16_step(call), engine.f16_int8(call), engine.f16_part(call));
+number!(bf16, bf16_wide, |engine, call| engine.bf16_step(call), engine.bf16_int8(call), engine.bf16_part(call));
 
 /// Writes the methods of [`Engine`] that take the arguments, from one body that is generic over their types.
 ///
@@ -249,25 +313,6 @@ macro_rules! engine_calls {
     };
     (@one $name:ident, $t:ty, $o:ty, $this:ident, $call:ident, $body:expr) => {
         fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
-            let $this = self;
-            $body
-        }
-    };
-}
-
-/// Writes the methods of [`Engine`] for an engine that reads caches in `f32` and halves, from one body that is generic over them.
-#[macro_export]
-macro_rules! step_calls {
-    (|$this:ident, $call:ident| $body:expr) => {
-        fn reads_caches(&self) -> bool {
-            true
-        }
-        $crate::step_calls!(@one f32_step, f32, $this, $call, $body);
-        $crate::step_calls!(@one f16_step, attn_core::half::f16, $this, $call, $body);
-        $crate::step_calls!(@one bf16_step, attn_core::half::bf16, $this, $call, $body);
-    };
-    (@one $name:ident, $t:ty, $this:ident, $call:ident, $body:expr) => {
-        fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::StepCall<'_, $t, M>) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

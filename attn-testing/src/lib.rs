@@ -15,4 +15,4 @@ pub mod random;
 pub mod tolerance;
 pub mod ulp;
 
-pub use engine::{Call, Engine, Number, Reference, StepCall, Streaming};
+pub use engine::{Call, Engine, Number, PartCall, Reference, StepCall, Streaming};

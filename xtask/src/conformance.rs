@@ -1,24 +1,27 @@
 //! `cargo xtask conformance`: the conformance suites on every engine and level.
 //!
-//! Without arguments it runs every suite of `../shared/conformance` (beside the workspace) on all four engines, the SIMD and
-//! the parallel one at each level of this machine. The last line is `N passed, M failed, K skipped`, counted over all of
-//! them; the exit code says whether any failed. What a case means and when it passes is `attn_testing::conformance`.
+//! Without arguments it runs every suite of `../shared/conformance` and `../shared/conformance-new` (beside the
+//! workspace) on all four engines, the SIMD and the parallel one at each level of this machine. The last line is `N
+//! passed, M failed, K skipped`, counted over all of them, a folder that is not there as one skipped; the exit code
+//! says whether any failed. What a case means and when it passes is `attn_testing::conformance`.
 
 mod engines;
+mod folders;
 mod report;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use attn_testing::conformance::{Suite, Tally};
+use attn_testing::conformance::Tally;
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use folders::BESIDE;
 use report::{Report, Run};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Directories with suites (NAME.json beside NAME.safetensors); by default ../shared/conformance.
+    /// Directories with suites (NAME.json beside NAME.safetensors); by default those of ../shared.
     dirs: Vec<PathBuf>,
     /// Only this engine: reference, streaming, simd or parallel.
     #[arg(long)]
@@ -46,22 +49,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 fn try_run(args: &Args) -> Result<Report, String> {
     let runners = engines::chosen(args.engine.as_deref(), args.level.as_deref())?;
-    let dirs = if args.dirs.is_empty() { vec![default_dir()?] } else { args.dirs.clone() };
-    let mut report = Report::default();
-    let mut suites = Vec::new();
-    for dir in &dirs {
-        let files = Suite::files_in(dir)?;
-        if files.is_empty() {
-            return Err(format!("{} holds no suites", dir.display()));
-        }
-        for file in files {
-            match Suite::load(&file) {
-                Ok(suite) => suites.push(suite),
-                // A suite that cannot be read must not look like a suite that passed.
-                Err(message) => report.unreadable.push(message),
-            }
-        }
-    }
+    let folders::Found { suites, unreadable, absent } = folders::load(&args.dirs)?;
+    let mut report = Report { unreadable, absent, ..Report::default() };
     let total: usize = suites.iter().map(|suite| suite.cases.len()).sum::<usize>() * runners.len();
     // Drawn on standard error, and only on a terminal.
     let bar = ProgressBar::new(total as u64)
@@ -90,17 +79,4 @@ fn try_run(args: &Args) -> Result<Report, String> {
         report.write_json(path)?;
     }
     Ok(report)
-}
-
-/// The suites beside the workspace, or the selection that is committed.
-fn default_dir() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("the workspace has no root")?;
-    let beside = root.join("../shared/conformance");
-    if beside.is_dir() {
-        return Ok(beside);
-    }
-    let committed = root.join("attn-testing/vectors");
-    eprintln!("conformance: {} does not exist", beside.display());
-    eprintln!("conformance: ONLY THE COMMITTED SELECTION IS RUN: {}", committed.display());
-    Ok(committed)
 }

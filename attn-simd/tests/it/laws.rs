@@ -1,10 +1,10 @@
 //! The laws that every engine obeys, at every level of this machine. Their bodies are in `attn_testing::laws`.
 
-use attn_core::Dtype;
+use attn_core::{Attention, AttnShape, Dtype, Modifier, Outputs};
 use attn_simd::decode::{Queries, Step};
-use attn_simd::{Level, Workspace};
+use attn_simd::{Level, Plan, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
-use attn_testing::{Engine, engine_calls, step_calls};
+use attn_testing::{Engine, engine_calls, part_calls, step_calls};
 
 /// The kernels as a plan chooses them.
 pub(super) struct Simd(pub(super) Level);
@@ -29,6 +29,20 @@ impl Engine for Simd {
         let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
         step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
     });
+    part_calls!(|this, call| {
+        let plan = Plan::new(call.attn, call.shape, this.0)?;
+        let mut workspace = Workspace::new();
+        plan.partial(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.partial_lines()))
+    });
+    fn finish_parts<M: Modifier + Sync>(
+        &self,
+        attn: &Attention<'_, M>,
+        shape: AttnShape,
+        rows: &[f32],
+        outputs: Outputs<'_, f32>,
+    ) -> attn_core::Result<()> {
+        Plan::new(attn, shape, self.0)?.finish(rows, outputs)
+    }
 }
 
 attn_testing::law_tests!(Level::available().map(Simd));

@@ -6,11 +6,15 @@
 mod attention;
 mod backward;
 mod cache;
+mod formats;
 mod mha;
 mod modules;
 mod onnx;
+mod parts;
 mod positional;
+mod selected;
 mod variants;
+mod wide;
 mod worked;
 
 use std::collections::BTreeMap;
@@ -38,19 +42,23 @@ impl From<AttnError> for Stop {
     }
 }
 
-/// The outputs of a case: role to shape and elements.
+/// A shape and its elements, row-major.
+pub type Dense = (Vec<usize>, Vec<f64>);
+
+/// The outputs of a case: role to shape and elements. What the library computes in several ways has several answers.
 #[derive(Clone, Debug, Default)]
-pub struct Produced(BTreeMap<String, (Vec<usize>, Vec<f64>)>);
+pub struct Produced(BTreeMap<String, Vec<Dense>>);
 
 impl Produced {
-    /// Adds an output.
+    /// Adds an output, or one more answer to it.
     pub fn put<T: Element>(&mut self, role: &str, shape: &[usize], values: &[T]) {
-        self.0.insert(role.to_owned(), (shape.to_vec(), values.iter().map(|x| x.to_f64()).collect()));
+        let answer = (shape.to_vec(), values.iter().map(|x| x.to_f64()).collect());
+        self.0.entry(role.to_owned()).or_default().push(answer);
     }
 
-    /// An output.
-    pub fn get(&self, role: &str) -> Option<(&[usize], &[f64])> {
-        self.0.get(role).map(|(shape, values)| (shape.as_slice(), values.as_slice()))
+    /// All answers to an output; none where it was not produced.
+    pub fn get(&self, role: &str) -> &[Dense] {
+        self.0.get(role).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -93,21 +101,38 @@ pub enum Scope {
     Engine,
     /// It has one implementation, run once.
     Once,
+    /// `attn-core` has one implementation, and so have engines that attend to parts of the keys.
+    Parts,
 }
 
 /// On which engines an op is run; `None` for an op that is not built.
 pub fn scope(op: &str) -> Option<Scope> {
     Some(match op {
         "sdpa" | "sdpa_varlen" | "sink_attention" | "block_sparse" | "sdpa_dropout" => Scope::Engine,
+        "wide_attention" | "selected_attention" | "kv_format_attention" | "ring_attention" => Scope::Engine,
         "onnx_attention" | "worked_example" => Scope::Engine,
         "kv_append_attend" | "kv_decode" | "paged_decode" => Scope::Engine,
         "mha" | "self_attention" | "multihead_concat" | "multihead_fused" => Scope::Engine,
         "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => Scope::Once,
+        "attention_backward" | "wide_attention_backward" => Scope::Once,
         "mha_backward" | "self_attention_backward" | "multihead_fused_backward" => Scope::Once,
         "rope" | "alibi" | "sinusoidal" | "onnx_rotary_embedding" => Scope::Once,
         "linear_attention" | "mla" | "differential_attention" => Scope::Once,
+        "merge_states" => Scope::Parts,
         _ => return None,
     })
+}
+
+/// Why an op is skipped.
+pub fn not_built(op: &str) -> String {
+    let what = match op {
+        "gated_delta" | "mamba2_ssd" | "decay_gate" => "recurrent layers with gates",
+        "lightning_indexer" | "block_topk" => "choosing the keys that a query sees",
+        "kv_quantize" => "q8_0, q4_0 and fp8",
+        "hadamard" => "Hadamard rotations",
+        _ => return format!("op {op} is unknown to this runner"),
+    };
+    format!("op {op} is not built ({what})")
 }
 
 /// Runs a case.
@@ -119,9 +144,15 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
     match case.op.as_str() {
         "sdpa" | "sink_attention" | "block_sparse" | "sdpa_dropout" => attention::dense(engine, loaded),
         "sdpa_varlen" => attention::varlen(engine, loaded),
+        "wide_attention" => wide::attention(engine, loaded),
+        "selected_attention" => selected::attention(engine, loaded),
+        "kv_format_attention" => formats::attention(engine, loaded),
+        "ring_attention" => parts::ring(engine, loaded),
+        "merge_states" => parts::merge_states(engine, loaded),
         "onnx_attention" => onnx::attention(engine, loaded),
         "worked_example" => worked::example(engine, loaded),
         "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => backward::attention(engine, loaded),
+        "attention_backward" | "wide_attention_backward" => backward::attention(engine, loaded),
         "mha" | "mha_backward" => mha::attention(engine, loaded),
         "self_attention" | "self_attention_backward" => modules::self_attention(engine, loaded),
         "multihead_concat" => modules::concat(engine, loaded),
@@ -136,7 +167,7 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
         "linear_attention" => variants::linear(loaded),
         "mla" => variants::mla(loaded),
         "differential_attention" => variants::differential(loaded),
-        other => Err(Stop::Skip(format!("op {other} is not built"))),
+        other => Err(Stop::Skip(not_built(other))),
     }
 }
 

@@ -12,6 +12,12 @@ fn known(op: &str) -> Option<&'static str> {
         "sdpa_varlen" | "self_attention" | "self_attention_backward" => "scale causal",
         "block_sparse" => "scale causal window softcap block_q block_k",
         "sdpa_dropout" | "sdpa_dropout_backward" => "scale causal window softcap dropout_p",
+        "attention_backward" => "scale causal window softcap dropout_p layouts",
+        "wide_attention" | "wide_attention_backward" => "scale causal window softcap v_dim",
+        "selected_attention" => "scale causal query_block key_block v_dim",
+        "kv_format_attention" => "scale causal window k_format v_format k_hadamard v_hadamard",
+        "ring_attention" => "scale softcap causal window_left q_start kv_start q_shards kv_shards",
+        "merge_states" => "",
         "onnx_attention" => {
             "opset since_version rank mask_rank mask_dtype q_num_heads kv_num_heads is_causal left_window_size \
              right_window_size scale softcap softmax_precision qk_matmul_output_mode"
@@ -44,6 +50,7 @@ fn known(op: &str) -> Option<&'static str> {
 fn keys(name: &str) -> &'static str {
     match name {
         "window" => "left right align",
+        "layouts" => "q k v dy",
         "rope" => "positions style base",
         "scaling" => {
             "type factor max_position original_max_position beta_fast beta_slow truncate attention_factor mscale mscale_all_dim \

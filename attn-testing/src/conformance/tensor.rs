@@ -16,6 +16,7 @@ pub enum Data {
     Bf16(Vec<bf16>),
     I64(Vec<i64>),
     I32(Vec<i32>),
+    U8(Vec<u8>),
     Bool(Vec<bool>),
 }
 
@@ -47,7 +48,7 @@ macro_rules! stored {
     )*};
 }
 
-stored!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16, i64 => I64, i32 => I32, bool => Bool);
+stored!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16, i64 => I64, i32 => I32, u8 => U8, bool => Bool);
 
 impl Tensor {
     /// Decodes a tensor of a safetensors file.
@@ -71,6 +72,7 @@ impl Tensor {
             Dtype::BF16 => Data::Bf16(all(bytes, bf16::from_le_bytes)?),
             Dtype::I64 => Data::I64(all(bytes, i64::from_le_bytes)?),
             Dtype::I32 => Data::I32(all(bytes, i32::from_le_bytes)?),
+            Dtype::U8 => Data::U8(bytes.to_vec()),
             Dtype::BOOL => Data::Bool(bytes.iter().map(|&b| b != 0).collect()),
             other => return Err(format!("dtype {other:?} is not one that suites use")),
         };
@@ -88,6 +90,7 @@ impl Tensor {
             Data::Bf16(x) => x.len(),
             Data::I64(x) => x.len(),
             Data::I32(x) => x.len(),
+            Data::U8(x) => x.len(),
             Data::Bool(x) => x.len(),
         }
     }
@@ -106,6 +109,7 @@ impl Tensor {
             Data::Bf16(x) => x.iter().map(|&x| Element::to_f64(x)).collect(),
             Data::I64(x) => x.iter().map(|&x| x as f64).collect(),
             Data::I32(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Data::U8(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Data::Bool(x) => x.iter().map(|&x| f64::from(u8::from(x))).collect(),
         }
     }

@@ -1,10 +1,10 @@
 //! The engines and levels that a run goes through.
 
-use attn_core::Dtype;
+use attn_core::{Attention, AttnShape, Dtype, Modifier, Outputs};
 use attn_simd::decode::{Queries, Step};
-use attn_simd::{Level, Workspace};
+use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
-use attn_testing::{Engine, Reference, Streaming, engine_calls, step_calls};
+use attn_testing::{Engine, Reference, Streaming, engine_calls, part_calls, step_calls};
 
 struct Simd(Level);
 
@@ -25,6 +25,20 @@ impl Engine for Simd {
         let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
         step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
     });
+    part_calls!(|this, call| {
+        let plan = Plan::new(call.attn, call.shape, this.0)?;
+        let mut workspace = Workspace::new();
+        plan.partial(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.partial_lines()))
+    });
+    fn finish_parts<M: Modifier + Sync>(
+        &self,
+        attn: &Attention<'_, M>,
+        shape: AttnShape,
+        rows: &[f32],
+        outputs: Outputs<'_, f32>,
+    ) -> attn_core::Result<()> {
+        Plan::new(attn, shape, self.0)?.finish(rows, outputs)
+    }
 }
 
 struct Parallel(Level);

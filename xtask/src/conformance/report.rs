@@ -1,7 +1,7 @@
 //! What a run found, for people and for programs.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use attn_testing::conformance::{Outcome, Tally};
 use comfy_table::{CellAlignment, Table, presets};
@@ -32,6 +32,8 @@ pub(super) struct Report {
     pub(super) runs: Vec<Run>,
     /// Suites that could not be loaded; each counts as one failure.
     pub(super) unreadable: Vec<String>,
+    /// Folders that are not there; each counts as one skipped.
+    pub(super) absent: Vec<PathBuf>,
 }
 
 impl Report {
@@ -44,7 +46,7 @@ impl Report {
     }
 
     fn skipped(&self) -> usize {
-        self.runs.iter().map(|run| run.tally.skipped_count()).sum()
+        self.runs.iter().map(|run| run.tally.skipped_count()).sum::<usize>() + self.absent.len()
     }
 
     /// Table, reasons, and the line that scripts read.
@@ -69,6 +71,9 @@ impl Report {
         }
         self.print_failures();
         self.print_skips();
+        for dir in &self.absent {
+            println!("\nskipped, A WHOLE FOLDER THAT IS NOT THERE: {}", dir.display());
+        }
         let elsewhere: usize = self.runs.iter().map(|run| run.tally.elsewhere).sum();
         if elsewhere > 0 {
             println!(
@@ -146,6 +151,7 @@ impl Report {
             "failed": self.failed(),
             "skipped": self.skipped(),
             "unreadable": self.unreadable,
+            "absent": self.absent,
             "runs": runs,
         });
         let text = serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?;

@@ -15,7 +15,7 @@ use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 
 /// The positions `start..start + len` of a tensor.
-fn span<T: Copy>(x: View<'_, T>, start: usize, len: usize) -> Result<View<'_, T>, Stop> {
+pub(super) fn span<T: Copy>(x: View<'_, T>, start: usize, len: usize) -> Result<View<'_, T>, Stop> {
     let ([batch, heads, _, dim], strides) = (x.sizes(), x.strides());
     let offset = x.offset().wrapping_add_signed(start as isize * strides[2]);
     Ok(View::strided(x.data(), [batch, heads, len, dim], strides, offset)?)
