@@ -113,6 +113,35 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
     isa.select(isa.eq(x, x), t, x)
 }
 
+/// `sum + rest = (sum + rest)·factor + part`, where `rest` is what the sum has lost to rounding: however many parts are added, sum and
+/// rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation errors", 1965). What is missing
+/// in an infinite sum is NaN or infinite: the caller makes it 0.
+#[inline(always)]
+pub(crate) fn add_compensated<I: Isa>(
+    isa: I,
+    (sum, rest): (I::F, I::F),
+    factor: Option<I::F>,
+    part: I::F,
+) -> (I::F, I::F) {
+    let (old, more) = match factor {
+        None => (sum, isa.add(part, rest)),
+        Some(factor) => {
+            let scaled = isa.mul(sum, factor);
+            let beyond = isa.mul_add(sum, isa.sub(isa.splat(0.0), factor), scaled);
+            (scaled, isa.sub(isa.mul_add(rest, factor, part), beyond))
+        }
+    };
+    let sum = isa.add(old, more);
+    (sum, isa.sub(more, isa.sub(sum, old)))
+}
+
+/// 0 instead of what is not finite.
+#[inline(always)]
+pub(crate) fn finite_or_zero<I: Isa>(isa: I, x: I::F) -> I::F {
+    let zero = isa.splat(0.0);
+    isa.select(isa.eq(isa.mul(x, zero), zero), x, zero)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

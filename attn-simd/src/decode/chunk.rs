@@ -76,7 +76,7 @@ impl Sizes {
     /// Cache lines of all of them.
     pub(crate) fn lines(&self) -> usize {
         let Self { q, s, o, row, sums, k, v, states } = *self;
-        [q, s, o, row, row, sums, k, v, states].into_iter().map(lines_for).sum()
+        [q, s, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 
@@ -85,6 +85,9 @@ pub(crate) struct Buffers<'w> {
     q: &'w mut [f32],
     s: &'w mut [f32],
     o: &'w mut [f32],
+    /// What outputs have lost to rounding, and sums of a tile that wait.
+    rest: &'w mut [f32],
+    waiting: [&'w mut [f32]; 2],
     state: State<'w>,
     k: &'w mut [f32],
     v: &'w mut [f32],
@@ -98,10 +101,13 @@ impl<'w> Buffers<'w> {
             q: cutter.floats(sizes.q),
             s: cutter.floats(sizes.s),
             o: cutter.floats(sizes.o),
+            rest: cutter.floats(sizes.o),
+            waiting: [cutter.floats(sizes.o), cutter.floats(sizes.o)],
             state: State {
                 max: cutter.floats(sizes.row),
                 factor: cutter.floats(sizes.row),
                 sums: cutter.floats(sizes.sums),
+                rest: cutter.floats(sizes.sums),
             },
             k: cutter.floats(sizes.k),
             v: cutter.floats(sizes.v),
@@ -179,6 +185,7 @@ impl Piece<'_, '_> {
             if fresh {
                 b.state.reset();
                 b.o[..padded * wide].fill(0.0);
+                b.rest[..padded * wide].fill(0.0);
                 fresh = false;
             }
             // The scores of several tiles, then their values: each stream of memory goes on for longer before the other one comes.
@@ -239,11 +246,13 @@ impl Piece<'_, '_> {
                                 level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen, other: 0.0 });
                             }
                         }
+                        let [first, second] = &mut b.waiting;
+                        let sums = rows::Sums { o: b.o, rest: b.rest, waiting: [first, second] };
                         if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
                             let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
-                            poison.weighted(job, &words[..n], wide, (s, b.state.factor), b.o, b.v);
+                            poison.weighted(job, &words[..n], wide, (s, b.state.factor), sums, b.v);
                         } else {
-                            level.run(Weighted { n, values, p: s, factor: b.state.factor, o: b.o });
+                            level.run(Weighted { n, values, p: s, factor: b.state.factor, sums });
                         }
                     }
                 }
@@ -251,7 +260,7 @@ impl Piece<'_, '_> {
                 key += keys;
             }
             if key.is_multiple_of(CHUNK) || key == end {
-                level.run(Close { job, state: &b.state, rows: n, o: b.o, wide, slot: fold.slot() });
+                level.run(Close { job, state: &b.state, rows: n, o: [&*b.o, &*b.rest], wide, slot: fold.slot() });
                 fold.push(0, (key - 1) / CHUNK);
                 fresh = true;
             }

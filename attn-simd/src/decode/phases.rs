@@ -70,16 +70,16 @@ pub(super) struct Weighted<'a, T> {
     pub(super) values: Unchecked<'a, T>,
     pub(super) p: &'a [f32],
     pub(super) factor: &'a [f32],
-    pub(super) o: &'a mut [f32],
+    pub(super) sums: rows::Sums<'a>,
 }
 
 impl<T: Stored> Run<()> for Weighted<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, values, p, factor, o } = self;
+        let Self { n, values, p, factor, mut sums } = self;
         for (first, count) in blocks(n, I::LANES) {
             let (p, factor) = (&p[first * TILE..], &factor[first..]);
-            rows::weighted(isa, count, values.check(), (p, factor), &mut o[first * values.columns..]);
+            rows::weighted(isa, count, values.check(), (p, factor), sums.from(first * values.columns));
         }
     }
 }
@@ -159,7 +159,8 @@ pub(super) struct Close<'a, 'w> {
     pub(super) job: &'a Scoring<'a>,
     pub(super) state: &'a State<'w>,
     pub(super) rows: usize,
-    pub(super) o: &'a [f32],
+    /// Outputs, and what they have lost to rounding.
+    pub(super) o: [&'a [f32]; 2],
     pub(super) wide: usize,
     pub(super) slot: &'a mut [f32],
 }
@@ -167,7 +168,7 @@ pub(super) struct Close<'a, 'w> {
 impl Run<()> for Close<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { job, state, rows, o, wide, slot } = self;
+        let Self { job, state, rows, o: [o, rest], wide, slot } = self;
         for (r, row) in slot.chunks_exact_mut(job.shape.value_dim + 2).enumerate().take(rows) {
             let (max, sum) = state.of_row::<I>(r);
             // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is made.
@@ -182,8 +183,8 @@ impl Run<()> for Close<'_, '_> {
                 if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
             row[0] = natural;
             row[1] = sum * follow;
-            for (x, &o) in row[2..].iter_mut().zip(&o[r * wide..]) {
-                *x = o * follow;
+            for (x, (&o, &rest)) in row[2..].iter_mut().zip(o[r * wide..].iter().zip(&rest[r * wide..])) {
+                *x = (o + rest) * follow;
             }
         }
     }
@@ -206,7 +207,7 @@ impl<T: Stored> Poison<'_, '_, T> {
         words: &[u64],
         wide: usize,
         (p, factor): (&[f32], &[f32]),
-        o: &mut [f32],
+        mut sums: rows::Sums<'_>,
         copy: &mut [f32],
     ) {
         let mut starts: Starts = [0; 2 * TILE];
@@ -221,14 +222,14 @@ impl<T: Stored> Poison<'_, '_, T> {
             }
         }
         let values = Unchecked { data: &*copy, starts: &starts, base: 0, len: self.keys, columns: wide };
-        job.level.run(Weighted { n: words.len(), values, p, factor, o: &mut *o });
+        job.level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
         for j in 0..self.keys {
             let Some(run) = self.cache.run(sequence, token + j) else { continue };
             for (c, value) in self.view.row(run.row, head, run.slot).iter().enumerate() {
                 let value = value.widen();
                 if !value.is_finite() {
                     for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
-                        o[r * wide + c] += p[r * TILE + j] * value;
+                        sums.o[r * wide + c] += p[r * TILE + j] * value;
                     }
                 }
             }

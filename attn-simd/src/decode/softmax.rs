@@ -4,8 +4,9 @@
 //! row and tile. Sums stay in lanes until a chunk of keys ends.
 
 use crate::isa::Isa;
+use crate::isa::product::PART;
 use crate::isa::rows::TILE;
-use crate::math::exp2;
+use crate::math::{add_compensated, exp2, finite_or_zero};
 
 /// Running state of some rows.
 pub(super) struct State<'w> {
@@ -15,6 +16,8 @@ pub(super) struct State<'w> {
     pub(super) factor: &'w mut [f32],
     /// Sums of the weights so far, relative to `max`: `[rows][LANES]`.
     pub(super) sums: &'w mut [f32],
+    /// What the sums have lost to rounding.
+    pub(super) rest: &'w mut [f32],
 }
 
 impl State<'_> {
@@ -22,6 +25,7 @@ impl State<'_> {
     pub(super) fn reset(&mut self) {
         self.max.fill(f32::NEG_INFINITY);
         self.sums.fill(0.0);
+        self.rest.fill(0.0);
     }
 
     /// Takes the scores of one tile, `s[row][key]`, which become weights. Hidden scores are −∞; `keys` is the number of keys
@@ -50,13 +54,20 @@ impl State<'_> {
         for r in 0..rows {
             let (row, top) = (&mut s[r * TILE..][..keys], isa.splat(against[r]));
             let mut sum = isa.splat(0.0);
-            for x in row.chunks_exact_mut(lanes) {
-                let p = exp2(isa, isa.mul(isa.sub(isa.load(x), top), c));
-                isa.store(p, x);
-                sum = isa.add(sum, p);
+            for vectors in row.chunks_mut(PART * lanes) {
+                let mut part = isa.splat(0.0);
+                for x in vectors.chunks_exact_mut(lanes) {
+                    let p = exp2(isa, isa.mul(isa.sub(isa.load(x), top), c));
+                    isa.store(p, x);
+                    part = isa.add(part, p);
+                }
+                sum = isa.add(sum, part);
             }
-            let sums = &mut self.sums[r * lanes..][..lanes];
-            isa.store(isa.mul_add(isa.load(sums), isa.splat(self.factor[r]), sum), sums);
+            let (sums, rest) = (&mut self.sums[r * lanes..][..lanes], &mut self.rest[r * lanes..][..lanes]);
+            let factor = Some(isa.splat(self.factor[r]));
+            let (sum, missing) = add_compensated(isa, (isa.load(sums), isa.load(rest)), factor, sum);
+            isa.store(sum, sums);
+            isa.store(finite_or_zero(isa, missing), rest);
         }
     }
 
@@ -65,6 +76,7 @@ impl State<'_> {
     pub(super) fn of_row<I: Isa>(&self, r: usize) -> (f32, f32) {
         let mut lanes = [0.0f32; 16];
         lanes[..I::LANES].copy_from_slice(&self.sums[r * I::LANES..][..I::LANES]);
+        lanes.iter_mut().zip(&self.rest[r * I::LANES..][..I::LANES]).for_each(|(x, rest)| *x += rest);
         let mut half = I::LANES / 2;
         while half > 0 {
             for n in 0..half {

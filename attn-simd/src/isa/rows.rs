@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
-//! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 16 keys, then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
+//! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile, then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
 //! Both are as fast as memory if it is always asked for as much as it can bring, and for no more: lines are asked for far ahead, twice,
@@ -16,7 +16,7 @@
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all alike. How
 //! many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an
-//! output one chain over each 16 keys of a tile.
+//! output one chain over each 8 keys of a tile.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
@@ -28,7 +28,7 @@ mod dots;
 mod weighted;
 
 pub(crate) use dots::dots;
-pub(crate) use weighted::weighted;
+pub(crate) use weighted::{Sums, weighted};
 
 /// Keys of a tile at most, and the distance between the rows of scores.
 pub(crate) const TILE: usize = 64;

@@ -1,9 +1,13 @@
 //! The streaming softmax of one tile: new maximum, factor on what came before, scores become weights, sums grow.
 //!
+//! Weights are relative to a reference: the largest score of the first tile that a row sees. Where a later score is larger, the reference
+//! goes to it, or as far as halves all weights if that is farther. So it moves once per factor 2 at most, and scores that rise a little
+//! with every tile do not round what has been summed up as often as there are tiles.
+//!
 //! Each lane is a row, so everything is vertical. A row that has seen nothing yet has the maximum −∞ and is exponentiated
 //! against 0 instead, which gives weights of 0; its factor is 0 as well, and there is nothing to multiply by it. The
-//! difference is taken before it is multiplied by the scale, so that the largest score has the weight 1 exactly however large
-//! it is.
+//! difference is taken before it is multiplied by the scale, so that the largest score of the first tile has the weight 1 exactly
+//! however large it is.
 
 use crate::isa::Isa;
 use crate::isa::product::{HALF, PART, Reach, with_vectors};
@@ -11,7 +15,7 @@ use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
 pub(crate) struct State<'w> {
-    /// Largest score so far.
+    /// What weights are relative to: the largest score so far, or more.
     pub(crate) max: &'w mut [f32],
     /// Sum of the weights so far, relative to `max`.
     pub(crate) sum: &'w mut [f32],
@@ -63,8 +67,10 @@ impl State<'_> {
             },
         );
         let mut against = [zero; NQ];
+        let ahead = isa.splat(ahead(to_log2));
         for n in 0..NQ {
-            let max = isa.max(maxima[0][n], maxima[1][n]);
+            let largest = isa.max(maxima[0][n], maxima[1][n]);
+            let max = isa.select(isa.eq(largest, old[n]), old[n], isa.max(largest, isa.add(old[n], ahead)));
             isa.store(max, &mut self.max[n * I::LANES..]);
             against[n] = isa.select(isa.eq(max, none), zero, max);
             let factor = exp2(isa, isa.mul(isa.sub(old[n], against[n]), c));
@@ -95,6 +101,13 @@ impl State<'_> {
             isa.store(sum, &mut self.sum[at..]);
         }
     }
+}
+
+/// How far a reference that has to follow the scores goes ahead of where it was, at least: a factor 2 of all weights.
+#[inline(always)]
+fn ahead(to_log2: f32) -> f32 {
+    let ahead = 1.0 / to_log2;
+    if ahead.is_finite() { ahead } else { 0.0 }
 }
 
 /// Sums of weights of a tile, in the order of the [products](crate::isa::product::PART): parts, halves, both.

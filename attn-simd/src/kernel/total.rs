@@ -1,14 +1,14 @@
 //! Sums over more keys than a few tiles: what [`GROUP`] tiles have added up joins a total of two floats.
 //!
-//! A running sum of n terms is off by as much as n/3 units, if all have one sign. A total is off by one or two, whatever n is: it keeps
-//! what each addition rounds off and adds it to the next term (Kahan, "Further remarks on reducing truncation errors", 1965).
+//! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two, whatever n is: it keeps
+//! what each addition rounds off and adds it to the next term ([`add_compensated`]).
 //!
 //! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its total, so that a row
 //! does not depend on what its neighbours see. Where a row's maximum has grown since the last group its total is multiplied by
 //! a factor; what that rounds off is kept too.
 
 use crate::isa::Isa;
-use crate::math::exp2;
+use crate::math::{add_compensated, exp2};
 use crate::tiles::Tiles;
 
 /// Tiles that are added up as they come before they join the total: four equal ones are added up without an error.
@@ -96,18 +96,9 @@ fn add<I: Isa>(
     for (part, (whole, rest)) in part.chunks_exact(width).zip(rows) {
         let (part, whole, rest) =
             (&part[lane..][..I::LANES], &mut whole[lane..][..I::LANES], &mut rest[lane..][..I::LANES]);
-        let (old, part, missing) = (isa.load(whole), isa.load(part), isa.load(rest));
-        let (old, more) = match factor {
-            None => (old, isa.add(part, missing)),
-            Some(factor) => {
-                let scaled = isa.mul(old, factor);
-                let beyond = isa.mul_add(old, isa.sub(zero, factor), scaled);
-                (scaled, isa.sub(isa.mul_add(missing, factor, part), beyond))
-            }
-        };
-        let sum = isa.add(old, more);
+        let (sum, missing) = add_compensated(isa, (isa.load(whole), isa.load(rest)), factor, isa.load(part));
         isa.store(sum, whole);
-        isa.store(isa.sub(more, isa.sub(sum, old)), rest);
+        isa.store(missing, rest);
         check = isa.mul_add(sum, zero, check);
     }
     let mut lanes = [0.0; 16];
