@@ -123,10 +123,9 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     /// Lines of scratch of the tiled kernel on vectors.
     fn vector_lines(&self) -> usize {
         let Scratch { strip, q, scores, out, row, totals, k, v, bias } = self.scratch(true);
-        let (kept, of_totals) =
-            ([strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias], strip * totals);
-        let total = [of_totals * out, of_totals * row, of_totals / 2 * row];
-        kept.into_iter().chain(total).map(lines_for).sum()
+        let kept = [strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias];
+        let totals = [out, out, row, row, row].map(|len| if totals { strip * len } else { 0 });
+        kept.into_iter().chain(totals).map(lines_for).sum()
     }
 
     /// How the call runs on matrix tiles, or why it does not.
@@ -138,7 +137,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
             Some(obstacle) => Err(obstacle),
             None => {
                 let method = Method::of(input, output, attn.get_precision());
-                Ok(Layout::of(shape, method, attn.get_bias().is_some()))
+                Ok(Layout::of(shape, method, attn.get_bias().is_some(), output))
             }
         }
     }

@@ -97,7 +97,7 @@ impl Tiles {
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
             row: width,
-            totals: if shape.kv_len > crate::kernel::total::keys(self) { 2 } else { 0 },
+            totals: shape.kv_len > crate::kernel::total::keys(self),
             k: if pack_k { KV_TILE * shape.head_dim } else { 0 },
             v: KV_TILE * shape.value_dim,
             bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },
@@ -129,8 +129,8 @@ pub(crate) struct Scratch {
     pub(crate) out: usize,
     /// One float per query: maximum, sum, factor.
     pub(crate) row: usize,
-    /// Floats of a total for each of `out` and the sum of weights: none where a head's keys are one group.
-    pub(crate) totals: usize,
+    /// Whether there are totals: not where a head's keys are one group.
+    pub(crate) totals: bool,
     /// Keys of a tile, widened or made contiguous.
     pub(crate) k: usize,
     /// Values of a tile, widened, made contiguous or cleaned.

@@ -67,7 +67,7 @@ impl<'w> Buffers<'w> {
             max: Each::new(&mut cutter, sizes.row, strip),
             sum: Each::new(&mut cutter, sizes.row, strip),
             totals: {
-                let there = sizes.totals / 2;
+                let there = usize::from(sizes.totals);
                 [sizes.out, sizes.out, sizes.row, sizes.row, sizes.row]
                     .map(|len| Each::new(&mut cutter, there * len, strip))
             },

@@ -6,7 +6,7 @@
 //! while the blocks' queries and outputs pass through it. What one block touches over and over (a chunk of scores, its weights, the block's queries
 //! and output) stays in the first: at head_dim 64 and one part each, 28 KiB.
 
-use attn_core::AttnShape;
+use attn_core::{AttnShape, Dtype};
 
 use super::method::Method;
 use super::unit::SIDE;
@@ -23,6 +23,9 @@ const MIN_BLOCKS: usize = 4;
 /// Most chunks of a super-block.
 pub(crate) const MAX_CHUNKS: usize = 16;
 
+/// Chunks that are added up as they come before they join a total. Products of parts have 16 bits, so that sums of 256 like ones are exact.
+pub(crate) const GROUP: usize = 8;
+
 /// Sizes of a call on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -37,10 +40,12 @@ pub(crate) struct Layout {
     pub(crate) blocks: usize,
     /// Whether there is a bias.
     bias: bool,
+    /// Whether groups of chunks join a total: where an f32 output shows what long sums lose.
+    pub(crate) totals: bool,
 }
 
 impl Layout {
-    pub(crate) fn of(shape: &AttnShape, method: Method, bias: bool) -> Self {
+    pub(crate) fn of(shape: &AttnShape, method: Method, bias: bool, output: Dtype) -> Self {
         let (depth, pieces) = (shape.head_dim.div_ceil(SIDE), shape.value_dim.div_ceil(SIDE));
         // A tile pair is 2 KiB.
         let chunk_bytes = (depth * method.qk_parts() + pieces * method.v_parts()) << 11;
@@ -49,7 +54,8 @@ impl Layout {
         let block_bytes = (depth * method.qk_parts() + pieces * 2) << 11;
         let most = (ITEM_BYTES / block_bytes.max(1)).clamp(1, MAX_BLOCKS);
         let blocks = most.min(shape.q_len.div_ceil(SIDE).max(1));
-        Self { method, depth, pieces, chunks, blocks, bias }
+        let totals = matches!(output, Dtype::F32) && shape.kv_len > GROUP * SIDE;
+        Self { method, depth, pieces, chunks, blocks, bias, totals }
     }
 
     /// Most queries of a work item.
@@ -97,6 +103,12 @@ impl Layout {
         self.pieces * SIDE * SIDE
     }
 
+    /// Floats of the arrays of a total, of all blocks: outputs, and sums or maxima.
+    pub(crate) const fn total_floats(&self) -> [usize; 2] {
+        let blocks = if self.totals { self.blocks } else { 0 };
+        [blocks * self.out_floats(), blocks * SIDE]
+    }
+
     /// Floats of the rows that are read before they become tiles: a chunk of the wider of keys and values.
     pub(crate) fn stage_floats(&self) -> usize {
         self.depth.max(self.pieces) * SIDE * SIDE
@@ -119,6 +131,7 @@ impl Layout {
             self.stage_floats(),
             self.bias_floats(),
         ];
-        tiles * lines_for(256) + floats.into_iter().map(lines_for).sum::<usize>()
+        let [out, row] = self.total_floats().map(lines_for);
+        tiles * lines_for(256) + floats.into_iter().map(lines_for).sum::<usize>() + 2 * out + 3 * row
     }
 }

@@ -78,7 +78,8 @@ pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor
 pub(crate) struct Weigher<I: Isa, const NQ: usize> {
     against: [I::F; NQ],
     c: I::F,
-    sums: [I::F; NQ],
+    /// Of each half of the chunk.
+    sums: [[I::F; NQ]; 2],
 }
 
 impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
@@ -91,7 +92,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                 isa.select(isa.eq(max, none), isa.splat(0.0), max)
             }),
             c: isa.splat(to_log2),
-            sums: [isa.splat(0.0); NQ],
+            sums: [[isa.splat(0.0); NQ]; 2],
         }
     }
 
@@ -110,6 +111,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         let tiles = &mut tiles[..2 * PARTS];
         for pair in pairs {
             let rows = &scores[2 * pair * width..][..2 * width];
+            let half = pair / 8 % 2;
             for n in 0..NQ {
                 let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
                 let mut rest =
@@ -118,20 +120,20 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                     // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse they are.
                     rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
                 }
-                self.sums[n] = isa.add(self.sums[n], isa.add(rest[0], rest[1]));
+                self.sums[half][n] = isa.add(self.sums[half][n], isa.add(rest[0], rest[1]));
                 if let Some(kept) = kept {
                     for (x, bits) in rest.iter_mut().zip(&kept[2 * pair..]) {
                         *x = isa.select(isa.mask_from_bits(bits >> (n * I::LANES)), *x, isa.splat(0.0));
                     }
                 }
-                let (half, lane) = (n * I::LANES / 16, n * I::LANES % 16);
+                let (column, lane) = (n * I::LANES / 16, n * I::LANES % 16);
                 for part in 0..PARTS {
                     let rounded = match PARTS {
                         1 => rest,
                         _ => [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])],
                     };
                     let words = isa.pair_bf16(rounded[0], rounded[1]);
-                    isa.store(words, &mut tiles[part * 2 + half].0[pair * 16 + lane..]);
+                    isa.store(words, &mut tiles[part * 2 + column].0[pair * 16 + lane..]);
                     if part + 1 < PARTS {
                         rest = [isa.sub(rest[0], rounded[0]), isa.sub(rest[1], rounded[1])];
                     }
@@ -149,8 +151,9 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     /// Adds the chunk's sums to those of the rows.
     #[inline(always)]
     pub(crate) fn finish(self, isa: I, state: &mut State<'_>) {
-        for (sum, all) in self.sums.into_iter().zip(state.sum.chunks_exact_mut(I::LANES)) {
-            isa.store(isa.add(isa.load(all), sum), all);
+        let [first, second] = self.sums;
+        for (n, all) in state.sum.chunks_exact_mut(I::LANES).enumerate().take(NQ) {
+            isa.store(isa.add(isa.load(all), isa.add(first[n], second[n])), all);
         }
     }
 }

@@ -13,7 +13,7 @@
 //! rows that meet numbers that tiles cannot hold: the vector kernel
 //! ```
 
-use super::layout::{Layout, MAX_BLOCKS, MAX_CHUNKS};
+use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
 use super::softmax::{Weigher, lag, multiply, raise};
@@ -22,6 +22,7 @@ use super::values::Values;
 use crate::isa::Isa;
 use crate::job::Job;
 use crate::kernel::softmax::State;
+use crate::kernel::total::Total;
 use crate::kernel::visible::{self, Cover, Ranges, Tile};
 use crate::kernel::{finish, score, sweep};
 use crate::level::Level;
@@ -40,6 +41,8 @@ struct Buffers<'w> {
     out: &'w mut [f32],
     max: &'w mut [f32],
     sum: &'w mut [f32],
+    /// Totals of groups of chunks: outputs, sums and what they have lost, and the references that they are relative to.
+    totals: [&'w mut [f32]; 5],
     factor: &'w mut [f32],
     /// Scores of two chunks.
     s: [&'w mut [f32]; 2],
@@ -58,6 +61,10 @@ impl<'w> Buffers<'w> {
             out: cutter.floats(layout.blocks * layout.out_floats()),
             max: cutter.floats(layout.blocks * SIDE),
             sum: cutter.floats(layout.blocks * SIDE),
+            totals: {
+                let [out, row] = layout.total_floats();
+                [out, out, row, row, row].map(|len| cutter.floats(len))
+            },
             factor: cutter.floats(SIDE),
             s: [cutter.floats(SIDE * SIDE), cutter.floats(SIDE * SIDE)],
             stage: cutter.floats(layout.stage_floats()),
@@ -154,28 +161,36 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
 
         // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups whatever its
         // neighbours see.
+        let mut held = [Held { group: None, total: false }; MAX_BLOCKS];
         let mut chunk = first / SIDE;
         while chunk * SIDE < end {
             let base = chunk / layout.chunks * layout.chunks;
             let last = (base + layout.chunks).min(end.div_ceil(SIDE));
             let odd_keys = self.pack(isa, chunk..last, base);
-            for (block, (ranges, odd)) in ranges.iter().flatten().zip(&mut odd).enumerate() {
+            for (block, ((ranges, odd), held)) in ranges.iter().flatten().zip(&mut odd).zip(&mut held).enumerate() {
                 if *odd != u32::MAX >> (SIDE - rows_of(block).count) {
-                    *odd |= self.visit(isa, (block, rows_of(block)), ranges, chunk..last, base, &odd_keys);
+                    *odd |= self.visit(isa, (block, rows_of(block)), (ranges, held), chunk..last, base, &odd_keys);
                 }
             }
             chunk = last;
         }
         for block in 0..blocks {
             let (rows, at) = (rows_of(block), block * SIDE);
-            let state = finish::State {
-                max: &self.buffers.max[at..at + SIDE],
-                sum: &self.buffers.sum[at..at + SIDE],
-                rest: None,
-            };
-            let out = &mut self.buffers.out[block * layout.out_floats()..][..layout.out_floats()];
             let smaller = (1.0 / RAISE, 1.0 / RAISE / pack::value_factor(job.v.dtype()));
-            finish::write(isa, job, state, (out, None), smaller, SIDE, &mut self.claim.part(at, rows.count));
+            let mut part = self.claim.part(at, rows.count);
+            let Buffers { out, max, sum, totals, .. } = &mut *self.buffers;
+            let (floats, max) = (layout.out_floats(), &max[at..at + SIDE]);
+            let (out, sum) = (&mut out[block * floats..][..floats], &mut sum[at..at + SIDE]);
+            if held[block].total {
+                let mut total = total_of(totals, layout, block);
+                total.join(isa, job.log2_scale(), (max, sum, out), SIDE, false);
+                let Total { out: [out, rest], sum: [sum, lost], .. } = total;
+                let state = finish::State { max, sum, rest: Some(lost) };
+                finish::write(isa, job, state, (out, Some(rest)), smaller, SIDE, &mut part);
+            } else {
+                let state = finish::State { max, sum, rest: None };
+                finish::write(isa, job, state, (out, None), smaller, SIDE, &mut part);
+            }
         }
         odd
     }
@@ -233,14 +248,14 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         &mut self,
         isa: I,
         (block, rows): (usize, Rows),
-        ranges: &Ranges<SIDE>,
+        (ranges, held): (&Ranges<SIDE>, &mut Held),
         chunks: core::ops::Range<usize>,
         base: usize,
         odd_keys: &[u32; MAX_CHUNKS],
     ) -> u32 {
         let (job, layout, unit) = (self.job, self.layout, &mut *self.unit);
         let (at, to_log2) = (block * SIDE, job.log2_scale());
-        let Buffers { q, k, v, p, out, max, sum, factor, s, stage: _, bias } = &mut *self.buffers;
+        let Buffers { q, k, v, p, out, max, sum, totals, factor, s, stage: _, bias } = &mut *self.buffers;
         let q = &q[block * layout.q_tiles()..][..layout.q_tiles()];
         let out = &mut out[block * layout.out_floats()..][..layout.out_floats()];
         let state = &mut State { max: &mut max[at..at + SIDE], sum: &mut sum[at..at + SIDE], factor };
@@ -280,6 +295,17 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 current = next;
                 continue;
             };
+            let group = Some(tile.key / SIDE / GROUP);
+            if layout.totals && held.group != group {
+                if held.group.is_some() {
+                    values.all(unit, layout, v, p, out);
+                    let mut total = total_of(totals, layout, block);
+                    total.join(isa, to_log2, (&*state.max, &mut *state.sum, &*out), SIDE, !held.total);
+                    out.fill(0.0);
+                    held.total = true;
+                }
+                held.group = group;
+            }
             let chunk = tile.key / SIDE - base;
             let [one, other] = &mut *s;
             let (scores, target) = if turn == 0 { (one, other) } else { (other, one) };
@@ -313,6 +339,26 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         }
         values.all(unit, layout, v, p, out);
         odd & u32::MAX >> (SIDE - rows.count)
+    }
+}
+
+/// What a block has summed up.
+#[derive(Clone, Copy)]
+struct Held {
+    /// The group of chunks that its outputs are sums over.
+    group: Option<usize>,
+    /// Whether there is a total of groups before.
+    total: bool,
+}
+
+/// The total of a block.
+fn total_of<'t>(totals: &'t mut [&mut [f32]; 5], layout: &Layout, block: usize) -> Total<'t> {
+    let (floats, at) = (layout.out_floats(), block * SIDE);
+    let [out, rest, sum, lost, max] = totals;
+    Total {
+        out: [&mut out[block * floats..][..floats], &mut rest[block * floats..][..floats]],
+        sum: [&mut sum[at..at + SIDE], &mut lost[at..at + SIDE]],
+        max: &mut max[at..at + SIDE],
     }
 }
 
