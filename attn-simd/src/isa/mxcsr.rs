@@ -4,7 +4,7 @@
 use core::arch::asm;
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Documents, Element, Layout, Mask, Outputs, Precision, View, ViewMut};
+use attn_core::{Align, Attention, AttnShape, Documents, Layout, Mask, Outputs, Precision, View, ViewMut};
 use attn_testing::Number;
 use attn_testing::cases::{Case, Inputs, shape};
 
@@ -19,7 +19,7 @@ const DEFAULT: u32 = 0x1f80;
 
 /// All levels, and the model of the tile unit, which `Level::available` leaves out.
 fn all_levels() -> Vec<Level> {
-    Level::available().chain(Level::by_name("amx-model")).collect()
+    attn_testing::levels(Level::names().chain(["amx-model"]), Level::by_name)
 }
 
 fn read() -> u32 {

@@ -14,7 +14,7 @@ use attn_testing::tolerance::{ETA, FAST_F32, RMS_EXACT, RMS_FAST, WEIGHTS_OF_TWO
 use attn_testing::{Number, paint};
 
 fn levels() -> impl Iterator<Item = Level> {
-    Level::by_name("amx-model").into_iter().chain(Level::by_name("amx"))
+    attn_testing::levels(["amx-model", "amx"], Level::by_name).into_iter()
 }
 
 fn attend<T: KernelElement + Number, O: KernelElement + Number<Compute = f32>>(
