@@ -43,11 +43,11 @@ pub struct Attention<'a, M = ()> {
 /// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and level computes in
 /// f32 and is `Exact` either way. What each costs there, in products of bf16 tiles for the scores + for the values:
 ///
-/// | inputs | `Exact` | `Exact`, output f32 | `Fast` |
-/// |---|---|---|---|
-/// | bf16 | 1 + 2 | 1 + 3 | 1 + 1 |
-/// | f16 | 4 + 3 | 4 + 5 | 3 + 3 |
-/// | f32 | | 6 + 6 | 3 + 3 |
+/// | inputs | `Exact`, output of that type | `Exact`, of another | `Fast`, of that type | `Fast`, of another |
+/// |---|---|---|---|---|
+/// | bf16 | 1 + 2 | 1 + 3 | 1 + 1 | 1 + 2 |
+/// | f16 | 4 + 3 | 4 + 5 | 3 + 3 | 3 + 3 |
+/// | f32 | 6 + 6 | 6 + 6 | 3 + 3 | 3 + 3 |
 ///
 /// Packing, softmax and the splitting of weights come on top, so that the rates differ by less than these numbers.
 ///
@@ -71,7 +71,8 @@ pub enum Precision {
     #[default]
     Exact,
     /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square), where peers'
-    /// flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums.
+    /// flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16
+    /// into bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S).
     Fast,
 }
 

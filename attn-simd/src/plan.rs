@@ -394,17 +394,18 @@ impl fmt::Display for Explain {
                 let Method { scores, values, .. } = layout.method;
                 let (scores, values) = (scores.steps().len(), values.steps().len());
                 let products = if scores == 1 { "product" } else { "products" };
-                let (exact, faster) = match self.precision {
-                    Precision::Fast => ("fast", ""),
-                    _ if self.dtype == Dtype::F16 => ("exact", "; Precision::Fast takes 3 + 3"),
-                    _ if self.dtype == Dtype::Bf16 => ("exact", "; Precision::Fast takes 1 + 1"),
-                    _ => ("exact", "; Precision::Fast takes 3 + 3"),
-                };
+                let exact = if self.precision == Precision::Fast { "fast" } else { "exact" };
                 write!(
                     f,
                     "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} {products} for \
-                     scores and {values} for values{faster}; up to {queries} queries meet {keys} packed keys at a time"
-                )
+                     scores and {values} for values"
+                )?;
+                let fast = Method::of(self.dtype, self.output, Precision::Fast);
+                if fast.scores != layout.method.scores || fast.values != layout.method.values {
+                    let (scores, values) = (fast.scores.steps().len(), fast.values.steps().len());
+                    write!(f, "; Precision::Fast takes {scores} + {values}")?;
+                }
+                write!(f, "; up to {queries} queries meet {keys} packed keys at a time")
             }
             Err(obstacle) => {
                 let (level, q_tile, kv_tile) = (self.level.vectors().name(), self.tiles.q_tile(), self.tiles.kv_tile);

@@ -10,9 +10,11 @@ pub mod conformance;
 mod engine;
 pub mod exact;
 pub mod laws;
+mod levels;
 pub mod paint;
 pub mod random;
 pub mod tolerance;
 pub mod ulp;
 
 pub use engine::{Call, Engine, Number, PartCall, Reference, StepCall, Streaming};
+pub use levels::{is_demanded, levels};

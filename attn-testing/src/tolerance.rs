@@ -63,6 +63,9 @@ pub const RMS_EXACT: f64 = 1.05;
 pub const RMS_FAST: f64 = 1.4;
 /// `eta` of f32 under `Precision::Fast`, as a multiple of `1 + S`: two bf16 parts of each number hold 16 to 17 bits.
 pub const FAST_F32: f64 = 1.0 / 65536.0;
+/// The lse under `Precision::Fast`, absolutely, where bf16 goes into bf16: weights of one bf16, whose 8 bits are off by
+/// up to 2⁻⁸ and a little. Elsewhere it is off by as much as an output in f32.
+pub const FAST_LSE_BF16: f64 = 1.0 / 128.0;
 
 /// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹²⁶`.
 /// Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.

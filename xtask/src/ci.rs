@@ -40,8 +40,8 @@ pub(crate) struct Args {
     install: bool,
 }
 
-/// How long one command that installs something may take.
-const INSTALL_LIMIT: Duration = Duration::from_secs(300);
+/// How long one command that installs something may take; the emulator of AMX is built by one.
+const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
 /// What became of a step.
 enum Outcome {

@@ -11,6 +11,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod embedded;
+mod emulated;
 mod heatmap;
 mod levels;
 mod matmul;
@@ -42,6 +43,8 @@ enum Command {
     Random(random::Args),
     /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
     Embedded(embedded::Args),
+    /// Run the tests of the tile kernel on an emulated processor with AMX.
+    Emulated(emulated::Args),
     /// Write a page that shows who looks at whom: heat maps, scores, weights and vectors of every token.
     Heatmap(heatmap::Args),
     /// Show the instruction-set levels of this machine and the kernels that would run.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Random(args) => random::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Embedded(args) => embedded::run(args),
+        Command::Emulated(args) => emulated::run(args),
         Command::Heatmap(args) => heatmap::run(args),
         Command::Levels(args) => levels::run(args),
         Command::Ci(args) => ci::run(args),

@@ -173,12 +173,11 @@ impl Run<()> for Close<'_, '_> {
             let (max, sum) = state.of_row::<I>(r);
             // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is made.
             let exact = f64::from(max) * job.to_ln;
-            let natural = match max.is_finite() {
-                true => exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32,
-                false => max,
-            };
+            let finite = exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
+            let natural = if max.is_finite() { finite } else { max };
             // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third order.
-            let moved = exact - f64::from(natural);
+            // Of a row that has seen no key −∞ is left: −∞ − −∞ would be an invalid operation.
+            let moved = exact - f64::from(finite);
             let follow =
                 if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
             row[0] = natural;

@@ -288,11 +288,13 @@ mod tests {
     use crate::level::Level;
     use crate::tile::model::Model;
 
-    /// The token, where this machine has one: the tests say so where it does not, and pass.
+    /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
+    /// names it.
     fn amx() -> Option<Amx> {
         match Level::by_name("amx") {
             Ok(Level::Amx(amx)) => Some(amx),
-            _ => {
+            other => {
+                assert!(!attn_testing::is_demanded("amx"), "{other:?}");
                 std::eprintln!("no AMX here: nothing was compared");
                 None
             }
@@ -348,6 +350,7 @@ mod tests {
             let no_new_privileges = system_call(PRCTL, [38, 1, 0, 0], &filter);
             let installed = system_call(PRCTL, [22, 2, (&raw const filter).addr(), 0], &filter);
             if (no_new_privileges, installed) != (0, 0) {
+                assert!(!attn_testing::is_demanded("amx"), "no filter of system calls: {installed}");
                 std::eprintln!("no filter of system calls here ({installed}): nothing was refused");
                 return;
             }
@@ -355,6 +358,55 @@ mod tests {
             assert_eq!(verdict(true, true, permission), Some(LevelError::Refused));
         });
         thread.join().expect("no assertion failed");
+    }
+
+    /// Gives this thread a stack for its signals, of so many bytes, or takes it away. Returns 0, or an error's number
+    /// below 0.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn signal_stack(bytes: Option<usize>) -> i64 {
+        const SIGALTSTACK: i64 = 131;
+        const DISABLE: usize = 2;
+        static STACK: [u64; 2048] = [0; 2048];
+        assert!(bytes.is_none_or(|bytes| bytes <= size_of_val(&STACK)));
+        let stack = [(&raw const STACK).addr(), if bytes.is_some() { 0 } else { DISABLE }, bytes.unwrap_or(0)];
+        let answer;
+        // SAFETY: `sigaltstack` reads three words, which live here: an address, flags, a size. No handler writes to the
+        // stack while it is set: the test raises no signal. The kernel clobbers RCX and R11.
+        unsafe {
+            asm!("syscall", inlateout("rax") SIGALTSTACK => answer, in("rdi") &raw const stack, in("rsi") 0_usize,
+                lateout("rcx") _, lateout("r11") _, options(nostack));
+        }
+        answer
+    }
+
+    /// As `Level` says: after the permission a small stack for signals is refused; while there is one, the permission
+    /// is, for good.
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn small_signal_stacks_and_the_permission_exclude_each_other() {
+        const CHILD: &str = "ATTN_TEST_SMALL_STACK";
+        const NO_MEMORY: i64 = -12;
+        if std::env::var_os(CHILD).is_some() {
+            // Nothing in this process has asked yet.
+            assert_eq!(signal_stack(Some(2048)), 0);
+            let refused = [Level::by_name("amx"), Level::by_name("amx")];
+            assert_eq!(signal_stack(None), 0);
+            assert_eq!([refused[0], refused[1], Level::by_name("amx")], [Err(LevelError::Refused); 3]);
+            assert_eq!(Level::available().last().map(Level::name), Some("avx512"));
+            return;
+        }
+        if amx().is_none() {
+            return;
+        }
+        let thread = std::thread::spawn(|| [2048, 8192, 11_264, 16_384].map(|bytes| signal_stack(Some(bytes))));
+        let answers = thread.join().expect("no assertion failed");
+        assert_eq!(answers, [NO_MEMORY, NO_MEMORY, NO_MEMORY, 0]);
+        let name = "isa::amx::tests::small_signal_stacks_and_the_permission_exclude_each_other";
+        let mut child = std::process::Command::new(std::env::current_exe().expect("a program"));
+        let child = child.env_remove("ATTN_LEVEL").env_remove("ATTN_TEST_LEVELS").env(CHILD, "1");
+        let done = child.args(["--exact", name, "--nocapture"]).output().expect("a process");
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(done.status.success() && text.contains("1 passed"), "{text}");
     }
 
     /// Any bits: subnormal numbers, infinities and NaN among them where `wild`.

@@ -21,11 +21,12 @@ impl Method {
     ///
     /// A score must be as good as one computed in f32, because its error is multiplied by its size: `Exact` leaves out nothing that a
     /// float would show. Weights and values only need what the output shows, so that a narrow output is content with weights of 16
-    /// bits.
+    /// bits; weights of 8, which `Fast` takes of bf16, show in every output but bf16.
     pub(crate) const fn of(input: Dtype, output: Dtype, precision: Precision) -> Self {
         use Products::{Five, Four, One, OneByThree, OneByTwo, Six, Three};
         let wide = matches!(output, Dtype::F32) || !same(input, output);
         let (scores, values) = match (input, precision) {
+            (Dtype::Bf16, Precision::Fast) if wide => (One, OneByTwo),
             (Dtype::Bf16, Precision::Fast) => (One, One),
             (Dtype::Bf16, _) if wide => (One, OneByThree),
             (Dtype::Bf16, _) => (One, OneByTwo),

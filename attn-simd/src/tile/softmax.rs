@@ -33,7 +33,7 @@ pub(crate) fn raise<I: Isa, const NQ: usize>(
     state: &mut State<'_>,
 ) -> bool {
     let (c, lag) = (isa.splat(to_log2), isa.splat(lag));
-    let (none, zero, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(0.0), isa.splat(1.0));
+    let (none, least, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN), isa.splat(1.0));
     let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&state.max[n * I::LANES..]));
     let mut maxima = [old, old];
     for rows in scores.chunks_exact(2 * NQ * I::LANES) {
@@ -45,10 +45,11 @@ pub(crate) fn raise<I: Isa, const NQ: usize>(
     }
     for n in 0..NQ {
         let new = isa.max(maxima[0][n], maxima[1][n]);
-        let growth = isa.mul(isa.sub(new, old[n]), c);
+        // −∞ − −∞ would be an invalid operation, and compilers make one of a difference to a number that was selected.
+        let growth = isa.mul(isa.sub(isa.max(least, new), old[n]), c);
         let keeps = isa.eq(isa.max(growth, lag), lag);
         let max = isa.select(keeps, old[n], new);
-        let against = isa.select(isa.eq(max, none), zero, max);
+        let against = isa.max(least, max);
         // A row that has seen nothing has nothing to be multiplied.
         let fresh = isa.select(isa.eq(old[n], none), one, exp2(isa, isa.mul(isa.sub(old[n], against), c)));
         isa.store(isa.select(keeps, one, fresh), &mut state.factor[n * I::LANES..]);

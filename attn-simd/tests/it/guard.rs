@@ -110,7 +110,7 @@ impl<'t, T: Number + Plain> Copied<'t, T> {
 
 /// Every level, and the model of the tile unit.
 fn levels() -> impl Iterator<Item = Level> {
-    Level::available().chain(Level::by_name("amx-model"))
+    attn_testing::levels(Level::names().chain(["amx-model"]), Level::by_name).into_iter()
 }
 
 /// Bits of output and lse with every buffer where `place` says, by its number; and of a call on ordinary memory.

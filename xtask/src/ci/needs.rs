@@ -23,6 +23,20 @@ pub(crate) const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
 const BARE_SCRIPT: &str = "rustup target add \"$1\" || \
     { apt-get update -q && apt-get install -y -q --no-install-recommends rustc-web cargo-web rust-web-src; }";
 
+/// Builds the emulator of a processor with AMX, in `target/ci`, and starts it once: its processor has to name them.
+const EMULATOR_SCRIPT: &str = r"set -e
+    export EMULATOR_DIR=$PWD/target/ci/amx-emulator
+    mkdir -p $EMULATOR_DIR && cd $EMULATOR_DIR && rm -f starts
+    printf '#!/bin/busybox sh\nexec /bin/busybox grep -m 1 -o amx_bf16 /proc/cpuinfo\n' > probe && chmod +x probe
+    cd ../../.. && ../shared/amx-emulator/run.sh -t 200 $EMULATOR_DIR/probe && touch $EMULATOR_DIR/starts";
+
+/// What the emulator is built with, and what its disk is made of: Debian packages.
+const EMULATOR_PACKAGES: [&str; 8] =
+    ["g++", "make", "xz-utils", "patch", "xorriso", "isolinux", "syslinux-common", "cpio"];
+
+/// What of these packages is needed whenever it starts.
+const EMULATOR_DISK: [&str; 2] = ["/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32"];
+
 /// One thing that a step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -46,6 +60,8 @@ pub(crate) enum Need {
     Packages(&'static str),
     /// A folder, by its path from the workspace, that not every checkout has beside it.
     Folder(&'static str),
+    /// The emulator of a processor with AMX, built by `../shared/amx-emulator/run.sh` into `target/ci`, started once.
+    AmxEmulator,
     /// A host of this architecture.
     Arch(&'static str),
     /// Linux, whose emulators and sanitizers the step uses.
@@ -76,6 +92,11 @@ impl Need {
                 format!("packages of {manifest} are not here ({})", fetch(manifest).join(" "))
             }
             Self::Folder(path) => format!("there is no folder {path}"),
+            Self::AmxEmulator => format!(
+                "the emulator of AMX is not built (Debian packages {}; EMULATOR_DIR=target/ci/amx-emulator \
+                 ../shared/amx-emulator/run.sh)",
+                EMULATOR_PACKAGES.join(" ")
+            ),
             Self::Arch(arch) => format!("this is not an {arch} machine"),
             Self::Linux => "this is not Linux".to_owned(),
         }
@@ -109,6 +130,14 @@ impl Need {
                 output.is_ok_and(|output| output.status.success())
             }
             Self::Folder(path) => super::root().join(path).is_dir(),
+            Self::AmxEmulator => {
+                let built = super::root().join("target/ci/amx-emulator");
+                built.join("starts").is_file()
+                    && built.join("bochs/bochs").is_file()
+                    && is_on_path("xorriso")
+                    && is_on_path("cpio")
+                    && EMULATOR_DISK.iter().all(|file| PathBuf::from(file).is_file())
+            }
             Self::Arch(arch) => env::consts::ARCH == arch,
             Self::Linux => cfg!(target_os = "linux"),
         }
@@ -135,6 +164,13 @@ impl Need {
             }
             Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
             Self::Packages(manifest) => vec![fetch(manifest)],
+            // Where there is nothing to build, nothing is installed for it.
+            Self::AmxEmulator if !Self::Folder("../shared/amx-emulator").is_met() => Vec::new(),
+            Self::AmxEmulator => {
+                let mut packages = vec!["apt-get", "install", "-y", "-q", "--no-install-recommends"];
+                packages.extend(EMULATOR_PACKAGES);
+                vec![vec!["apt-get", "update", "-q"], packages, vec!["sh", "-c", EMULATOR_SCRIPT]]
+            }
             Self::Folder(_) | Self::Arch(_) | Self::Linux => Vec::new(),
         }
     }

@@ -376,6 +376,14 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["embedded"])],
     },
     Step {
+        name: "amx-emulated",
+        proves: "the level amx on an emulated processor: the real instructions, flags, guard pages, permission",
+        minutes: 20,
+        one_core: false,
+        needs: crate::emulated::NEEDS,
+        runs: &[xtask(&["emulated"])],
+    },
+    Step {
         name: "miri-core",
         proves: "attn-core's tests have no undefined behaviour",
         minutes: 15,

@@ -1,0 +1,257 @@
+//! `cargo xtask emulated`: the tests of the tile kernel on an emulated processor that has the real instructions.
+//!
+//! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once, into
+//! `target/ci/amx-emulator`. The tests of `attn-simd` are built for musl, so that one file is a whole program, and run
+//! there with `ATTN_TEST_LEVELS=amx`: the level has to be there, and the exact model of the instructions, far too slow
+//! there, is left out.
+//!
+//! A test that nobody ran proves nothing. The same program says on this machine which tests each filter chooses, and
+//! as many have to pass there.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::ci::{self, Need, process, root};
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// First install what is missing (rustup; apt-get, as root), and build the emulator.
+    #[arg(long)]
+    install: bool,
+}
+
+/// What programs for the emulated processor are built for.
+const TARGET: &str = "x86_64-unknown-linux-musl";
+
+/// What the command cannot run without.
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Linux,
+    Need::Arch("x86_64"),
+    Need::Folder("../shared/amx-emulator"),
+    Need::Target(TARGET),
+    Need::AmxEmulator,
+];
+
+/// How long a build may take, and one start of the emulated machine.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The two test programs of `attn-simd`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tests {
+    /// Those inside the library.
+    Unit,
+    /// Those of its interface.
+    Integration,
+}
+
+/// One start of the emulated machine: what runs there.
+struct Boot {
+    name: &'static str,
+    tests: Tests,
+    /// Parts of the names of the tests that run. Each has to choose some.
+    filters: &'static [&'static str],
+    /// Options that leave some of them out.
+    but: &'static [&'static str],
+    /// Tests by name that have to be among them.
+    among: &'static [&'static str],
+}
+
+/// The longest first: two run at a time.
+const BOOTS: &[Boot] = &[
+    Boot {
+        name: "tiles",
+        tests: Tests::Integration,
+        filters: &["tiles::", "level::the_level_found"],
+        // The laws run on the model alone; the rest is in the next one.
+        but: &["--skip=laws::", "--skip=tiles::bits::", "--skip=tiles::fast_keeps"],
+        among: &["tiles::f32_is_as_exact_as_on_vectors", "level::the_level_found_is_the_one_expected"],
+    },
+    Boot {
+        name: "tiles-bits",
+        tests: Tests::Integration,
+        filters: &["tiles::bits::", "tiles::fast_keeps"],
+        but: &[],
+        among: &["tiles::bits::a_row_has_the_same_bits_whatever_stands_beside_it"],
+    },
+    Boot {
+        name: "guard",
+        tests: Tests::Integration,
+        filters: &["guard::"],
+        but: &[],
+        among: &[
+            "guard::f32_touches_nothing_beyond_its_buffers",
+            "guard::f16_touches_nothing_beyond_its_buffers",
+            "guard::bf16_touches_nothing_beyond_its_buffers",
+            "guard::every_start_from_0_to_63_bytes_gives_the_same_bits",
+        ],
+    },
+    Boot {
+        name: "isa",
+        tests: Tests::Unit,
+        filters: &["isa::"],
+        but: &[],
+        among: &[
+            "isa::mxcsr::the_control_register_is_as_before",
+            "isa::amx::tests::the_processor_computes_what_the_model_says",
+            "isa::amx::tests::a_refused_permission_is_an_answer",
+            "isa::amx::tests::small_signal_stacks_and_the_permission_exclude_each_other",
+        ],
+    },
+];
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    process::end_group_on_interrupt();
+    match all(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("emulated: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn all(args: &Args) -> Result<(), String> {
+    let missing = ci::missing(NEEDS, args.install);
+    if !missing.is_empty() {
+        return Err(format!("{} (or: cargo xtask emulated --install)", missing.join("; ")));
+    }
+    fs::create_dir_all(folder()).map_err(|error| format!("{}: {error}", folder().display()))?;
+    let start = Instant::now();
+    let programs = build()?;
+    println!("built in {:.0} s", start.elapsed().as_secs_f64());
+    let (next, failures) = (Mutex::new(BOOTS.iter()), Mutex::new(Vec::new()));
+    let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(boot) = take() {
+                    let begin = Instant::now();
+                    let result = on_emulator(boot, &programs[boot.tests as usize]);
+                    let seconds = begin.elapsed().as_secs_f64();
+                    match result {
+                        Ok(text) => println!("{text}{}: ok in {seconds:.0} s", boot.name),
+                        Err(message) => {
+                            println!("{}: FAILED after {seconds:.0} s", boot.name);
+                            failures.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// Where the emulator is, and what this command writes.
+fn folder() -> PathBuf {
+    root().join("target/ci/amx-emulator")
+}
+
+/// Runs a command; returns what it wrote, and whether it ended well.
+fn logged(command: Command, name: &str) -> Result<(String, bool), String> {
+    let path = folder().join(format!("{name}.log"));
+    let log = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let end = process::run(command, &log, LIMIT);
+    let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), end.is_success()))
+}
+
+/// Builds the test programs, in the order of [`Tests`].
+fn build() -> Result<[PathBuf; 2], String> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["test", "-p", "attn-simd", "--release", "--target", TARGET, "--lib", "--test", "it", "--no-run"]);
+    command.arg("--message-format=json-render-diagnostics").current_dir(root());
+    // rust-lld and musl come with the target.
+    command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld");
+    let (text, built) = logged(command, "build-tests")?;
+    if !built {
+        return Err(format!("the tests do not build for {TARGET}:\n{text}"));
+    }
+    let program = |kind: &str| {
+        let found = text.lines().find_map(|line| executable(line, kind));
+        found.ok_or_else(|| format!("cargo names no test program of the kind {kind}"))
+    };
+    Ok([program("lib")?, program("test")?])
+}
+
+/// The test program of `attn-simd` that a line of cargo's messages names, if it is one of this kind.
+fn executable(line: &str, kind: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let kinds = message["target"]["kind"].as_array()?;
+    kinds.iter().any(|of| of == kind).then(|| message["executable"].as_str().map(PathBuf::from))?
+}
+
+/// The names of the tests that a filter chooses, as the program says on this machine; ignored ones do not count.
+fn chosen(program: &Path, filter: &str, but: &[&str]) -> Result<Vec<String>, String> {
+    let list = |ignored: &[&str]| {
+        let output = Command::new(program).args([filter, "--list"]).args(but).args(ignored).output();
+        let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok::<_, String>(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    };
+    let (all, ignored): (Vec<_>, Vec<_>) = (list(&[])?, list(&["--ignored"])?);
+    Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
+}
+
+/// Runs tests on the emulated machine: the lines that say what became of them, or why this is no pass.
+fn on_emulator(boot: &Boot, program: &Path) -> Result<String, String> {
+    let mut expected = Vec::new();
+    for filter in boot.filters {
+        let names = chosen(program, filter, boot.but)?;
+        if names.is_empty() {
+            return Err(format!("{}: no test is called {filter}…", boot.name));
+        }
+        expected.extend(names);
+    }
+    if let Some(name) = boot.among.iter().find(|name| expected.iter().all(|other| other != *name)) {
+        return Err(format!("{}: there is no test {name}", boot.name));
+    }
+    let mut command = Command::new(root().join("../shared/amx-emulator/run.sh"));
+    command.env("EMULATOR_DIR", folder()).current_dir(root());
+    command.args(["-e", "ATTN_TEST_LEVELS=amx", "-e", "ATTN_EXPECT_LEVEL=amx", "-t", &LIMIT.as_secs().to_string()]);
+    command.arg(program).arg("--test-threads=1").args(boot.filters).args(boot.but);
+    let (text, ended_well) = logged(command, boot.name)?;
+    let passed = passed(&text);
+    if !ended_well || passed != Some(expected.len()) {
+        let passed = passed.map_or("no result".to_owned(), |passed| format!("{passed} passed"));
+        return Err(format!("{}: {passed}, not {} tests:\n{text}", boot.name, expected.len()));
+    }
+    Ok(text.lines().filter(|line| line.starts_with("test ")).map(|line| format!("{line}\n")).collect())
+}
+
+/// How many tests passed, if the program ran to its end and none failed.
+fn passed(text: &str) -> Option<usize> {
+    let (_, result) = text.split_once("test result: ok. ")?;
+    let (passed, rest) = result.split_once(" passed; ")?;
+    rest.starts_with("0 failed; ").then(|| passed.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_run_without_failures_counts() {
+        let ok =
+            "[ 1.0] kernel\ntest a ... ok\ntest result: ok. 14 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out";
+        assert_eq!(passed(ok), Some(14));
+        assert_eq!(passed("test result: FAILED. 13 passed; 1 failed; 0 ignored"), None);
+        assert_eq!(passed("test a ... ok\n[ 9.0] reboot: Power down"), None);
+        assert_eq!(passed(""), None);
+    }
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let line = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"executable":"/t/x-1"}"#;
+        assert_eq!(executable(line, "lib"), Some(PathBuf::from("/t/x-1")));
+        assert_eq!(executable(line, "test"), None);
+        assert_eq!(executable(&line.replace("\"/t/x-1\"", "null"), "lib"), None, "a library, not its tests");
+        assert_eq!(executable("warning: unused", "lib"), None);
+    }
+}
