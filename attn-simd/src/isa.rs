@@ -63,6 +63,9 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// the parts and not over the whole; what that costs is an addition in memory per part.
     const CHAIN: usize;
 
+    /// Whether [`mul_add`](Self::mul_add) rounds once.
+    const FUSED: bool;
+
     /// Runs `f` compiled with this instruction set.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 

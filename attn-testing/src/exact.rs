@@ -7,7 +7,7 @@
 use attn_core::{Attention, Dtype, Element, Modifier, Problem, Result, View};
 
 use crate::cases::Inputs;
-use crate::tolerance::{ETA, LEAST, LSE, TOO_SMALL};
+use crate::tolerance::{ETA, ETA_ANY, LEAST, LSE, TOO_SMALL};
 
 /// One row of the output in doubles.
 #[derive(Clone, Debug, Default)]
@@ -27,14 +27,15 @@ pub struct Row {
 }
 
 impl Row {
-    /// What `eta` of an f32 output may be.
+    /// What `eta` of an f32 output may be, of inputs that are not chosen to err.
     pub fn eta_bound(&self) -> f64 {
         ETA.bound(Dtype::F32, self.score_bound)
     }
 
     /// How far a channel of an f32 output may be off, by the text of [`attn_core::Precision`].
     pub fn allowed(&self, channel: usize) -> f64 {
-        self.eta_bound() * self.magnitude[channel] + TOO_SMALL * self.values[channel] + LEAST * self.keys.max(1) as f64
+        let eta = ETA_ANY.bound(Dtype::F32, self.score_bound);
+        eta * self.magnitude[channel] + TOO_SMALL * self.values[channel] + LEAST * self.keys.max(1) as f64
     }
 
     /// How far the lse may be off.

@@ -30,6 +30,7 @@ impl Isa for Avx2 {
     type M = __m256;
     const LANES: usize = 8;
     const CHAIN: usize = 32;
+    const FUSED: bool = true;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

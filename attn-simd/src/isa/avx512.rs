@@ -27,6 +27,7 @@ impl Isa for Avx512 {
     type M = __mmask16;
     const LANES: usize = 16;
     const CHAIN: usize = 32;
+    const FUSED: bool = true;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

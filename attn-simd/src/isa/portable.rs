@@ -30,6 +30,7 @@ impl Isa for Portable {
     const LANES: usize = 4;
     // Two roundings a step where nothing fuses.
     const CHAIN: usize = 16;
+    const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

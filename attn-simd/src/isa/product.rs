@@ -304,14 +304,14 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Keys of a chain of multiply-adds of an output, and of a sum of weights.
+/// Keys of a chain of multiply-adds of an output.
 ///
 /// A tile is added up in chains of a part, four parts, and two halves, by a key's place in the tile. Equal products are what errs most,
 /// because every addition rounds the same way: a chain of 8 is off by 2.5u at most, four of those and two of these by nothing more. One
 /// chain of 64 would be off by 16.5u. (Chains of 16: 4.5u, which is more than is promised.)
 pub(crate) const PART: usize = 8;
 /// Parts of half a tile.
-pub(crate) const HALF: usize = 4;
+const HALF: usize = 4;
 
 /// `M` columns of the output from all keys. `phase` is the place of the first in its tile.
 ///

@@ -29,8 +29,8 @@ pub(crate) fn write<I: Isa>(
 ) {
     let rows = claim.rows();
     let kept = job.dropout.factor();
-    // Factors in two floats, so that an output is rounded once.
-    let mut factors = [[0.0f32; MAX_Q_TILE]; 2];
+    // Factors in two floats, so that an output is rounded once; or what it is divided by.
+    let mut factors = [[if I::FUSED { 0.0f32 } else { 1.0 }; MAX_Q_TILE]; 2];
     let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
     for lane in 0..rows.count {
         let sum = (f64::from(state.sum[lane]) + state.rest.map_or(0.0, |rest| f64::from(rest[lane]))) * f64::from(sums);
@@ -38,9 +38,14 @@ pub(crate) fn write<I: Isa>(
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
             _ => close(f64::from(state.max[lane]) * job.to_ln, sum, sink, kept),
         };
-        let nearest = factor as f32;
-        factors[0][lane] = nearest;
-        factors[1][lane] = (factor - f64::from(nearest)) as f32;
+        if !I::FUSED {
+            // One rounding too, if what is divided by is a float. A row without weight is divided by infinity.
+            factors[0][lane] = (1.0 / factor) as f32;
+        } else {
+            let nearest = factor as f32;
+            factors[0][lane] = nearest;
+            factors[1][lane] = (factor - f64::from(nearest)) as f32;
+        }
         if claim.wants_lse() {
             claim.set_lse(lane, lse);
         }
@@ -51,13 +56,18 @@ pub(crate) fn write<I: Isa>(
         for (n, x) in row.chunks_exact_mut(lanes).enumerate() {
             let at = n * lanes;
             let (o, factor) = (isa.load(x), isa.load(&factors[0][at..]));
-            let mut small = isa.mul(o, isa.load(&factors[1][at..]));
-            if let Some(rest) = rest {
-                small = isa.mul_add(isa.load(&rest[channel * width + at..]), factor, small);
-            }
-            let exact = isa.mul_add(o, factor, small);
-            // An infinite output has no small part.
-            let exact = isa.select(isa.eq(exact, exact), exact, isa.mul(o, factor));
+            let rest = rest.map(|rest| isa.load(&rest[channel * width + at..]));
+            let exact = if I::FUSED {
+                let mut small = isa.mul(o, isa.load(&factors[1][at..]));
+                if let Some(rest) = rest {
+                    small = isa.mul_add(rest, factor, small);
+                }
+                let exact = isa.mul_add(o, factor, small);
+                // An infinite output has no small part.
+                isa.select(isa.eq(exact, exact), exact, isa.mul(o, factor))
+            } else {
+                isa.div(rest.map_or(o, |rest| isa.add(o, rest)), factor)
+            };
             isa.store(if outputs == 1.0 { exact } else { isa.mul(exact, isa.splat(outputs)) }, x);
         }
     }

@@ -10,7 +10,7 @@
 //! however large it is.
 
 use crate::isa::Isa;
-use crate::isa::product::{HALF, PART, Reach, with_vectors};
+use crate::isa::product::{Reach, with_vectors};
 use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
@@ -77,26 +77,24 @@ impl State<'_> {
             isa.store(factor, &mut self.factor[n * I::LANES..]);
         }
 
-        let mut sums = Sums { part: [zero; NQ], halves: [[zero; NQ]; 2] };
+        let mut sums = Sums { levels: [[zero; NQ]; 3] };
         reach.runs(
             #[inline(always)]
             |keys, front, back| {
                 let mut from = keys.start;
                 while from < keys.end {
-                    let to = keys.end.min(from + PART - (phase + from) % PART);
+                    let to = keys.end.min(from + Sums::<I::F, NQ>::EACH - (phase + from) % Sums::<I::F, NQ>::EACH);
                     let rows = &mut scores[from * width..to * width];
                     with_vectors!(front, back, NQ, FRONT, BACK =>
-                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums.part));
-                    if (phase + to).is_multiple_of(PART) {
-                        sums.end_part(isa, (phase + to - 1) / (PART * HALF));
-                    }
+                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums.levels[0]));
+                    sums.carry(isa, phase + to);
                     from = to;
                 }
             },
         );
-        sums.end_part(isa, (phase + scores.len() / width).saturating_sub(1) / (PART * HALF));
+        sums.carry(isa, 0);
         for n in 0..NQ {
-            let (at, sum) = (n * I::LANES, isa.add(sums.halves[0][n], sums.halves[1][n]));
+            let (at, sum) = (n * I::LANES, sums.levels[2][n]);
             let sum = isa.mul_add(isa.load(&self.sum[at..]), isa.load(&self.factor[at..]), sum);
             isa.store(sum, &mut self.sum[at..]);
         }
@@ -110,20 +108,35 @@ fn ahead(to_log2: f32) -> f32 {
     if ahead.is_finite() { ahead } else { 0.0 }
 }
 
-/// Sums of weights of a tile, in the order of the [products](crate::isa::product::PART): parts, halves, both.
+/// Sums of weights of a tile: of four keys, of four such sums, and of all. Four equal numbers are added up without an error, so that a
+/// row's sum is off by less than its outputs.
 struct Sums<F, const NQ: usize> {
-    part: [F; NQ],
-    halves: [[F; NQ]; 2],
+    levels: [[F; NQ]; 3],
 }
 
 impl<F: Copy, const NQ: usize> Sums<F, NQ> {
-    /// Adds a part to its half.
+    /// Terms of a sum.
+    const EACH: usize = 4;
+
+    /// Hands on the sums that end before the `key`-th key of the tile.
     #[inline(always)]
-    fn end_part<I: Isa<F = F>>(&mut self, isa: I, half: usize) {
-        for (sum, part) in self.halves[half.min(1)].iter_mut().zip(&mut self.part) {
-            *sum = isa.add(*sum, *part);
-            *part = isa.splat(0.0);
+    fn carry<I: Isa<F = F>>(&mut self, isa: I, key: usize) {
+        let [one, four, all] = &mut self.levels;
+        if key.is_multiple_of(Self::EACH) {
+            add_and_clear(isa, one, four);
         }
+        if key.is_multiple_of(Self::EACH * Self::EACH) {
+            add_and_clear(isa, four, all);
+        }
+    }
+}
+
+/// `to += from`, which begins anew.
+#[inline(always)]
+fn add_and_clear<I: Isa, const NQ: usize>(isa: I, from: &mut [I::F; NQ], to: &mut [I::F; NQ]) {
+    for (from, to) in from.iter_mut().zip(to) {
+        *to = isa.add(*to, *from);
+        *from = isa.splat(0.0);
     }
 }
 

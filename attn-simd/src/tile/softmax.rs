@@ -79,8 +79,8 @@ pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor
 pub(crate) struct Weigher<I: Isa, const NQ: usize> {
     against: [I::F; NQ],
     c: I::F,
-    /// Of each half of the chunk.
-    sums: [[I::F; NQ]; 2],
+    /// Of each quarter of the chunk.
+    sums: [[I::F; NQ]; 4],
 }
 
 impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
@@ -93,7 +93,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                 isa.select(isa.eq(max, none), isa.splat(0.0), max)
             }),
             c: isa.splat(to_log2),
-            sums: [[isa.splat(0.0); NQ]; 2],
+            sums: [[isa.splat(0.0); NQ]; 4],
         }
     }
 
@@ -112,7 +112,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         let tiles = &mut tiles[..2 * PARTS];
         for pair in pairs {
             let rows = &scores[2 * pair * width..][..2 * width];
-            let half = pair / 8 % 2;
+            let quarter = pair / 4 % 4;
             for n in 0..NQ {
                 let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
                 let mut rest =
@@ -121,7 +121,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                     // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse they are.
                     rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
                 }
-                self.sums[half][n] = isa.add(self.sums[half][n], isa.add(rest[0], rest[1]));
+                self.sums[quarter][n] = isa.add(self.sums[quarter][n], isa.add(rest[0], rest[1]));
                 if let Some(kept) = kept {
                     for (x, bits) in rest.iter_mut().zip(&kept[2 * pair..]) {
                         *x = isa.select(isa.mask_from_bits(bits >> (n * I::LANES)), *x, isa.splat(0.0));
@@ -152,9 +152,10 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     /// Adds the chunk's sums to those of the rows.
     #[inline(always)]
     pub(crate) fn finish(self, isa: I, state: &mut State<'_>) {
-        let [first, second] = self.sums;
+        let [a, b, c, d] = self.sums;
         for (n, all) in state.sum.chunks_exact_mut(I::LANES).enumerate().take(NQ) {
-            isa.store(isa.add(isa.load(all), isa.add(first[n], second[n])), all);
+            let sum = isa.add(isa.add(a[n], b[n]), isa.add(c[n], d[n]));
+            isa.store(isa.add(isa.load(all), sum), all);
         }
     }
 }

@@ -44,7 +44,7 @@ fn bugs_are_refused() {
     }
 }
 
-/// The reference with a relative error of 5u in each output, where `2u(2 + S)` is 4u at the least.
+/// The reference with a relative error of 15u in each output, where `6u(2 + S)` is 12u at the least.
 struct ALittleOff;
 
 impl Engine for ALittleOff {
@@ -60,7 +60,7 @@ impl Engine for ALittleOff {
         let mut again = attn_core::Outputs::new(outputs.out.reborrow());
         again.lse = outputs.lse.as_deref_mut();
         attn_core::reference::forward(call.attn, call.q, call.k, call.v, again, &mut scratch)?;
-        let ([batch, heads, len, width], scale) = (outputs.out.sizes(), 1.0 + 5.0 / f64::from(1u32 << 24));
+        let ([batch, heads, len, width], scale) = (outputs.out.sizes(), 1.0 + 15.0 / f64::from(1u32 << 24));
         let places = (0..batch * heads * len * width).map(|n| (n / width, n % width));
         for (row, channel) in places {
             let (head, query) = (row / len, row % len);
