@@ -31,7 +31,7 @@ fn a_result_that_is_rounded_once_passes() {
 /// What the check is for: an error that grows with the number of keys.
 #[test]
 fn keys_added_one_after_the_other_are_refused() {
-    let failed = failures(&Streaming, 100);
+    let failed = failures(&Streaming, 300);
     assert!(failed.len() > 5, "only {}", failed.len());
 }
 
