@@ -291,32 +291,38 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         // are those of one tile.
         unsafe {
             let o = c.add(first * width);
-            // Two ways to the same bits: where no vector stops short, and no row is read twice, the loops are simpler.
+            // Several ways to the same bits: where no vector stops short, and no row is read twice, the loops are simpler.
+            let sizes = (b, depth);
             if all && first + M <= columns {
                 let starts: [*const f32; M] = core::array::from_fn(|m| a.add(first + m));
-                value_group::<I, NQ, M>(isa, &starts, values.row_stride, (b, depth), (phase, None), &factors, o);
+                value_group::<I, NQ, M>(isa, &starts, values.row_stride, sizes, (phase, None), &factors, o);
+            } else if all && M > 4 && first + 4 == columns {
+                let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(first + m));
+                value_group::<I, NQ, 4>(isa, &starts, values.row_stride, sizes, (phase, None), &factors, o);
             } else {
                 let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
-                value_group::<I, NQ, M>(isa, &starts, values.row_stride, (b, depth), (phase, Some(reach)), &factors, o);
+                let reach = (!all).then_some(reach);
+                value_group::<I, NQ, M>(isa, &starts, values.row_stride, sizes, (phase, reach), &factors, o);
             }
         }
         first += M;
     }
 }
 
-/// Keys of a chain of multiply-adds of an output.
-///
-/// A tile is added up in chains of a part, four parts, and two halves, by a key's place in the tile. Equal products are what errs most,
-/// because every addition rounds the same way: a chain of 8 is off by 2.5u at most, four of those and two of these by nothing more. One
-/// chain of 64 would be off by 16.5u. (Chains of 16: 4.5u, which is more than is promised.)
+/// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the same way:
+/// a chain of 8 is off by 2.5u at most, one of 12 by 3.3u, one of 64 by 16.5u. (16: 4.5u, more than may be.)
 pub(crate) const PART: usize = 8;
+/// The same where there are 16 registers, or short ones.
+const LONG_PART: usize = 12;
 /// Parts of half a tile.
 const HALF: usize = 4;
+const _: () = assert!(PART.is_multiple_of(UNROLL) && LONG_PART.is_multiple_of(UNROLL));
 
-/// `M` columns of the output from all keys. `phase` is the place of the first in its tile.
+/// `M` columns of the output from all keys, a part of them at a time. `phase` is the place of the first in its tile.
 ///
-/// Accumulators of a part and of half a tile are in registers at once where there are 32 of them: storing the one to add the other costs
-/// 10 % of a whole call (measured on Zen 4: 8 × 3 accumulators and memory 0.9 of the rate, 2 × 4 × 3 in registers 0.99).
+/// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of parts wait in memory,
+/// and parts are longer. Measured on Zen 4, shares of the rate of one chain: AVX-512 in registers (2 × 4 × 3) 0.99, in memory (8 × 3) 0.9;
+/// AVX2 in memory (6 × 2) 0.92 to 0.95, and with parts of 8 0.88 to 0.91.
 ///
 /// # Safety
 /// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ` vectors, and no
@@ -331,9 +337,36 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
     factors: &Option<[I::F; NQ]>,
     o: *mut f32,
 ) {
-    let middle = depth.min((HALF * PART).saturating_sub(phase));
-    // SAFETY: the caller vouches for these addresses; both halves are below `depth`.
+    // SAFETY: the caller vouches for these addresses; parts and halves are below `depth`, and `Waiting` holds what is stored there.
     unsafe {
+        if I::LANES < 16 {
+            const { assert!(I::LANES == 16 || NQ * M * I::LANES <= Waiting::LEN) };
+            let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); Waiting::LEN]);
+            let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
+            let slot = |m: usize, n: usize| waiting.add((m * NQ + n) * I::LANES);
+            let mut from = 0;
+            loop {
+                let to = depth.min(from + LONG_PART - (phase + from) % LONG_PART);
+                let mut acc = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, from..to, reach);
+                if from != 0 {
+                    for m in 0..M {
+                        for n in 0..NQ {
+                            acc[m][n] = isa.add(isa.load_ptr(slot(m, n)), acc[m][n]);
+                        }
+                    }
+                }
+                if to == depth {
+                    return add_to(isa, &acc, factors, o);
+                }
+                for m in 0..M {
+                    for n in 0..NQ {
+                        isa.store_ptr(acc[m][n], slot(m, n));
+                    }
+                }
+                from = to;
+            }
+        }
+        let middle = depth.min((HALF * PART).saturating_sub(phase));
         let mut sum = half::<I, NQ, M>(isa, a, stride, p, 0..middle, (phase, reach));
         if middle < depth {
             let second = half::<I, NQ, M>(isa, a, stride, p, middle..depth, (phase, reach));
@@ -341,6 +374,15 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
         }
         add_to(isa, &sum, factors, o);
     }
+}
+
+/// Sums of the parts before, an accumulator after the other.
+#[repr(C, align(64))]
+struct Waiting([core::mem::MaybeUninit<f32>; Self::LEN]);
+
+impl Waiting {
+    /// Floats of the most accumulators of a level with short vectors: 6 × 2 of 8.
+    const LEN: usize = 96;
 }
 
 /// Half a tile: parts, added up in order.
@@ -360,36 +402,54 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
     let mut from = keys.start;
     while from < keys.end {
         let to = keys.end.min(from + PART - (phase + from) % PART);
-        let mut acc = [[isa.splat(0.0); NQ]; M];
         // SAFETY: the caller vouches for these addresses.
-        unsafe {
-            match reach {
-                // What nearly all parts are: a loop whose length is known.
-                None if to - from == PART => {
-                    let mut k = from;
-                    while k < to {
-                        for u in 0..UNROLL {
-                            step_once::<I, NQ, M, 0, 0>(isa, a, stride, p, k + u, &mut acc);
-                        }
-                        k += UNROLL;
-                    }
-                }
-                None => steps::<I, NQ, M, 0, 0>(isa, a, stride, p, from..to, &mut acc),
-                Some(reach) => reach.runs(
-                    #[inline(always)]
-                    |keys, front, back| {
-                        let keys = keys.start.max(from)..keys.end.min(to);
-                        with_vectors!(front, back, NQ, FRONT, BACK => {
-                            steps::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, keys, &mut acc);
-                        });
-                    },
-                ),
-            }
-        }
+        let acc = unsafe { part::<I, NQ, M, PART>(isa, a, stride, p, from..to, reach) };
         add_all(isa, &mut sum, &acc);
         from = to;
     }
     sum
+}
+
+/// A chain over some keys, of which nearly all parts have `LEN`.
+///
+/// # Safety
+/// As [`value_group`], for these keys.
+#[inline(always)]
+unsafe fn part<I: Isa, const NQ: usize, const M: usize, const LEN: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    stride: isize,
+    p: *const f32,
+    part: core::ops::Range<usize>,
+    reach: Option<&Reach<NQ>>,
+) -> [[I::F; NQ]; M] {
+    let mut acc = [[isa.splat(0.0); NQ]; M];
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        match reach {
+            // A loop whose length is known.
+            None if part.len() == LEN => {
+                let mut k = part.start;
+                while k < part.end {
+                    for u in 0..UNROLL {
+                        step_once::<I, NQ, M, 0, 0>(isa, a, stride, p, k + u, &mut acc);
+                    }
+                    k += UNROLL;
+                }
+            }
+            None => steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part, &mut acc),
+            Some(reach) => reach.runs(
+                #[inline(always)]
+                |keys, front, back| {
+                    let keys = keys.start.max(part.start)..keys.end.min(part.end);
+                    with_vectors!(front, back, NQ, FRONT, BACK => {
+                        steps::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, keys, &mut acc);
+                    });
+                },
+            ),
+        }
+    }
+    acc
 }
 
 /// `sum += acc`.

@@ -130,7 +130,7 @@ macro_rules! instances {
 #[cfg(target_arch = "x86_64")]
 instances!(visit_avx512, Avx512, 8, 4, [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(visit_avx2, Avx2, 6, 4, [1, 2]);
+instances!(visit_avx2, Avx2, 6, 6, [1, 2]);
 #[cfg(target_arch = "aarch64")]
 instances!(visit_portable, Portable, 4, 4, [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
