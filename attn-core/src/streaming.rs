@@ -5,6 +5,9 @@
 //! 2205.14135, is the tiled form). Computes in [`Element::Compute`]: `f32` for `f32`, `f16` and `bf16`, `f64` for `f64`,
 //! with plain multiplications and additions, so that the bits are the same on every IEEE machine.
 //!
+//! All keys of a row are one chain of additions: `eta` (see [`Precision`](crate::Precision)) grows with their number `n`, by up to `n/4`
+//! units of roundoff where all terms are alike. The kernels of `attn-simd` do not have this term.
+//!
 //! ```
 //! use attn_core::{Align, Attention, Mask, View, ViewMut, streaming};
 //! let x = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]; // three tokens of dim 2: q = k = v
