@@ -76,7 +76,7 @@ impl Sizes {
     /// Cache lines of all of them.
     pub(crate) fn lines(&self) -> usize {
         let Self { q, s, o, row, sums, k, v, states } = *self;
-        [q, s, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
+        [q, s, o, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Buffers<'w> {
     o: &'w mut [f32],
     /// What outputs have lost to rounding, and sums of a tile that wait.
     rest: &'w mut [f32],
-    waiting: [&'w mut [f32]; 2],
+    waiting: [&'w mut [f32]; 3],
     state: State<'w>,
     k: &'w mut [f32],
     v: &'w mut [f32],
@@ -102,7 +102,7 @@ impl<'w> Buffers<'w> {
             s: cutter.floats(sizes.s),
             o: cutter.floats(sizes.o),
             rest: cutter.floats(sizes.o),
-            waiting: [cutter.floats(sizes.o), cutter.floats(sizes.o)],
+            waiting: core::array::from_fn(|_| cutter.floats(sizes.o)),
             state: State {
                 max: cutter.floats(sizes.row),
                 factor: cutter.floats(sizes.row),
@@ -246,8 +246,8 @@ impl Piece<'_, '_> {
                                 level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen, other: 0.0 });
                             }
                         }
-                        let [first, second] = &mut b.waiting;
-                        let sums = rows::Sums { o: b.o, rest: b.rest, waiting: [first, second] };
+                        let waiting = b.waiting.each_mut().map(|array| &mut **array);
+                        let sums = rows::Sums { o: b.o, rest: b.rest, waiting };
                         if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
                             let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
                             poison.weighted(job, &words[..n], wide, (s, b.state.factor), sums, b.v);

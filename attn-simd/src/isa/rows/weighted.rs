@@ -15,15 +15,15 @@ pub(crate) struct Sums<'s> {
     pub(crate) o: &'s mut [f32],
     /// What they have lost to rounding.
     pub(crate) rest: &'s mut [f32],
-    /// Sums of a tile's first values, which wait for those of its next ones.
-    pub(crate) waiting: [&'s mut [f32]; 2],
+    /// Sums of some values of a tile that wait for those of the next: of one, two and four parts.
+    pub(crate) waiting: [&'s mut [f32]; 3],
 }
 
 impl<'s> Sums<'s> {
     /// From the rows that begin at an element on.
     pub(crate) fn from(&mut self, at: usize) -> Sums<'_> {
-        let [first, second] = &mut self.waiting;
-        Sums { o: &mut self.o[at..], rest: &mut self.rest[at..], waiting: [&mut first[at..], &mut second[at..]] }
+        let waiting = self.waiting.each_mut().map(|array| &mut array[at..]);
+        Sums { o: &mut self.o[at..], rest: &mut self.rest[at..], waiting }
     }
 }
 
@@ -41,8 +41,8 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     sums: Sums<'_>,
 ) {
     let columns = values.columns;
-    let Sums { o, rest, waiting: [first, second] } = sums;
-    let arrays = [o, rest, first, second];
+    let Sums { o, rest, waiting: [one, two, four] } = sums;
+    let arrays = [o, rest, one, two, four];
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
     assert!(p.len() >= rows * TILE && factor.len() >= rows);
     let o = arrays.map(|array| array.as_mut_ptr());
@@ -58,7 +58,7 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
 /// Values whose weighted sum is added to the outputs at once. Where rows and channels are too many for the registers, several blocks
 /// pass over the same values; with few values at a time all but the first find them in the nearest cache, and memory is asked as
 /// steadily as it can answer.
-const SUM: usize = 16;
+const SUM: usize = PART;
 
 /// # Safety
 /// `p` is readable for R rows of TILE floats, `factor` for R; the arrays `o` readable and writable for R rows of `columns` floats, a
@@ -69,7 +69,7 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     values: Rows<'_, T>,
     p: *const f32,
     factor: *const f32,
-    o: [*mut f32; 4],
+    o: [*mut f32; 5],
 ) {
     let columns = values.columns;
     let vectors = columns / I::LANES;
@@ -127,7 +127,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     some: Range<usize>,
     p: *const f32,
     factor: *const f32,
-    o: [*mut f32; 4],
+    o: [*mut f32; 5],
     from: usize,
 ) {
     let columns = values.columns;
@@ -142,7 +142,6 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
         && blocks > 1;
     let blocks = blocks.max(1).trailing_zeros();
     let mut acc = [[isa.splat(0.0); C]; R];
-    let mut part = acc;
     let [ahead, again, pages] = [AHEAD, AGAIN, PAGES_AHEAD].map(
         #[inline(always)]
         |bytes| values.rows_in(bytes),
@@ -150,9 +149,6 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and outputs.
     unsafe {
         for first in some.clone().step_by(GROUP) {
-            if first == some.start + PART {
-                part = core::mem::replace(&mut acc, [[isa.splat(0.0); C]; R]);
-            }
             let (lead, again) = (values.lead(first, ahead), values.lead(first, again));
             if from == 0 {
                 values.ask_for_page(isa, first, pages);
@@ -180,25 +176,32 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
                 }
             }
         }
+        // The n-th part ends as many nodes of the tree as n has ones at its end, and the last one all.
+        let [o, rest, waiting @ ..] = o;
         let (nth, last) = (some.start / SUM, some.end == values.len());
+        let ends = nth.trailing_ones() as usize;
+        for (level, slots) in waiting.into_iter().enumerate() {
+            if nth >> level & 1 == 1 && (last || level < ends) {
+                for r in 0..R {
+                    for c in 0..C {
+                        let slot = slots.add(r * columns + from + c * I::LANES);
+                        acc[r][c] = isa.add(isa.load_ptr(slot), acc[r][c]);
+                    }
+                }
+            }
+        }
         for r in 0..R {
             let factor = isa.splat(*factor.add(r));
             for c in 0..C {
                 let at = r * columns + from + c * I::LANES;
-                let [o, rest, first, second] = o.map(|array| array.add(at));
-                let mut sum = isa.add(part[r][c], acc[r][c]);
-                if nth == 3 {
-                    sum = isa.add(isa.load_ptr(second), sum);
-                }
-                if nth == 1 || nth >= 2 && last {
-                    sum = isa.add(isa.load_ptr(first), sum);
-                }
                 if last {
-                    let (sum, missing) = add_compensated(isa, (isa.load_ptr(o), isa.load_ptr(rest)), Some(factor), sum);
+                    let (o, rest) = (o.add(at), rest.add(at));
+                    let before = (isa.load_ptr(o), isa.load_ptr(rest));
+                    let (sum, missing) = add_compensated(isa, before, Some(factor), acc[r][c]);
                     isa.store_ptr(sum, o);
                     isa.store_ptr(finite_or_zero(isa, missing), rest);
                 } else {
-                    isa.store_ptr(sum, if nth == 2 { second } else { first });
+                    isa.store_ptr(acc[r][c], waiting[ends].add(at));
                 }
             }
         }
