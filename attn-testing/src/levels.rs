@@ -3,6 +3,7 @@
 //!
 //! On an emulated processor the exact model of the tile unit would take hours: `ATTN_TEST_LEVELS=amx` leaves out
 //! everything but the level `amx`. What the variable names has to be there: a test that would run on nothing fails.
+//! Emulators of other processors set `ATTN_EMULATED`: the longest tests are shorter there.
 
 use core::fmt::Debug;
 
@@ -23,6 +24,12 @@ pub fn levels<'n, L, E: Debug>(
 /// Whether `ATTN_TEST_LEVELS` names this level, so that a test may not pass where it is missing.
 pub fn is_demanded(name: &str) -> bool {
     named(std::env::var(VARIABLE).ok().as_deref()).any(|demanded| demanded == name)
+}
+
+/// Whether an emulated processor runs this (`ATTN_EMULATED` is set), some thirty times as slow as a real one, and unable
+/// to start itself again.
+pub fn is_emulated() -> bool {
+    std::env::var_os("ATTN_EMULATED").is_some()
 }
 
 fn named(variable: Option<&str>) -> impl Iterator<Item = &str> {

@@ -17,4 +17,4 @@ pub mod tolerance;
 pub mod ulp;
 
 pub use engine::{Call, Engine, Number, PartCall, Reference, StepCall, Streaming};
-pub use levels::{is_demanded, levels};
+pub use levels::{is_demanded, is_emulated, levels};

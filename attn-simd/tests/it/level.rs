@@ -45,7 +45,8 @@ fn a_level_that_cannot_run_is_told_once() {
     }
     let best = Level::available().last().expect("at least the portable level");
     let lines = |text: &str| text.lines().filter(|line| line.contains("ATTN_LEVEL")).count();
-    let Some((silence, found)) = process_with(None) else {
+    // An emulator's child would run on the real processor.
+    let Some((silence, found)) = process_with(None).filter(|_| !attn_testing::is_emulated()) else {
         return eprintln!("no process can be started here: nothing was tested");
     };
     assert_eq!((lines(&silence), found), (0, format!("Ok({best:?}) {best:?}")), "{silence}");

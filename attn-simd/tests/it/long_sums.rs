@@ -124,10 +124,11 @@ fn stays_within(levels: &[Level], keys: &[usize]) {
 
 #[test]
 fn error_does_not_grow_with_the_number_of_keys() {
-    stays_within(&Level::available().collect::<Vec<_>>(), &KEYS);
+    let keys = if attn_testing::is_emulated() { &KEYS[..7] } else { &KEYS };
+    stays_within(&Level::available().collect::<Vec<_>>(), keys);
 }
 
 #[test]
 fn nor_does_it_on_tiles() {
-    stays_within(&Level::by_name("amx-model").into_iter().collect::<Vec<_>>(), &KEYS_ON_MODEL);
+    stays_within(&attn_testing::levels(["amx-model"], Level::by_name), &KEYS_ON_MODEL);
 }

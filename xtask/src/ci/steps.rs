@@ -422,25 +422,29 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "qemu-nehalem",
         proves: "attn-simd finds the portable level on a processor without AVX, and is right there",
-        minutes: 10,
+        minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
             .with(&[
                 ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
                 ("ATTN_EXPECT_LEVEL", "portable"),
+                ("ATTN_TEST_LEVELS", "portable"),
+                ("ATTN_EMULATED", "1"),
             ])],
     },
     Step {
         name: "qemu-haswell",
         proves: "attn-simd finds the AVX2 level on a processor without AVX-512, and is right there",
-        minutes: 10,
+        minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
             .with(&[
                 ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
                 ("ATTN_EXPECT_LEVEL", "avx2"),
+                ("ATTN_TEST_LEVELS", "portable,avx2"),
+                ("ATTN_EMULATED", "1"),
             ])],
     },
     Step {
@@ -472,6 +476,8 @@ pub(super) const STEPS: &[Step] = &[
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
             ("ATTN_EXPECT_LEVEL", "portable"),
+            ("ATTN_TEST_LEVELS", "portable"),
+            ("ATTN_EMULATED", "1"),
         ])],
     },
     Step {
@@ -499,6 +505,7 @@ pub(super) const STEPS: &[Step] = &[
             ("CARGO_TARGET_WASM32_WASIP1_RUNNER", "node --no-warnings {root}/xtask/src/ci/wasi.mjs"),
             ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "-Ctarget-feature=+simd128"),
             ("ATTN_EXPECT_LEVEL", "portable"),
+            ("ATTN_EMULATED", "1"),
         ])],
     },
 ];
