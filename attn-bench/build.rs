@@ -1,4 +1,5 @@
-//! Tells the program how it is being built: figures mean nothing without compiler and flags, and only the build knows them.
+//! Tells the program how it is being built: figures mean nothing without compiler and flags, and only the build knows
+//! them.
 
 use std::env;
 use std::process::Command;

@@ -1,8 +1,9 @@
 //! Criterion benchmarks of the SIMD and parallel engines: to see what a change does to the speed of each kind of call.
 //!
-//! `cargo bench -p attn-bench` measures everything, `cargo bench -p attn-bench -- gqa` one group, `-- --save-baseline NAME`
-//! and `-- --baseline NAME` compare two states of the sources, `-- --test` only runs each once. Rates are in elements per
-//! second where an element is a FLOP. For shares of the machine's peak and other libraries see `cargo xtask bench --kernels`.
+//! `cargo bench -p attn-bench` measures everything, `cargo bench -p attn-bench -- gqa` one group,
+//! `-- --save-baseline NAME` and `-- --baseline NAME` compare two states of the sources, `-- --test` only runs each
+//! once. Rates are in elements per second where an element is a FLOP. For shares of the machine's peak and other
+//! libraries see `cargo xtask bench --kernels`.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -36,8 +36,8 @@ impl Case {
         Self { batch: 1, q_heads: 1, kv_heads: 1, q_len: n, kv_len: n, head_dim, causal: false }
     }
 
-    /// `4·B·H·Sq·Skv·D` (two products, a multiplication and an addition each), halved for causal square shapes. The softmax
-    /// is not counted, as is usual in the field.
+    /// `4·B·H·Sq·Skv·D` (two products, a multiplication and an addition each), halved for causal square shapes. The
+    /// softmax is not counted, as is usual in the field.
     pub fn flops(&self) -> f64 {
         let full = 4.0
             * [self.batch, self.q_heads, self.q_len, self.kv_len, self.head_dim]

@@ -3,8 +3,8 @@
 //! A sample is the mean over enough back-to-back calls that the clock's own cost and grain do not show ([`calls_for`]);
 //! what is reported is the median of several samples, which one interrupted sample does not move. All samples are kept.
 //!
-//! Work on one thread is timed twice ([`both`]): by the wall's clock and by the thread's own, which stands still while another
-//! program has the core. On an idle machine they agree; on a busy one only the second says what the work costs.
+//! Work on one thread is timed twice ([`both`]): by the wall's clock and by the thread's own, which stands still while
+//! another program has the core. On an idle machine they agree; on a busy one only the second says what the work costs.
 
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,8 @@ pub fn time<E>(calls: u32, mut call: impl FnMut() -> Result<(), E>) -> Result<f6
     Ok(start.elapsed().as_secs_f64() / f64::from(calls))
 }
 
-/// Seconds per call of `calls` back-to-back calls on this thread: by the wall's clock, and the time that the thread really ran.
+/// Seconds per call of `calls` back-to-back calls on this thread: by the wall's clock, and the time that the thread
+/// really ran.
 ///
 /// # Errors
 /// The first error of a call.

@@ -1,15 +1,15 @@
 //! Two runs side by side: which cases became slower than noise explains.
 //!
-//! A case has samples from several passes, minutes apart, each with a peak probe beside it. What is compared is the logarithm of
-//! time × peak, which a slower clock leaves alone; times are those of the thread where one thread computes, which other programs
-//! leave alone. With `mₚ` the median of pass `p`:
+//! A case has samples from several passes, minutes apart, each with a peak probe beside it. What is compared is the
+//! logarithm of time × peak, which a slower clock leaves alone; times are those of the thread where one thread
+//! computes, which other programs leave alone. With `mₚ` the median of pass `p`:
 //!
 //! - the case's value is the median of the `mₚ`: one disturbed pass does not move it;
-//! - its noise `s` is the larger of half the range of the `mₚ` (how far moments of one and the same run lay apart) and the standard
-//!   error of the median within passes, `1.2533·σ/√samples` with `σ` from the quartiles (0.1 where there are too few samples to
-//!   tell);
-//! - the band is `ln(1 + threshold) + 2·√(s_old² + s_new²)`. A case whose value grew by more is slower, by less than minus the
-//!   band faster, otherwise the same.
+//! - its noise `s` is the larger of half the range of the `mₚ` (how far moments of one and the same run lay apart) and
+//!   the standard error of the median within passes, `1.2533·σ/√samples` with `σ` from the quartiles (0.1 where there
+//!   are too few samples to tell);
+//! - the band is `ln(1 + threshold) + 2·√(s_old² + s_new²)`. A case whose value grew by more is slower, by less than
+//!   minus the band faster, otherwise the same.
 //!
 //! The command measures slower cases twice more before it believes them: a disturbance passes, a regression stays.
 
@@ -49,7 +49,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// From the samples of a case: seconds, the probe's FLOP/s beside each, and the pass of each. `None` without a sample.
+    /// From the samples of a case: seconds, the probe's FLOP/s beside each, and the pass of each. `None` without a
+    /// sample.
     pub fn new(name: String, seconds: &[f64], peaks: &[f64], passes: &[usize]) -> Option<Self> {
         let mut groups: Vec<(usize, Vec<f64>)> = Vec::new();
         for ((seconds, peak), &pass) in seconds.iter().zip(peaks).zip(passes) {

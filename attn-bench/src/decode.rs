@@ -1,10 +1,10 @@
 //! Decoding: one query per head over a cache of keys and values, beside a plain read of as many bytes.
 //!
-//! Reading keys and values once is all that a step cannot do without, so that the share of a plain read's rate says what is left.
-//! Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere, on as many threads. *Warm*
-//! calls follow each other on the same cache, of which the processor's caches keep what they can; before a *cold* call (and a cold
-//! probe) they are filled with something else. What is timed is a whole step: checks, plan and run. Other libraries decode the same
-//! numbers in between.
+//! Reading keys and values once is all that a step cannot do without, so that the share of a plain read's rate says
+//! what is left. Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere,
+//! on as many threads. *Warm* calls follow each other on the same cache, of which the processor's caches keep what they
+//! can; before a *cold* call (and a cold probe) they are filled with something else. What is timed is a whole step:
+//! checks, plan and run. Other libraries decode the same numbers in between.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -41,8 +41,8 @@ pub struct Shape {
     pub dim: usize,
 }
 
-/// The shapes that are measured: grouped heads of usual and of long caches, a batch, no groups, and one that is over at once, which
-/// shows what a step costs beside the reading.
+/// The shapes that are measured: grouped heads of usual and of long caches, a batch, no groups, and one that is over at
+/// once, which shows what a step costs beside the reading.
 pub fn shapes() -> Vec<Shape> {
     [
         ("dec4096gqa", 1, 32, 8, 4096, 128),

@@ -1,5 +1,5 @@
-//! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two ways to
-//! pay less than n² that do not compute the same: a sliding window and linear attention.
+//! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two
+//! ways to pay less than n² that do not compute the same: a sliding window and linear attention.
 
 use attn_core::variants::{LinearAttention, LinearState};
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, cost, streaming};
@@ -50,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// FLOPs that it needs for a case: `4·B·H·Sq·Skv·D` (halved for causal squares) where it is exact, those of the visible
-    /// pairs for a window, `4·B·H·n·D²` for linear attention (into the state and out of it).
+    /// FLOPs that it needs for a case: `4·B·H·Sq·Skv·D` (halved for causal squares) where it is exact, those of the
+    /// visible pairs for a window, `4·B·H·n·D²` for linear attention (into the state and out of it).
     pub fn flops(self, case: &Case) -> f64 {
         match (self, case.shape()) {
             (Self::Windowed, Ok(shape)) => {
@@ -82,8 +82,8 @@ fn windowed(mask: Mask<'_>) -> Mask<'_> {
     mask.and(Mask::window(WINDOW / 2, WINDOW / 2, Align::BottomRight))
 }
 
-/// A pool of `threads` threads (0 = one per core). One per core stay each on its own: a system that now and then lets two of them
-/// share a core would be measured, not the engine.
+/// A pool of `threads` threads (0 = one per core). One per core stay each on its own: a system that now and then lets
+/// two of them share a core would be measured, not the engine.
 ///
 /// # Errors
 /// A message where the threads cannot be started.
@@ -98,15 +98,15 @@ pub fn pool(threads: usize) -> std::result::Result<ThreadPool, String> {
     builder.build().map_err(|e| format!("cannot start {threads} threads: {e}"))
 }
 
-/// Whether so many threads (0 = one per core) are held to a core each: fewer than there are would have to know which cores are halves
-/// of one, more have none of their own, and one has nobody to share with.
+/// Whether so many threads (0 = one per core) are held to a core each: fewer than there are would have to know which
+/// cores are halves of one, more have none of their own, and one has nobody to share with.
 pub fn own_cores(threads: usize) -> bool {
     let cores = core_affinity::get_core_ids().map_or(0, |cores| cores.len());
     cores > 1 && (threads == 0 || threads == cores)
 }
 
-/// Runs `call` with a pool of `threads` new threads that have all started, and returns after they have ended: what they start and
-/// end with is not mistaken for something of another call.
+/// Runs `call` with a pool of `threads` new threads that have all started, and returns after they have ended: what they
+/// start and end with is not mistaken for something of another call.
 ///
 /// # Errors
 /// As [`pool`].
@@ -126,8 +126,8 @@ pub fn with_fresh_pool<R>(threads: usize, call: impl FnOnce(&ThreadPool) -> R) -
     Ok(result)
 }
 
-/// Runs `call` where the engine is used: on the caller's thread, or for the parallel engine on one of the pool's, so that
-/// calls back to back do not each pay for handing over to the pool.
+/// Runs `call` where the engine is used: on the caller's thread, or for the parallel engine on one of the pool's, so
+/// that calls back to back do not each pay for handing over to the pool.
 pub fn inside<R: Send>(engine: Engine, pool: &ThreadPool, call: impl FnOnce() -> R + Send) -> R {
     if engine.one_thread() { call() } else { pool.install(call) }
 }

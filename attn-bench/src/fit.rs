@@ -9,8 +9,8 @@ pub struct PowerLaw {
     pub exponent: f64,
     /// The cost at `n = 1` (meaningful only as a coefficient).
     pub factor: f64,
-    /// Half the width of the 95 % confidence interval of the exponent, by Student's t over the scatter of the points about the line;
-    /// `None` for two points, which always lie on one.
+    /// Half the width of the 95 % confidence interval of the exponent, by Student's t over the scatter of the points
+    /// about the line; `None` for two points, which always lie on one.
     pub exponent_95: Option<f64>,
     /// Coefficient of determination on the logarithms; 1 where all points lie on the line.
     pub r2: f64,
@@ -59,8 +59,8 @@ impl PowerLaw {
         })
     }
 
-    /// Fits only the larger n, where the quadratic part rules: those from a sixteenth of the largest on, and never fewer
-    /// than the four largest.
+    /// Fits only the larger n, where the quadratic part rules: those from a sixteenth of the largest on, and never
+    /// fewer than the four largest.
     pub fn fit_large(points: &[(usize, f64)]) -> Option<Self> {
         let mut sorted = points.to_vec();
         sorted.sort_unstable_by_key(|p| p.0);
@@ -75,8 +75,8 @@ impl PowerLaw {
     }
 }
 
-/// The 97.5 % quantile of Student's t: exact to three digits up to 30 degrees of freedom, then by the first two corrections
-/// of the normal quantile (Abramowitz and Stegun 26.7.5), which agree with tables to as many.
+/// The 97.5 % quantile of Student's t: exact to three digits up to 30 degrees of freedom, then by the first two
+/// corrections of the normal quantile (Abramowitz and Stegun 26.7.5), which agree with tables to as many.
 fn student_95(freedom: usize) -> f64 {
     const TABLE: [f64; 30] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn the_interval_is_that_of_the_textbook() {
-        // y = e^1, e^2, e^2, e^3 at x = e^0..e^3: slope 0.6, residuals −0.1, 0.3, −0.3, 0.1, so its deviation is √(0.2/2/5).
+        // y = e^1, e^2, e^2, e^3 at x = e^0..e^3: slope 0.6, residuals −0.1, 0.3, −0.3, 0.1, so its deviation is
+        // √(0.2/2/5).
         let x = [1usize, 10, 100, 1000];
         let y = [1.0f64, 2.0, 2.0, 3.0].map(|y| (y * 10f64.ln()).exp());
         let law = PowerLaw::fit(&x.into_iter().zip(y).collect::<Vec<_>>()).unwrap();

@@ -1,8 +1,8 @@
 //! What a run has measured so far, in a file, so that one that was interrupted goes on where it stopped.
 //!
-//! The file holds lines of JSON: first a key that says which run this is, then a line per finished step. A run with another key
-//! (other options, another build, another machine) starts anew; a last line that was cut off while it was written counts as
-//! never written. When a run ends, its file goes.
+//! The file holds lines of JSON: first a key that says which run this is, then a line per finished step. A run with
+//! another key (other options, another build, another machine) starts anew; a last line that was cut off while it was
+//! written counts as never written. When a run ends, its file goes.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -33,8 +33,8 @@ impl Journal {
         Self::default()
     }
 
-    /// Opens the journal of the run that `key` names, with the steps that an interrupted one left; an empty one if there was
-    /// none, or with `fresh`.
+    /// Opens the journal of the run that `key` names, with the steps that an interrupted one left; an empty one if
+    /// there was none, or with `fresh`.
     ///
     /// # Errors
     /// Where the file cannot be read or written.

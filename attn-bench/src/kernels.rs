@@ -1,10 +1,11 @@
 //! Single shapes beside the machine's peak and beside other libraries.
 //!
-//! The shapes are a table in the repository, `shapes.txt`: f32 as it stands, and by [`types`] the rows that are of interest in other
-//! number types and precisions too. For each, samples are taken in rounds: probe, ours, probe, each
-//! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is reported
-//! is the median over the rounds, which does not care whether the machine was slower for a while. At one thread all times are
-//! those of the processor, not of the wall: other programs on the same core take nothing from either side.
+//! The shapes are a table in the repository, `shapes.txt`: f32 as it stands, and by [`types`] the rows that are of
+//! interest in other number types and precisions too. For each, samples are taken in rounds: probe, ours, probe, each
+//! peer on the same inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; what is
+//! reported is the median over the rounds, which does not care whether the machine was slower for a while. At one
+//! thread all times are those of the processor, not of the wall: other programs on the same core take nothing from
+//! either side.
 
 mod inputs;
 mod result;
@@ -110,8 +111,8 @@ pub struct Kernel {
     pub fast: bool,
 }
 
-/// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast` and so on.
-/// `Precision::Fast` is another kernel on matrix tiles only.
+/// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast`
+/// and so on. `Precision::Fast` is another kernel on matrix tiles only.
 ///
 /// ```
 /// use attn_bench::kernels::{SHAPES, parse, types};
@@ -244,7 +245,8 @@ pub struct Setup<'s> {
 /// Longer than the thread pools of the peers spin (OpenMP's 200 ms is the longest).
 pub(crate) const SPIN: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Measures one kernel in one pass, beside the peers that can run it. A peer that fails is left out and said so in `notes`.
+/// Measures one kernel in one pass, beside the peers that can run it. A peer that fails is left out and said so in
+/// `notes`.
 ///
 /// # Errors
 /// What our engine refuses.
@@ -378,7 +380,8 @@ struct Other {
     samples: Vec<f64>,
 }
 
-/// Queries per head that are held against the reference, which is slow: the last ones, which see all keys even if causal.
+/// Queries per head that are held against the reference, which is slow: the last ones, which see all keys even if
+/// causal.
 const ORACLE_ROWS: usize = 8;
 
 /// The reference engine's output in f64 for the last queries of each head, `[batch, heads, rows, dim]`.
@@ -397,7 +400,8 @@ fn last_rows(tensors: &Tensors) -> Result<Vec<f64>, AttnError> {
     Ok(out)
 }
 
-/// The largest distance of an output's last queries from the reference; infinite where it has another length or is not a number.
+/// The largest distance of an output's last queries from the reference; infinite where it has another length or is not
+/// a number.
 fn distance(case: &Case, out: &[f32], oracle: &[f64]) -> f64 {
     let (rows, dim) = (case.q_len.min(ORACLE_ROWS), case.head_dim);
     let heads = out.chunks_exact((case.q_len * dim).max(1));

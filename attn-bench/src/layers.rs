@@ -57,8 +57,8 @@ pub struct EngineResult {
 pub struct Distance {
     /// The largest absolute difference.
     pub largest: f64,
-    /// The largest difference in units of what is allowed ([`ABSOLUTE`] + [`RELATIVE`]·|value| and the precision that the
-    /// expected value is stored in); up to 1 is right.
+    /// The largest difference in units of what is allowed ([`ABSOLUTE`] + [`RELATIVE`]·|value| and the precision that
+    /// the expected value is stored in); up to 1 is right.
     pub of_allowed: f64,
 }
 

@@ -97,7 +97,8 @@ fn cpu_model() -> Option<String> {
     output("sysctl", &["-n", "machdep.cpu.brand_string"])
 }
 
-/// The model from `/proc/cpuinfo`, with family and model number where it has them: virtual machines often shorten the name.
+/// The model from `/proc/cpuinfo`, with family and model number where it has them: virtual machines often shorten the
+/// name.
 fn model_of(info: &str) -> Option<String> {
     let field = |name: &str| {
         let (_, value) = info.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == name)?;

@@ -1,8 +1,9 @@
 //! The most heap that a call holds beyond what was held before it.
 //!
-//! The counting is done by the program's global allocator, which a library must not choose: the program hands over three
-//! functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the allocator
-//! keeps for itself do not. What the system had to provide in the end, pages, is the resident set ([`resident`]).
+//! The counting is done by the program's global allocator, which a library must not choose: the program hands over
+//! three functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the
+//! allocator keeps for itself do not. What the system had to provide in the end, pages, is the resident set
+//! ([`resident`]).
 
 /// A counting allocator, as three functions.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +29,8 @@ impl Heap {
     }
 }
 
-/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` where the system
-/// does not tell. Pages that an earlier call left with the allocator do not count again.
+/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` where the
+/// system does not tell. Pages that an earlier call left with the allocator do not count again.
 pub fn resident<R>(call: impl FnOnce() -> R) -> (R, Option<usize>) {
     let status = || std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let before = kib(&status(), "VmRSS:");

@@ -1,16 +1,16 @@
 //! The textbook form in plain f32: the whole score matrix of a head is built, then normalised, then multiplied by V.
 //!
 //! It is the baseline of the cost curve, so it is written the way a careful person writes it without blocking or fusing
-//! anything: contiguous rows, a dot product with independent accumulators and a row-wise second product, all of which the
-//! compiler vectorises for the instruction set of the build; `exp` is the standard library's. Its scratch is caller-owned
-//! and reused between calls, one head at a time, which is kinder to it than allocating every head's matrix in every call.
-//! What it cannot avoid is the matrix: `q_len · kv_len` floats, written and read three times.
+//! anything: contiguous rows, a dot product with independent accumulators and a row-wise second product, all of which
+//! the compiler vectorises for the instruction set of the build; `exp` is the standard library's. Its scratch is
+//! caller-owned and reused between calls, one head at a time, which is kinder to it than allocating every head's matrix
+//! in every call. What it cannot avoid is the matrix: `q_len · kv_len` floats, written and read three times.
 
 use attn_core::{At, Attention, AttnError, Dtype, Outputs, Problem, Result, View};
 use attn_simd::KernelElement;
 
-/// Elements of scratch that [`forward`] needs, or `None` where the count overflows: the scores of one head, one output row,
-/// and, where the inputs are not contiguous f32, one head's q, k and v gathered.
+/// Elements of scratch that [`forward`] needs, or `None` where the count overflows: the scores of one head, one output
+/// row, and, where the inputs are not contiguous f32, one head's q, k and v gathered.
 pub fn scratch_len<T: KernelElement>(q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Option<usize> {
     let ([_, _, q_len, head_dim], [_, _, kv_len, value_dim]) = (q.sizes(), v.sizes());
     let mut len = q_len.checked_mul(kv_len)?.checked_add(value_dim)?;
@@ -28,11 +28,12 @@ fn in_place<T: KernelElement>(view: &View<'_, T>) -> bool {
     T::DTYPE == Dtype::F32 && step == 1 && usize::try_from(row) == Ok(dim)
 }
 
-/// Computes attention by building the score matrix of each head. Scale and masks are honoured; `lse` is given on request.
+/// Computes attention by building the score matrix of each head. Scale and masks are honoured; `lse` is given on
+/// request.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] for options that change scores and for the
-/// weights, which a baseline has no need of.
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] for options that change scores and for
+/// the weights, which a baseline has no need of.
 pub fn forward<'o, T: KernelElement, O: KernelElement>(
     attn: &Attention<'_>,
     q: View<'_, T>,

@@ -1,17 +1,17 @@
-//! Where the time of a layer goes: the four projections, and the three steps of attention one after another; beside them the fused
-//! kernel that takes the place of the three, and a recurrent layer of the same width.
+//! Where the time of a layer goes: the four projections, and the three steps of attention one after another; beside
+//! them the fused kernel that takes the place of the three, and a recurrent layer of the same width.
 //!
 //! All on one thread, timed by its own clock, on one sequence. With `d = heads · head_dim`:
 //!
 //! - **projections**: q, k, v and output, `8·n·d²` FLOPs;
-//! - **scores** `Q·Kᵀ`, **softmax**, **weighted sum** `P·V`, head by head, as they are composed where nothing is fused: `2·n²·d`,
-//!   some ten operations per pair, and `2·n²·d`;
+//! - **scores** `Q·Kᵀ`, **softmax**, **weighted sum** `P·V`, head by head, as they are composed where nothing is fused:
+//!   `2·n²·d`, some ten operations per pair, and `2·n²·d`;
 //! - **fused**: the same attention by [`attn_simd`];
-//! - **recurrent**: `hₜ = tanh(xₜ·W + hₜ₋₁·U)` (Elman 1990), `4·n·d²`: the products with `W` all at once, those with `U` in `n` steps
-//!   that wait for each other.
+//! - **recurrent**: `hₜ = tanh(xₜ·W + hₜ₋₁·U)` (Elman 1990), `4·n·d²`: the products with `W` all at once, those with
+//!   `U` in `n` steps that wait for each other.
 //!
-//! Products are the caller's ([`Multiply`]), and the report names them. Where they use narrower vectors than the fused kernel, it has an
-//! advantage over them that is not due to fusing.
+//! Products are the caller's ([`Multiply`]), and the report names them. Where they use narrower vectors than the fused
+//! kernel, it has an advantage over them that is not due to fusing.
 
 use attn_core::{Attention, AttnError, Layout, View, ViewMut};
 use attn_simd::{Level, Workspace};
@@ -73,7 +73,8 @@ impl Parts {
 pub struct Crossing {
     /// The length.
     pub n: f64,
-    /// Whether it lies between two measured lengths; otherwise power laws through the largest ones were followed beyond.
+    /// Whether it lies between two measured lengths; otherwise power laws through the largest ones were followed
+    /// beyond.
     pub measured: bool,
 }
 

@@ -1,7 +1,8 @@
 //! Other libraries in a process of their own, driven over pipes: the same inputs, one thread count per process.
 //!
-//! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. It is Python,
-//! which offers what it can import, or a program that speaks the same protocol; `python/torch_peer.py` describes that.
+//! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. It
+//! is Python, which offers what it can import, or a program that speaks the same protocol; `python/torch_peer.py`
+//! describes that.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -149,7 +150,8 @@ impl Peer {
         Ok(answer["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok()))
     }
 
-    /// Hands over a kernel's inputs (as f32, whatever its type: the peer rounds nothing). Returns the peers that can run it.
+    /// Hands over a kernel's inputs (as f32, whatever its type: the peer rounds nothing). Returns the peers that can
+    /// run it.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -163,8 +165,8 @@ impl Peer {
         self.loaded(&json!(kernel.case), kernel.number.name(), what, value, tensors)
     }
 
-    /// Hands over one query per head and a cache of keys and values, to be rounded to a type. Returns the peers that can decode
-    /// it.
+    /// Hands over one query per head and a cache of keys and values, to be rounded to a type. Returns the peers that
+    /// can decode it.
     ///
     /// # Errors
     /// [`PeerError`].

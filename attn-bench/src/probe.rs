@@ -8,7 +8,8 @@ use rayon::ThreadPool;
 
 pub use attn_simd::probe::{fma_peak, tile_peak};
 
-/// The largest rate of reading the same `bytes` over and over, seen in about `seconds` and at least three times, in bytes a second.
+/// The largest rate of reading the same `bytes` over and over, seen in about `seconds` and at least three times, in
+/// bytes a second.
 pub fn read_rate(level: Level, bytes: usize, seconds: f64) -> f64 {
     // Ones, not zeros: pages that were never written may all be one.
     let data = vec![1.0f32; bytes.div_ceil(size_of::<f32>()).max(1)];

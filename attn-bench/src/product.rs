@@ -1,6 +1,7 @@
 //! Products of matrices as [`parts`](crate::parts) needs them: where a matrix lies, and who multiplies.
 //!
-//! The product is the caller's, because fast ones need what this crate forbids: a pointer. [`by_ndarray`] is the one without.
+//! The product is the caller's, because fast ones need what this crate forbids: a pointer. [`by_ndarray`] is the one
+//! without.
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};

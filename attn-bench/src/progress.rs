@@ -2,7 +2,8 @@
 
 /// Told how far a measurement is.
 pub trait Progress {
-    /// The work begins; each step comes with the seconds it is expected to take, which need only be right in proportion.
+    /// The work begins; each step comes with the seconds it is expected to take, which need only be right in
+    /// proportion.
     fn begin(&mut self, expected: &[f64]);
     /// The next step begins.
     fn step(&mut self, what: &str);

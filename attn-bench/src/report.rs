@@ -1,4 +1,5 @@
-//! What a run leaves behind: tables for the terminal, a page with plots, the same tables as Markdown, and JSON with every sample.
+//! What a run leaves behind: tables for the terminal, a page with plots, the same tables as Markdown, and JSON with
+//! every sample.
 
 pub mod html;
 pub mod markdown;
@@ -134,7 +135,8 @@ pub(crate) mod tests {
         Roofs { fma_one: 200e9, fma_all: 400e9, tiles_one: None, reads }
     }
 
-    /// A made-up layer: everything at 100 GFLOP/s, the fused kernel at twice that, the recurrent layer at a tenth of that.
+    /// A made-up layer: everything at 100 GFLOP/s, the fused kernel at twice that, the recurrent layer at a tenth of
+    /// that.
     fn layer() -> Layer {
         let part = |n: usize| {
             let (linear, square) = ((n * 512 * 512) as f64 / 1e11, (n * n * 512) as f64 / 1e11);

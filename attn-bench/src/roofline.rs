@@ -1,5 +1,5 @@
-//! What the machine can do at best, as roofs: arithmetic, and reading memory of each size; and what the cost model says of a call
-//! under them (Williams, Waterman, Patterson 2009, "Roofline", doi 10.1145/1498765.1498785).
+//! What the machine can do at best, as roofs: arithmetic, and reading memory of each size; and what the cost model says
+//! of a call under them (Williams, Waterman, Patterson 2009, "Roofline", doi 10.1145/1498765.1498785).
 //!
 //! Every sample of a curve has an FMA probe beside it; here the roofs are measured once per run, for the report.
 
@@ -150,8 +150,8 @@ pub struct Footprint {
 /// Lengths for which memory is said, measured or not.
 const FOOTPRINTS: [usize; 7] = [1024, 4096, 8192, 16_384, 32_768, 65_536, 100_000];
 
-/// Memory up to 100 000 tokens: measured where the curve has the length, from [`cost::weights_bytes`] and the plan's size of the
-/// workspace elsewhere.
+/// Memory up to 100 000 tokens: measured where the curve has the length, from [`cost::weights_bytes`] and the plan's
+/// size of the workspace elsewhere.
 pub fn footprints(curve: &Curve, level: Level) -> Vec<Footprint> {
     let counted = |engine, n| {
         let point = curve.at(Who::alone(engine), n)?;

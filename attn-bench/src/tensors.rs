@@ -1,7 +1,7 @@
 //! Real tensors from a safetensors file: the q, k and v of a model's layers, with what is stored beside them.
 //!
-//! A layer is three tensors `NAME.q`, `NAME.k`, `NAME.v` (found by themselves) or any three that the caller names, of shape
-//! `[batch, heads, seq, dim]` (fewer axes count as leading 1s) in f32, f16 or bf16. Where the file also holds
+//! A layer is three tensors `NAME.q`, `NAME.k`, `NAME.v` (found by themselves) or any three that the caller names, of
+//! shape `[batch, heads, seq, dim]` (fewer axes count as leading 1s) in f32, f16 or bf16. Where the file also holds
 //! `NAME.attn_out` and `NAME.lse`, they are what the engines are compared with; where it holds `attention_mask`
 //! (`[batch, kv_len]`, 0 = padding), padded keys are hidden.
 

@@ -1,5 +1,6 @@
-//! candle's CPU attention in a real layer, replaced: the self-attention of a Llama block, with grouped heads and a cache of keys
-//! and values that grows, once as candle's models write it for CPUs and once with `attn_candle::sdpa`; outputs are compared.
+//! candle's CPU attention in a real layer, replaced: the self-attention of a Llama block, with grouped heads and a
+//! cache of keys and values that grows, once as candle's models write it for CPUs and once with `attn_candle::sdpa`;
+//! outputs are compared.
 //!
 //! ```sh
 //! cargo run --release --example layer

@@ -1,8 +1,8 @@
 //! Exact attention for candle on CPUs: attn's kernels as a custom operation.
 //!
-//! candle's `candle_nn::ops::sdpa` runs on Metal only; [`sdpa`] here has its arguments and runs on CPUs, without storing scores,
-//! on tensors of any strides, f32, f16 and bf16, with grouped heads. [`attention`] takes every option of
-//! [`attn_core::Attention`].
+//! candle's `candle_nn::ops::sdpa` runs on Metal only; [`sdpa`] here has its arguments and runs on CPUs, without
+//! storing scores, on tensors of any strides, f32, f16 and bf16, with grouped heads. [`attention`] takes every option
+//! of [`attn_core::Attention`].
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -33,7 +33,8 @@ use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, St
 /// `do_causal` lets the last query see the last key, as candle's kernels do. `softcapping` of 1 is none, as there.
 ///
 /// # Errors
-/// Shapes that do not fit, naming both sizes; dtypes that differ or are none of f32, f16, bf16; tensors that are not on a CPU.
+/// Shapes that do not fit, naming both sizes; dtypes that differ or are none of f32, f16, bf16; tensors that are not on
+/// a CPU.
 pub fn sdpa(
     q: &Tensor,
     k: &Tensor,

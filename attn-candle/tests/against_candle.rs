@@ -1,5 +1,5 @@
-//! What the operation gives is what candle's own matmuls and softmax give, for every dtype, stride and option; and what does not
-//! fit is an error that says so.
+//! What the operation gives is what candle's own matmuls and softmax give, for every dtype, stride and option; and what
+//! does not fit is an error that says so.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops;

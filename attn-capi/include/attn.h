@@ -111,15 +111,15 @@ typedef enum AttnPrecision {
 typedef enum AttnCacheKind {
   // k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
   ATTN_CACHE_KIND_APPEND = 0,
-  // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. `lens[b]` counts
-  // all tokens that have come.
+  // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
+  // `lens[b]` counts all tokens that have come.
   ATTN_CACHE_KIND_RING = 1,
   // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
   ATTN_CACHE_KIND_PAGED = 2,
 } AttnCacheKind;
 
-// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
-// its own.
+// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a
+// workspace of its own.
 typedef struct AttnPlan AttnPlan;
 
 // Scratch for the threads of one call at a time. Belongs to no plan: it grows to what a plan needs.
@@ -148,8 +148,8 @@ typedef struct AttnTensor {
 // Changes a score; called from several threads at once. A C++ exception that leaves it ends the process.
 typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
-// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++ exception
-// that leaves it ends the process.
+// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++
+// exception that leaves it ends the process.
 typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
@@ -269,8 +269,8 @@ typedef struct AttnOptions {
   AttnVisibleIf visible_if;
   // Handed to map_score and visible_if; null without both.
   void *user_data;
-  // Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in
-  // chunks or token by token; slower for many queries. attn_decode() is always so.
+  // Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at
+  // once, in chunks or token by token; slower for many queries. attn_decode() is always so.
   uint32_t reproducible;
   // Zero.
   uint32_t reserved_too;
@@ -289,8 +289,8 @@ typedef struct AttnCache {
   const struct AttnTensor *k;
   // Values, of the dtype of k.
   const struct AttnTensor *v;
-  // Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens, write a
-  // smaller number (but not to a ring that has dropped any).
+  // Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens,
+  // write a smaller number (but not to a ring that has dropped any).
   size_t *lens;
   // Entries in lens: sequences.
   size_t lens_len;
@@ -304,8 +304,8 @@ typedef struct AttnCache {
   size_t block_table_len;
 } AttnCache;
 
-// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds
-// already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
+// holds already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
 typedef struct AttnQueries {
   // sizeof(AttnQueries)
   size_t struct_size;
@@ -313,7 +313,8 @@ typedef struct AttnQueries {
   const size_t *lens;
   // Entries in lens: batch.
   size_t lens_len;
-  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at `cu[b] <= row < cu[b + 1]`.
+  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at
+  // `cu[b] <= row < cu[b + 1]`.
   const size_t *cu;
   // Entries in cu: batch + 1.
   size_t cu_len;
@@ -360,8 +361,8 @@ const char *attn_levels(void);
 // name points to a pointer.
 enum AttnStatus attn_level(const char **name);
 
-// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none has. The
-// text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
+// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none
+// has. The text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
 const char *attn_last_error(void);
 
 // Fills *tensor for a contiguous buffer of batch * heads * seq * dim elements.
@@ -381,16 +382,17 @@ enum AttnStatus attn_tensor_contiguous(struct AttnTensor *tensor,
 
 // Computes attention. options may be null: the textbook formula on all threads.
 //
-// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len, value_dim], of
-// one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is null (with lse_len 0) or
-// takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len] without gaps.
+// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len,
+// value_dim], of one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is
+// null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
+// without gaps.
 //
 // Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
 // struct_size that cannot be is reported before any other mistake, by every function.
 //
 // The caller vouches for this:
-// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody writes to
-// the inputs or touches out and lse during the call.
+// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody
+// writes to the inputs or touches out and lse during the call.
 enum AttnStatus attn_forward(const struct AttnOptions *options,
                              const struct AttnTensor *q,
                              const struct AttnTensor *k,
@@ -399,16 +401,17 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              float *lse,
                              size_t lse_len);
 
-// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already: decode
-// steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a sequence sees
-// all its tokens, the one before all but the last.
+// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already:
+// decode steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a
+// sequence sees all its tokens, the one before all but the last.
 //
-// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype of f32,
-// f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for attn_forward().
+// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype
+// of f32, f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for
+// attn_forward().
 //
-// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending order.
-// Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on neither the threads,
-// nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending
+// order. Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on
+// neither the threads, nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
 //
 // The caller vouches for this:
 // As for attn_forward; nobody writes to the cache during the call.
@@ -420,10 +423,10 @@ enum AttnStatus attn_decode(const struct AttnOptions *options,
                             float *lse,
                             size_t lse_len);
 
-// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n, head_dim], v_new
-// [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or says for each sequence how
-// many of the n are its tokens; the others are padding (not for rings). Nothing is written unless there is room for all: slots,
-// or pages that no other sequence reads. A ring makes room by itself.
+// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n,
+// head_dim], v_new [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
+// says for each sequence how many of the n are its tokens; the others are padding (not for rings). Nothing is written
+// unless there is room for all: slots, or pages that no other sequence reads. A ring makes room by itself.
 //
 // Whoever writes keys and values to their slots otherwise need not call this.
 //
@@ -436,11 +439,11 @@ enum AttnStatus attn_cache_append(const struct AttnCache *cache,
                                   size_t new_lens_len);
 
 // Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors are f32
-// and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger part each; the
-// lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part. (attn_plan_partial() keeps maximum
-// and sum apart and has none of that.) The lses are [batch, heads, seq] without gaps, lse_len each. Sinks count once: give
-// them to one of the calls only.
+// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors
+// are f32 and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger
+// part each; the lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part.
+// (attn_plan_partial() keeps maximum and sum apart and has none of that.) The lses are [batch, heads, seq] without
+// gaps, lse_len each. Sinks count once: give them to one of the calls only.
 //
 // The caller vouches for this:
 // As for attn_forward.
@@ -450,8 +453,8 @@ enum AttnStatus attn_merge_states(const struct AttnTensor *out,
                                   const float *other_lse,
                                   size_t lse_len);
 
-// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
-// tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype:
+// level, tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
 //
 // What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
 // attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
@@ -467,9 +470,9 @@ enum AttnStatus attn_explain(const struct AttnOptions *options,
 
 // Makes a plan: options (may be null) and sizes, checked once, and the choice of kernel.
 //
-// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep, bias), the
-// functions and their user_data are not: they stay with the caller, must live as long as the plan is run, and are read anew
-// by each run. Destroy the plan with attn_plan_destroy().
+// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep,
+// bias), the functions and their user_data are not: they stay with the caller, must live as long as the plan is run,
+// and are read anew by each run. Destroy the plan with attn_plan_destroy().
 //
 // The caller vouches for this:
 // As for attn_forward; plan points to a pointer.
@@ -491,9 +494,10 @@ enum AttnStatus attn_plan_explain(const struct AttnPlan *plan, uint32_t dtype, c
 
 // Runs a plan on tensors of the sizes that it was made for; see attn_forward().
 //
-// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says how many
-// there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is fewer; with one
-// thread nothing is allocated. A workspace serves one call at a time; a second one gets ATTN_STATUS_BUSY.
+// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says
+// how many there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is
+// fewer; with one thread nothing is allocated. A workspace serves one call at a time; a second one gets
+// ATTN_STATUS_BUSY.
 //
 // The caller vouches for this:
 // As for attn_forward; plan and workspace came from this library.
@@ -519,8 +523,9 @@ enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
 // one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
 // dtype, q may have another.
 //
-// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
-// multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.
+// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin
+// at multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with
+// AttnOptions.reproducible.
 //
 // The caller vouches for this:
 // As for attn_plan_run.
@@ -540,7 +545,8 @@ enum AttnStatus attn_plan_partial(const struct AttnPlan *plan,
 // rows and others point to len numbers each; nobody else touches rows during the call.
 enum AttnStatus attn_merge_partials(float *rows, const float *others, size_t len, size_t value_dim);
 
-// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run() does.
+// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run()
+// does.
 //
 // The caller vouches for this:
 // As for attn_plan_run; rows points to rows_len numbers.
@@ -557,14 +563,12 @@ enum AttnStatus attn_plan_finish(const struct AttnPlan *plan,
 // plan came from attn_plan_create(), was not destroyed before, and does not run.
 void attn_plan_destroy(struct AttnPlan *plan);
 
-// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it large
-// enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
+// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it
+// large enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
 //
 // The caller vouches for this:
 // plan is null or came from attn_plan_create(); workspace points to a pointer.
-enum AttnStatus attn_workspace_create(const struct AttnPlan *plan,
-                                      size_t threads,
-                                      struct AttnWorkspace **workspace);
+enum AttnStatus attn_workspace_create(const struct AttnPlan *plan, size_t threads, struct AttnWorkspace **workspace);
 
 // Bytes that a workspace holds.
 //

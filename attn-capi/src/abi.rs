@@ -1,7 +1,7 @@
 //! The functions of `attn.h`.
 //!
-//! Each hands the caller's pointers to `raw`, which checks them; everything behind that is safe code. No panic leaves through
-//! here, and no lock is held between calls.
+//! Each hands the caller's pointers to `raw`, which checks them; everything behind that is safe code. No panic leaves
+//! through here, and no lock is held between calls.
 
 #![allow(unsafe_code, reason = "the leaf: the functions that C calls")]
 
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn attn_level(name: *mut *const c_char) -> AttnStatus {
     })
 }
 
-/// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none has. The
-/// text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
+/// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none
+/// has. The text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
 #[unsafe(no_mangle)]
 pub extern "C" fn attn_last_error() -> *const c_char {
     last()
@@ -90,7 +90,8 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
         let shape = [batch, heads, seq, dim];
         let strides = tensor::layout(layout)?.strides(shape)?;
         tensor::dtype("dtype", dtype)?;
-        let len = if shape.contains(&0) { 0 } else { shape.into_iter().product() }; // the strides have shown that it fits
+        // The strides have shown that the product fits.
+        let len = if shape.contains(&0) { 0 } else { shape.into_iter().product() };
         let struct_size = size_of::<AttnTensor>();
         let value = AttnTensor { struct_size, data, len, shape, strides, offset: 0, dtype, reserved: 0 };
         // SAFETY: the caller vouches for the struct.
@@ -100,16 +101,17 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
 
 /// Computes attention. options may be null: the textbook formula on all threads.
 ///
-/// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len, value_dim], of
-/// one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is null (with lse_len 0) or
-/// takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len] without gaps.
+/// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len,
+/// value_dim], of one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is
+/// null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
+/// without gaps.
 ///
 /// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
 /// struct_size that cannot be is reported before any other mistake, by every function.
 ///
 /// # Safety
-/// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody writes to
-/// the inputs or touches out and lse during the call.
+/// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody
+/// writes to the inputs or touches out and lse during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_forward(
     options: *const AttnOptions,
@@ -135,16 +137,17 @@ pub unsafe extern "C" fn attn_forward(
     })
 }
 
-/// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already: decode
-/// steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a sequence sees
-/// all its tokens, the one before all but the last.
+/// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already:
+/// decode steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a
+/// sequence sees all its tokens, the one before all but the last.
 ///
-/// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype of f32,
-/// f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for attn_forward().
+/// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype
+/// of f32, f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for
+/// attn_forward().
 ///
-/// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending order.
-/// Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on neither the threads,
-/// nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+/// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending
+/// order. Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on
+/// neither the threads, nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
 ///
 /// # Safety
 /// As for attn_forward; nobody writes to the cache during the call.
@@ -174,10 +177,10 @@ pub unsafe extern "C" fn attn_decode(
     })
 }
 
-/// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n, head_dim], v_new
-/// [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or says for each sequence how
-/// many of the n are its tokens; the others are padding (not for rings). Nothing is written unless there is room for all: slots,
-/// or pages that no other sequence reads. A ring makes room by itself.
+/// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n,
+/// head_dim], v_new [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
+/// says for each sequence how many of the n are its tokens; the others are padding (not for rings). Nothing is written
+/// unless there is room for all: slots, or pages that no other sequence reads. A ring makes room by itself.
 ///
 /// Whoever writes keys and values to their slots otherwise need not call this.
 ///
@@ -200,11 +203,11 @@ pub unsafe extern "C" fn attn_cache_append(
 }
 
 /// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-/// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors are f32
-/// and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger part each; the
-/// lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part. (attn_plan_partial() keeps maximum
-/// and sum apart and has none of that.) The lses are [batch, heads, seq] without gaps, lse_len each. Sinks count once: give
-/// them to one of the calls only.
+/// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors
+/// are f32 and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger
+/// part each; the lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part.
+/// (attn_plan_partial() keeps maximum and sum apart and has none of that.) The lses are [batch, heads, seq] without
+/// gaps, lse_len each. Sinks count once: give them to one of the calls only.
 ///
 /// # Safety
 /// As for attn_forward.
@@ -226,8 +229,8 @@ pub unsafe extern "C" fn attn_merge_states(
     })
 }
 
-/// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype: level,
-/// tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+/// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype:
+/// level, tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
 ///
 /// What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
 /// attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
@@ -260,9 +263,9 @@ pub unsafe extern "C" fn attn_explain(
 
 /// Makes a plan: options (may be null) and sizes, checked once, and the choice of kernel.
 ///
-/// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep, bias), the
-/// functions and their user_data are not: they stay with the caller, must live as long as the plan is run, and are read anew
-/// by each run. Destroy the plan with attn_plan_destroy().
+/// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep,
+/// bias), the functions and their user_data are not: they stay with the caller, must live as long as the plan is run,
+/// and are read anew by each run. Destroy the plan with attn_plan_destroy().
 ///
 /// # Safety
 /// As for attn_forward; plan points to a pointer.
@@ -317,9 +320,10 @@ pub unsafe extern "C" fn attn_plan_explain(
 
 /// Runs a plan on tensors of the sizes that it was made for; see attn_forward().
 ///
-/// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says how many
-/// there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is fewer; with one
-/// thread nothing is allocated. A workspace serves one call at a time; a second one gets ATTN_STATUS_BUSY.
+/// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says
+/// how many there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is
+/// fewer; with one thread nothing is allocated. A workspace serves one call at a time; a second one gets
+/// ATTN_STATUS_BUSY.
 ///
 /// # Safety
 /// As for attn_forward; plan and workspace came from this library.
@@ -365,8 +369,9 @@ pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut 
 /// one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
 /// dtype, q may have another.
 ///
-/// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin at
-/// multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with AttnOptions.reproducible.
+/// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin
+/// at multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with
+/// AttnOptions.reproducible.
 ///
 /// # Safety
 /// As for attn_plan_run.
@@ -414,7 +419,8 @@ pub unsafe extern "C" fn attn_merge_partials(
     })
 }
 
-/// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run() does.
+/// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run()
+/// does.
 ///
 /// # Safety
 /// As for attn_plan_run; rows points to rows_len numbers.
@@ -450,8 +456,8 @@ pub unsafe extern "C" fn attn_plan_destroy(plan: *mut AttnPlan) {
     guard(|| unsafe { raw::destroy(plan) });
 }
 
-/// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it large
-/// enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
+/// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it
+/// large enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
 ///
 /// # Safety
 /// plan is null or came from attn_plan_create(); workspace points to a pointer.

@@ -1,7 +1,7 @@
 //! Errors as C sees them: a status, and a text that the thread keeps.
 //!
-//! The text lies in a fixed buffer of the thread, so that reporting an error allocates nothing, and the pointer to it stays
-//! good for as long as the thread lives. [`guard`] stands at every entry: no panic leaves this library.
+//! The text lies in a fixed buffer of the thread, so that reporting an error allocates nothing, and the pointer to it
+//! stays good for as long as the thread lives. [`guard`] stands at every entry: no panic leaves this library.
 
 use core::cell::Cell;
 use core::ffi::c_char;

@@ -11,14 +11,14 @@
 //!
 //! # What a caller vouches for, and what not
 //!
-//! That a pointer which is not null points to as many elements, or to as large a struct, as the number beside it says. That is
-//! all: whatever else is wrong comes back as a status and a text, before anything is written.
+//! That a pointer which is not null points to as many elements, or to as large a struct, as the number beside it says.
+//! That is all: whatever else is wrong comes back as a status and a text, before anything is written.
 //!
 //! # Inside
 //!
-//! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices, `tensor`
-//! the arithmetic that proves they may; `options`, `cache`, `call`, `partial` and `plan` are safe code over `attn-parallel`. The header is generated
-//! from these files by cbindgen; a test holds the committed one equal to them.
+//! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices,
+//! `tensor` the arithmetic that proves they may; `options`, `cache`, `call`, `partial` and `plan` are safe code over
+//! `attn-parallel`. The header is generated from these files by cbindgen; a test holds the committed one equal to them.
 
 pub mod abi;
 mod cache;

@@ -1,7 +1,7 @@
 //! From the options of the header to those of the engines.
 //!
-//! Options come in three parts: the struct itself, the [`Tables`] it points to (short; a plan keeps a [`Kept`] copy), and the
-//! tensors it points to ([`Masks`]; large, never copied).
+//! Options come in three parts: the struct itself, the [`Tables`] it points to (short; a plan keeps a [`Kept`] copy),
+//! and the tensors it points to ([`Masks`]; large, never copied).
 
 use attn_core::mask::Term;
 use attn_core::{

@@ -12,8 +12,8 @@ use crate::partial::{self, Finish, Part};
 use crate::raw::{Callbacks, Described};
 use crate::types::{AttnDtype, AttnOptions};
 
-/// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a workspace of
-/// its own.
+/// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a
+/// workspace of its own.
 #[derive(Debug)]
 pub struct AttnPlan {
     /// Its numbers; its pointers are never followed again.

@@ -1,9 +1,9 @@
 //! The leaf where a caller's pointers become slices and views.
 //!
-//! Whoever calls in from C vouches for one thing: that a pointer which is not null points to as many elements as the length
-//! beside it says. Everything else is checked here before a reference is made: null, alignment, the size of a struct, how far
-//! shape and strides reach, that no output meets an input, that a boolean is 0 or 1. Slices cover what a tensor reaches and
-//! no more, so that tensors may lie side by side in one arena.
+//! Whoever calls in from C vouches for one thing: that a pointer which is not null points to as many elements as the
+//! length beside it says. Everything else is checked here before a reference is made: null, alignment, the size of a
+//! struct, how far shape and strides reach, that no output meets an input, that a boolean is 0 or 1. Slices cover what
+//! a tensor reaches and no more, so that tensors may lie side by side in one arena.
 
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
@@ -29,8 +29,8 @@ use crate::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, At
 /// A struct of the header.
 ///
 /// # Safety
-/// `repr(C)`, begins with its size as a `usize`, and is valid for every pattern of its bytes; all zeros but the size are its
-/// defaults.
+/// `repr(C)`, begins with its size as a `usize`, and is valid for every pattern of its bytes; all zeros but the size
+/// are its defaults.
 pub(crate) unsafe trait Struct: Copy {
     /// Its name in texts.
     const NAME: &'static str;
@@ -70,7 +70,8 @@ unsafe fn measure<T: Struct>(from: *const T) -> Result<usize> {
     // SAFETY: not null, aligned, and begins with its size.
     let found = unsafe { from.cast::<usize>().read() };
     let known = size_of::<T>();
-    // A size that ends inside a field would make half a pointer of it: what compilers lay out ends at a multiple of the alignment.
+    // A size that ends inside a field would make half a pointer of it: what compilers lay out ends at a multiple of the
+    // alignment.
     if !(size_of::<usize>()..=LARGEST).contains(&found) || !found.is_multiple_of(align_of::<T>()) {
         return Err(Error::StructSize { what: T::NAME, found, known });
     }
@@ -155,8 +156,8 @@ unsafe fn table<'a, T>(
 /// The elements that a tensor reaches, and the index of its element `[0, 0, 0, 0]` among them.
 ///
 /// # Safety
-/// `data` points to `len` elements of type `T` if it is not null, which nobody writes during `'a`; `T` is valid for every
-/// pattern of its bytes.
+/// `data` points to `len` elements of type `T` if it is not null, which nobody writes during `'a`; `T` is valid for
+/// every pattern of its bytes.
 unsafe fn elements<'a, T>(what: &'static str, tensor: &AttnTensor, extents: &mut Extents) -> Result<(&'a [T], usize)> {
     let Reach { first, count, offset } = reach(what, tensor)?;
     if count == 0 {
@@ -438,7 +439,8 @@ unsafe fn table_mut<'a, T>(
     }
     address(what, data.cast_const())?;
     extents.write(what, bytes(what, data.cast_const(), len)?)?;
-    // SAFETY: not null, aligned, of a size that a slice can have, meets nothing else of this call; the caller vouches for it.
+    // SAFETY: not null, aligned, of a size that a slice can have, meets nothing else of this call; the caller vouches
+    // for it.
     Ok(Some(unsafe { core::slice::from_raw_parts_mut(data, len) }))
 }
 

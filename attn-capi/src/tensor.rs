@@ -1,4 +1,5 @@
-//! What of a caller's buffer a tensor reaches, and whether two buffers meet: arithmetic only, done before any reference is made.
+//! What of a caller's buffer a tensor reaches, and whether two buffers meet: arithmetic only, done before any reference
+//! is made.
 
 use core::ops::Range;
 
@@ -85,8 +86,8 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// The most is a decode call: four tensors, the lse, the cache's two tables and one of queries, and of the options five tensors
-    /// and nine tables; with room to spare.
+    /// The most is a decode call: four tensors, the lse, the cache's two tables and one of queries, and of the options
+    /// five tensors and nine tables; with room to spare.
     const MAX: usize = 24;
 
     pub(crate) fn new() -> Self {

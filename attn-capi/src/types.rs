@@ -1,8 +1,8 @@
 //! The structs and constants of `attn.h`: plain data, laid out as C does.
 //!
-//! Each struct begins with its size. What a caller compiled against an older header does not know lies behind the end of its
-//! struct and counts as zero, and zero is always the default: so fields can be added at the end and nothing else can change.
-//! Constants are given as `uint32_t`, never as Rust enums: a C caller may put any number there.
+//! Each struct begins with its size. What a caller compiled against an older header does not know lies behind the end
+//! of its struct and counts as zero, and zero is always the default: so fields can be added at the end and nothing else
+//! can change. Constants are given as `uint32_t`, never as Rust enums: a C caller may put any number there.
 
 use core::ffi::c_char;
 use core::ffi::c_void;
@@ -149,8 +149,8 @@ pub struct AttnShape {
 pub enum AttnCacheKind {
     /// k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
     Append = 0,
-    /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones. `lens[b]` counts
-    /// all tokens that have come.
+    /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
+    /// `lens[b]` counts all tokens that have come.
     Ring = 1,
     /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
     Paged = 2,
@@ -171,8 +171,8 @@ pub struct AttnCache {
     pub k: *const AttnTensor,
     /// Values, of the dtype of k.
     pub v: *const AttnTensor,
-    /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens, write a
-    /// smaller number (but not to a ring that has dropped any).
+    /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens,
+    /// write a smaller number (but not to a ring that has dropped any).
     pub lens: *mut usize,
     /// Entries in lens: sequences.
     pub lens_len: usize,
@@ -186,8 +186,8 @@ pub struct AttnCache {
     pub block_table_len: usize,
 }
 
-/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds
-/// already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
+/// holds already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnQueries {
@@ -197,7 +197,8 @@ pub struct AttnQueries {
     pub lens: *const usize,
     /// Entries in lens: batch.
     pub lens_len: usize,
-    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at `cu[b] <= row < cu[b + 1]`.
+    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at
+    /// `cu[b] <= row < cu[b + 1]`.
     pub cu: *const usize,
     /// Entries in cu: batch + 1.
     pub cu_len: usize,
@@ -215,8 +216,8 @@ pub type AttnMapScore = Option<
     ) -> f64,
 >;
 
-/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++ exception
-/// that leaves it ends the process.
+/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++
+/// exception that leaves it ends the process.
 pub type AttnVisibleIf =
     Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
@@ -351,8 +352,8 @@ pub struct AttnOptions {
     /// Handed to map_score and visible_if; null without both.
     pub user_data: *mut c_void,
 
-    /// Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at once, in
-    /// chunks or token by token; slower for many queries. attn_decode() is always so.
+    /// Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at
+    /// once, in chunks or token by token; slower for many queries. attn_decode() is always so.
     pub reproducible: u32,
     /// Zero.
     pub reserved_too: u32,

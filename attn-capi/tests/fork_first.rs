@@ -1,4 +1,5 @@
-//! A process whose first call was not a computation, forked. In a program of its own: whose pool there is, is known once per process.
+//! A process whose first call was not a computation, forked. In a program of its own: whose pool there is, is known
+//! once per process.
 #![cfg(all(unix, not(miri)))]
 
 #[path = "it/c.rs"]

@@ -1,8 +1,9 @@
 //! Views of `ndarray`'s arrays, without copying; with the feature `ndarray`. Axes are `[batch, heads, seq, dim]`.
 //!
-//! An array whose elements fill a stretch of memory becomes a view by `try_into`, whatever the order and direction of its axes:
-//! `permuted_axes`, `invert_axis` and `t()` cost nothing. One that leaves gaps (a slice of a larger array) says nothing about what
-//! owns the memory between its elements; [`View::of_part`] takes that from the array it was cut from.
+//! An array whose elements fill a stretch of memory becomes a view by `try_into`, whatever the order and direction of
+//! its axes: `permuted_axes`, `invert_axis` and `t()` cost nothing. One that leaves gaps (a slice of a larger array)
+//! says nothing about what owns the memory between its elements; [`View::of_part`] takes that from the array it was cut
+//! from.
 
 use ndarray::{ArrayView4, ArrayViewMut4};
 
@@ -35,7 +36,8 @@ impl<'a, T: Copy> TryFrom<ArrayView4<'a, T>> for View<'a, T> {
     /// ```
     /// use attn_core::View;
     /// use ndarray::Array4;
-    /// let x = Array4::from_shape_fn((1, 3, 2, 4), |(_, s, h, d)| (100 * s + 10 * h + d) as f32); // [batch, seq, heads, dim]
+    /// // [batch, seq, heads, dim]
+    /// let x = Array4::from_shape_fn((1, 3, 2, 4), |(_, s, h, d)| (100 * s + 10 * h + d) as f32);
     /// let x = View::try_from(x.view().permuted_axes([0, 2, 1, 3]))?;
     /// assert_eq!((x.sizes(), x.at(0, 1, 2, 3)), ([1, 2, 3, 4], 213.0));
     /// # Ok::<(), attn_core::AttnError>(())
@@ -74,7 +76,8 @@ impl<'a, T: Copy> View<'a, T> {
     /// ```
     pub fn of_part(owner: &'a [T], part: ArrayView4<'_, T>) -> Result<Self> {
         let (sizes, strides, _) = axes(part.shape(), part.strides());
-        // `as_ptr` is the element [0, 0, 0, 0]. A part that lies before its owner or between elements is not the owner's.
+        // `as_ptr` is the element [0, 0, 0, 0]. A part that lies before its owner or between elements is not the
+        // owner's.
         let distance = part.as_ptr().addr().checked_sub(owner.as_ptr().addr());
         let offset = distance.and_then(|bytes| bytes.checked_div(size_of::<T>()));
         let offset = offset.filter(|_| !part.is_empty()).or(part.is_empty().then_some(0));

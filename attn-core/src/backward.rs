@@ -1,7 +1,7 @@
 //! Gradients of attention, reference form: `f64` throughout, O(head_dim) state per row, nothing n×n.
 //!
-//! With `s` the finished score, `p = softmax(s)` over the visible keys, `m` the dropout factor (0 or `1/(1 − p_drop)`, 1
-//! without dropout), `y = Σ pⱼ·mⱼ·vⱼ` and a loss whose gradient by `y` is `dy`, each row contributes
+//! With `s` the finished score, `p = softmax(s)` over the visible keys, `m` the dropout factor (0 or `1/(1 − p_drop)`,
+//! 1 without dropout), `y = Σ pⱼ·mⱼ·vⱼ` and a loss whose gradient by `y` is `dy`, each row contributes
 //!
 //! ```text
 //! δ    = Σⱼ pⱼ·mⱼ·(dy·vⱼ) = dy·y
@@ -11,10 +11,10 @@
 //! dbias += dsⱼ · ∂s/∂bias          dsink −= p_sink·δ
 //! ```
 //!
-//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135, appendix B.2, has the derivation of `δ`: it is what makes the row's
-//! gradient a sum over keys that can be taken in any order, so that no weight has to be kept.) A row's maximum, sum and `δ`
-//! are one sweep over its keys, the contributions a second one. With grouped heads `dk` and `dv` sum over the group. A row
-//! without visible keys contributes 0.
+//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135, appendix B.2, has the derivation of `δ`: it is what makes the
+//! row's gradient a sum over keys that can be taken in any order, so that no weight has to be kept.) A row's maximum,
+//! sum and `δ` are one sweep over its keys, the contributions a second one. With grouped heads `dk` and `dv` sum over
+//! the group. A row without visible keys contributes 0.
 //!
 //! Gradients of projections are [`Linear::backward`](crate::Linear::backward) and those of the modules in
 //! [`module`](crate::module). Kernels are not here: this is what they are to be measured against.
@@ -120,15 +120,15 @@ pub const fn scratch_len(shape: &AttnShape) -> Result<usize> {
     Err(AttnError::Overflow { what: "kv_len · (head_dim + value_dim)" })
 }
 
-/// The gradients of `Σ y·dy` by everything that [`reference::forward`](crate::reference::forward) makes `y` of, with the
-/// same options: masks, bias, ALiBi, soft-cap, temperature, closures, sinks, dropout.
+/// The gradients of `Σ y·dy` by everything that [`reference::forward`](crate::reference::forward) makes `y` of, with
+/// the same options: masks, bias, ALiBi, soft-cap, temperature, closures, sinks, dropout.
 ///
 /// Shapes as in the forward call, `dy` as its output; element types of inputs, `dy` and gradients may differ. `scratch`
 /// holds [`scratch_len`] elements.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a score closure has no derivative
-/// (see [`Attention::map_score_with`]).
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a score closure has no
+/// derivative (see [`Attention::map_score_with`]).
 pub fn gradients<T: Element, G: Element, O: Element, M: Modifier>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,

@@ -110,8 +110,8 @@ impl Alibi<'_> {
         self.at_in(shape, at)
     }
 
-    /// As [`at`](Self::at) in the type that an engine computes in, saturated. In `f32` it is the product rounded once, for
-    /// distances up to 2²⁴.
+    /// As [`at`](Self::at) in the type that an engine computes in, saturated. In `f32` it is the product rounded once,
+    /// for distances up to 2²⁴.
     #[inline]
     pub(crate) fn at_in<R: Real>(&self, shape: &AttnShape, at: At) -> R {
         let slope = self.slopes.get(at.head).copied().unwrap_or(0.0);

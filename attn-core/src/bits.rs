@@ -1,4 +1,5 @@
-//! Halves as `u16` bits: what NumPy, candle's neighbours and other half crates hold, read as [`half`]'s types without copying.
+//! Halves as `u16` bits: what NumPy, candle's neighbours and other half crates hold, read as [`half`]'s types without
+//! copying.
 
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};

@@ -6,7 +6,8 @@ use crate::error::{AttnError, Result};
 use crate::view::{Layout, View};
 
 impl<'a, T: Copy + Pod> View<'a, T> {
-    /// A contiguous tensor of native-endian bytes: a tensor of a mapped safetensors file, for instance. Nothing is copied.
+    /// A contiguous tensor of native-endian bytes: a tensor of a mapped safetensors file, for instance. Nothing is
+    /// copied.
     ///
     /// # Errors
     /// [`AttnError::Unsupported`] where the bytes are not aligned for `T` (copy them then) or end inside an element; as

@@ -68,8 +68,9 @@ impl Model {
         Self { d_model: d, q_heads: 1, kv_heads: 1, head_dim: d, value_dim: d, output: None }
     }
 
-    /// `q_heads` heads of `d / q_heads` features (rounded down) that share `kv_heads` keys and values, joined by an output
-    /// projection to `d` features. With as many of both it has as many parameters and FLOPs as one head with `W_o`.
+    /// `q_heads` heads of `d / q_heads` features (rounded down) that share `kv_heads` keys and values, joined by an
+    /// output projection to `d` features. With as many of both it has as many parameters and FLOPs as one head with
+    /// `W_o`.
     pub const fn multi_head(d: usize, q_heads: usize, kv_heads: usize) -> Self {
         let head_dim = match d.checked_div(q_heads) {
             Some(dim) => dim,
@@ -111,8 +112,8 @@ impl Model {
         self.projection_flops(n).saturating_add(self.attention_flops(n))
     }
 
-    /// The number of tokens from which on the attention's n² term is at least as large as the projections: `1.5d` without
-    /// `W_o`, `2d` with it. 0 for a model without heads.
+    /// The number of tokens from which on the attention's n² term is at least as large as the projections: `1.5d`
+    /// without `W_o`, `2d` with it. 0 for a model without heads.
     pub const fn crossover_len(&self) -> u128 {
         let per_token = times(&[self.q_heads, self.head_dim]).saturating_add(times(&[self.q_heads, self.value_dim]));
         if per_token == 0 { 0 } else { self.parameters().div_ceil(per_token) }
@@ -130,8 +131,8 @@ pub const fn all_pairs(shape: &AttnShape) -> u128 {
     times(&[shape.batch, shape.q_heads, shape.q_len, shape.kv_len])
 }
 
-/// (query, key) pairs over all heads that a mask shows, counted exactly: per row its range, or its bits where it may have
-/// holes.
+/// (query, key) pairs over all heads that a mask shows, counted exactly: per row its range, or its bits where it may
+/// have holes.
 ///
 /// ```
 /// use attn_core::{Align, AttnShape, Mask, cost};
@@ -196,16 +197,17 @@ pub const fn kv_bytes(shape: &AttnShape, dtype: Dtype) -> u128 {
     rows.saturating_mul(dims)
 }
 
-/// Bytes that the naive form moves: q, k, v and the output once; the scores written and read, the weights written and read
-/// (FlashAttention, Dao et al. 2022, arXiv 2205.14135, algorithm 0: `Θ(n² + nd)`).
+/// Bytes that the naive form moves: q, k, v and the output once; the scores written and read, the weights written and
+/// read (FlashAttention, Dao et al. 2022, arXiv 2205.14135, algorithm 0: `Θ(n² + nd)`).
 pub const fn naive_bytes(shape: &AttnShape, dtype: Dtype) -> u128 {
     let tensors = query_bytes(shape, dtype).saturating_add(kv_bytes(shape, dtype));
     tensors.saturating_add(weights_bytes(shape, dtype).saturating_mul(4))
 }
 
-/// Bytes that a streaming form moves if it takes `q_tile` queries of a head at a time and no key stays in a cache between
-/// tiles: q and the output once, a query head's k and v once per tile. `q_tile = 1` is
-/// [`streaming`](crate::streaming) without any cache, `q_tile ≥ q_len` the least that a head by itself can do. 0 counts as 1.
+/// Bytes that a streaming form moves if it takes `q_tile` queries of a head at a time and no key stays in a cache
+/// between tiles: q and the output once, a query head's k and v once per tile. `q_tile = 1` is
+/// [`streaming`](crate::streaming) without any cache, `q_tile ≥ q_len` the least that a head by itself can do. 0 counts
+/// as 1.
 pub const fn streaming_bytes(shape: &AttnShape, dtype: Dtype, q_tile: usize) -> u128 {
     let tiles = if q_tile == 0 { shape.q_len } else { shape.q_len.div_ceil(q_tile) };
     let dims = (shape.head_dim as u128).saturating_add(shape.value_dim as u128);
@@ -213,13 +215,14 @@ pub const fn streaming_bytes(shape: &AttnShape, dtype: Dtype, q_tile: usize) -> 
     query_bytes(shape, dtype).saturating_add(keys.saturating_mul(dims))
 }
 
-/// FLOPs of a recurrent layer `h_t = tanh(x_t·W + h_{t−1}·U)` over `n` tokens of `d` features: `4nd²`, in `n` steps that
-/// wait for each other.
+/// FLOPs of a recurrent layer `h_t = tanh(x_t·W + h_{t−1}·U)` over `n` tokens of `d` features: `4nd²`, in `n` steps
+/// that wait for each other.
 pub const fn rnn_flops(n: usize, d: usize) -> u128 {
     times(&[4, n, d, d])
 }
 
-/// The layers that Vaswani et al. 2017 (arXiv 1706.03762) compare in table 1. The numbers are what stands inside its `O(·)`.
+/// The layers that Vaswani et al. 2017 (arXiv 1706.03762) compare in table 1. The numbers are what stands inside its
+/// `O(·)`.
 ///
 /// | layer | complexity | sequential steps | maximum path length |
 /// |---|---|---|---|
@@ -273,8 +276,8 @@ impl LayerKind {
         }
     }
 
-    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` where they never
-    /// meet (a kernel of 1, a neighbourhood of 0).
+    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` where they
+    /// never meet (a kernel of 1, a neighbourhood of 0).
     pub const fn max_path_len(&self, n: usize) -> Option<u128> {
         match *self {
             Self::SelfAttention => Some(1),

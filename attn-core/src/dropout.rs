@@ -1,8 +1,8 @@
 //! Dropout on the attention weights, the same in every engine and for every thread count.
 //!
 //! A kept weight is multiplied by `1/(1 − p)` (inverted scaling, Srivastava et al. 2014), so that nothing changes at
-//! inference. Which weights are kept is either given as a tensor or drawn by a counter-based generator: the draw is a hash of
-//! seed, batch, head, query and key, so that it needs no state and no order.
+//! inference. Which weights are kept is either given as a tensor or drawn by a counter-based generator: the draw is a
+//! hash of seed, batch, head, query and key, so that it needs no state and no order.
 
 use crate::element::Real;
 use crate::error::{AttnError, Result};
@@ -79,8 +79,8 @@ impl Dropout<'_> {
         }
     }
 
-    /// Bit `n` says whether the row keeps the weight of key `start + n`, for `n < 64`. Bits of keys from `kv_len` on have
-    /// no meaning.
+    /// Bit `n` says whether the row keeps the weight of key `start + n`, for `n < 64`. Bits of keys from `kv_len` on
+    /// have no meaning.
     #[inline(always)]
     pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
         match self {

@@ -96,8 +96,8 @@ pub trait Real:
     fn of(x: f64) -> Self {
         Self::from_f64(x)
     }
-    /// Rounds a double to this type, a finite one to a finite number: an option or a bias beyond the range of `f32` is very
-    /// large there, not infinite, because ∞ means something else (and 0·∞ nothing at all).
+    /// Rounds a double to this type, a finite one to a finite number: an option or a bias beyond the range of `f32` is
+    /// very large there, not infinite, because ∞ means something else (and 0·∞ nothing at all).
     fn saturating(x: f64) -> Self {
         let max = Self::MAX.to_f64();
         match x {
@@ -214,8 +214,9 @@ macro_rules! half_float {
 half_float!(f16, F16);
 half_float!(bf16, Bf16);
 
-/// Narrows to `f32` so that rounding once more, to a type with at least two bits less, gives the correctly rounded result:
-/// an inexact value becomes the neighbour whose last bit is 1, and so never looks like a middle (Boldo & Melquiond 2008).
+/// Narrows to `f32` so that rounding once more, to a type with at least two bits less, gives the correctly rounded
+/// result: an inexact value becomes the neighbour whose last bit is 1, and so never looks like a middle (Boldo &
+/// Melquiond 2008).
 fn round_to_odd(x: f64) -> f32 {
     let near = x as f32;
     let back = f64::from(near);

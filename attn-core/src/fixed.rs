@@ -1,9 +1,9 @@
-//! Attention whose sizes are known when compiling: arrays in, arrays out, and the small part of the options that firmware
-//! uses.
+//! Attention whose sizes are known when compiling: arrays in, arrays out, and the small part of the options that
+//! firmware uses.
 //!
-//! The run-time API checks sizes and strides and carries every option in the image. Where heads and dims are constants the
-//! compiler has checked them, and what is not offered here (soft-cap, biases, dropout, closures, tables of lengths) takes no
-//! flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md says what each costs.
+//! The run-time API checks sizes and strides and carries every option in the image. Where heads and dims are constants
+//! the compiler has checked them, and what is not offered here (soft-cap, biases, dropout, closures, tables of lengths)
+//! takes no flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md says what each costs.
 
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Window};
@@ -62,8 +62,9 @@ impl<const HEADS: usize, const KV_HEADS: usize, const DIM: usize> FixedAttention
         Self { scale: default_scale(DIM) as f32, window: Window { left: None, right: None, align: Align::TopLeft } }
     }
 
-    /// Multiplies `q·k`; a finite number. One beyond what [`Attention::scale`](crate::Attention::scale) accepts, 2⁶⁴ in size, counts as
-    /// 2⁶⁴, at which the largest score has the whole weight already: nothing here can fail, and nothing overflows.
+    /// Multiplies `q·k`; a finite number. One beyond what [`Attention::scale`](crate::Attention::scale) accepts, 2⁶⁴ in
+    /// size, counts as 2⁶⁴, at which the largest score has the whole weight already: nothing here can fail, and nothing
+    /// overflows.
     pub const fn scale(mut self, scale: f32) -> Self {
         let largest = LARGEST_FACTOR as f32;
         self.scale = if scale > largest {
@@ -98,10 +99,12 @@ impl<const HEADS: usize, const KV_HEADS: usize, const DIM: usize> FixedAttention
         self.rows(q, k, v, out);
     }
 
-    /// The same where the numbers of queries and keys are known at run time only: the last tokens of a cache, for example.
+    /// The same where the numbers of queries and keys are known at run time only: the last tokens of a cache, for
+    /// example.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where there are not as many values as keys or as many outputs as queries; nothing is written then.
+    /// [`AttnError::Size`] where there are not as many values as keys or as many outputs as queries; nothing is written
+    /// then.
     pub fn decode(
         &self,
         q: &[[[f32; DIM]; HEADS]],

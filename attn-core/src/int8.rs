@@ -8,10 +8,10 @@
 //! | [`QuantizedRingCache`] | tokens in f32, the cache in int8 with a scale per token | f32 |
 //! | [`QuantizedView`] | any cache in int8 with scales per token or channel, read by the kernels of `attn-simd` | f32 |
 //!
-//! Tensors follow TensorFlow Lite's conventions ([`Quant`]; Jacob et al. 2018, arXiv 1712.05877): `real = scale·(stored −
-//! zero_point)`. Masks, grouped heads, strides and errors are those of the other engines; soft-cap, biases, sinks and dropout
-//! are not offered in integers. Nothing of size n is stored: a row's state is an exponent, a sum and one accumulator per
-//! value ([`IntState`] has the formulas).
+//! Tensors follow TensorFlow Lite's conventions ([`Quant`]; Jacob et al. 2018, arXiv 1712.05877):
+//! `real = scale·(stored − zero_point)`. Masks, grouped heads, strides and errors are those of the other engines;
+//! soft-cap, biases, sinks and dropout are not offered in integers. Nothing of size n is stored: a row's state is an
+//! exponent, a sum and one accumulator per value ([`IntState`] has the formulas).
 //!
 //! ```
 //! use attn_core::int8::{self, Int8Attention, Quant};
@@ -28,11 +28,11 @@
 //! # How exact
 //!
 //! Against the formula in real numbers on the dequantised inputs, an output is off by at most
-//! `255·s_v·(2⁻¹⁶ + S·2⁻³⁰ + n·2⁻²²)` before it is rounded to the output's type, where `n` is the number of keys that the row
-//! sees and `S` the largest magnitude of its scores: scores are rounded to `2⁻¹⁷` in log2 units and their factor to `2⁻³¹` of
-//! itself, exponentials are off by `6·10⁻⁷` and weights rounded to `2⁻²³` of the largest. That is a hundredth of a step of v
-//! for a thousand keys; rounding to int8 costs half a step of the output. Dot products are exact. Scores beyond ±11 356 are
-//! clipped there.
+//! `255·s_v·(2⁻¹⁶ + S·2⁻³⁰ + n·2⁻²²)` before it is rounded to the output's type, where `n` is the number of keys that
+//! the row sees and `S` the largest magnitude of its scores: scores are rounded to `2⁻¹⁷` in log2 units and their
+//! factor to `2⁻³¹` of itself, exponentials are off by `6·10⁻⁷` and weights rounded to `2⁻²³` of the largest. That is a
+//! hundredth of a step of v for a thousand keys; rounding to int8 costs half a step of the output. Dot products are
+//! exact. Scores beyond ±11 356 are clipped there.
 
 mod cache;
 mod exp2;

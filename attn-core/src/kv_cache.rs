@@ -10,17 +10,17 @@
 //! | [`PagedCache`], [`PagedCacheMut`] | pages that a table assigns to sequences | all before it (PagedAttention, arXiv 2309.06180) |
 //!
 //! None allocates, and each checks every index, length and page before it writes or reads. Attention over each is the
-//! [`streaming`](crate::streaming) form, with lse on request, and always causal: the queries are the last tokens of their
-//! sequence. What a token gets does not depend on how the stream was cut into calls, bit for bit: a prompt may come at once,
-//! in chunks, or token by token.
+//! [`streaming`](crate::streaming) form, with lse on request, and always causal: the queries are the last tokens of
+//! their sequence. What a token gets does not depend on how the stream was cut into calls, bit for bit: a prompt may
+//! come at once, in chunks, or token by token.
 //!
 //! ```
 //! use attn_core::kv_cache::AppendCache;
 //! use attn_core::{Attention, Layout, View, ViewMut};
 //! let (mut k, mut v, mut lens) = ([0.0f32; 8 * 2], [0.0f32; 8 * 2], [0]); // room for 8 tokens of dim 2
 //! let sizes = [1, 1, 8, 2];
-//! let mut cache =
-//!     AppendCache::new(ViewMut::new(&mut k, Layout::Bhsd, sizes)?, ViewMut::new(&mut v, Layout::Bhsd, sizes)?, &mut lens)?;
+//! let (k, v) = (ViewMut::new(&mut k, Layout::Bhsd, sizes)?, ViewMut::new(&mut v, Layout::Bhsd, sizes)?);
+//! let mut cache = AppendCache::new(k, v, &mut lens)?;
 //!
 //! let x: Vec<f32> = (0..10).map(|i| (i as f32).sin()).collect(); // five tokens: q = k = v
 //! let mut out = [0.0f32; 10];
@@ -46,10 +46,10 @@
 //!
 //! # Options of a call over a cache
 //!
-//! Scale, soft-cap, temperature, sinks, masks, bias, ALiBi and closures all apply. Sequences have lengths of their own, so
-//! that each is a call of its own shape: `q_len` queries against `kv_len` = its own cached keys, `batch` as in the cache. Masks,
-//! biases and tables are checked against each of these shapes. For results that do not depend on the chunks, align windows and
-//! ALiBi at the bottom right. Dropout has no place in decoding and is refused.
+//! Scale, soft-cap, temperature, sinks, masks, bias, ALiBi and closures all apply. Sequences have lengths of their own,
+//! so that each is a call of its own shape: `q_len` queries against `kv_len` = its own cached keys, `batch` as in the
+//! cache. Masks, biases and tables are checked against each of these shapes. For results that do not depend on the
+//! chunks, align windows and ALiBi at the bottom right. Dropout has no place in decoding and is refused.
 
 mod append;
 pub(crate) mod attend;
@@ -66,8 +66,8 @@ pub use ring::RingCache;
 use crate::error::{AttnError, Result};
 use crate::view::{View, ViewMut};
 
-/// Checks new keys and values against a cache's `[batch, kv_heads, _, head_dim]` and `[batch, kv_heads, _, value_dim]`, and
-/// against each other. Gives their number per sequence.
+/// Checks new keys and values against a cache's `[batch, kv_heads, _, head_dim]` and `[batch, kv_heads, _, value_dim]`,
+/// and against each other. Gives their number per sequence.
 pub(crate) fn check_new(cache_k: [usize; 4], cache_v: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<usize> {
     let ([batch, heads, _, head_dim], [.., value_dim]) = (cache_k, cache_v);
     let ([k_batch, k_heads, k_len, k_dim], [v_batch, v_heads, v_len, v_dim]) = (k, v);

@@ -2,16 +2,18 @@
 //!
 //! # What f32 can hold
 //!
-//! [`mod@reference`] computes in `f64`; [`streaming`], the caches and the kernels of other crates in `f32` (but `f64` tensors, which
-//! [`streaming`] takes too, in `f64`). Finite numbers then give the exact result up to rounding as long as
+//! [`mod@reference`] computes in `f64`; [`streaming`], the caches and the kernels of other crates in `f32` (but `f64`
+//! tensors, which [`streaming`] takes too, in `f64`). Finite numbers then give the exact result up to rounding as long
+//! as
 //!
-//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. One beyond may be ±∞: a score of +∞ makes its row NaN,
-//!   one of −∞ has no weight. [`Attention::scale`] says which factors are accepted; no ordinary input comes near.
-//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. Outputs are divided by the sum of the weights at the
-//!   end; before, up to `Σ |v|` is added up, and what overflows there is ±∞ or NaN.
+//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. One beyond may be ±∞: a score of +∞ makes
+//!   its row NaN, one of −∞ has no weight. [`Attention::scale`] says which factors are accepted; no ordinary input
+//!   comes near.
+//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. Outputs are divided by the sum of
+//!   the weights at the end; before, up to `Σ |v|` is added up, and what overflows there is ±∞ or NaN.
 //!
-//! **Infinite values**, in every engine: a visible key whose weight underflows to 0 makes NaN of a ±∞ in its value (0·∞). A hidden key
-//! never does.
+//! **Infinite values**, in every engine: a visible key whose weight underflows to 0 makes NaN of a ±∞ in its value
+//! (0·∞). A hidden key never does.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -232,7 +232,8 @@ impl<'a> Mask<'a> {
         self.row_bits_within(shape, [batch, head, query], start, range)
     }
 
-    /// As [`row_bits`](Self::row_bits), for an engine that has asked for the row's [`row_range`](Self::row_range) before.
+    /// As [`row_bits`](Self::row_bits), for an engine that has asked for the row's [`row_range`](Self::row_range)
+    /// before.
     #[inline]
     pub fn row_bits_within(
         &self,

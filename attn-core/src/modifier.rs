@@ -17,8 +17,8 @@ pub trait Modifier {
     fn score(&self, score: f64, at: At) -> f64;
     /// Whether a key that the mask shows stays visible.
     fn visible(&self, at: At) -> bool;
-    /// The derivative of [`score`](Self::score) by its first argument; `None` where it is not known, which makes `backward`
-    /// refuse.
+    /// The derivative of [`score`](Self::score) by its first argument; `None` where it is not known, which makes
+    /// `backward` refuse.
     fn derivative(&self, score: f64, at: At) -> Option<f64>;
 }
 

@@ -13,16 +13,16 @@
 //!    └─ W_v ─ v ─┘
 //! ```
 //!
-//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2.) Why three matrices: a token asks, is found, and is passed on as three
-//! different things. The options of [`Attention`](crate::Attention) apply to the heads in the middle: masks, GQA,
+//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2.) Why three matrices: a token asks, is found, and is passed on as
+//! three different things. The options of [`Attention`](crate::Attention) apply to the heads in the middle: masks, GQA,
 //! soft-cap, dropout, closures.
 //!
-//! - **Weights** are borrowed [`Linear`](crate::Linear) layers, in the `x·W` or the torch convention, each with or without
-//!   bias. Nothing is copied or repacked.
-//! - **Inputs** are [`Sources`]: one view for self-attention, two or three for cross-attention. Batch-first, sequence-first
-//!   and unbatched tensors are views; see its table.
-//! - **The engine** is an argument: [`Reference`] computes in `f64`, [`Streaming`] in the element's own precision, and a crate
-//!   with kernels implements [`Engine`].
+//! - **Weights** are borrowed [`Linear`](crate::Linear) layers, in the `x·W` or the torch convention, each with or
+//!   without bias. Nothing is copied or repacked.
+//! - **Inputs** are [`Sources`]: one view for self-attention, two or three for cross-attention. Batch-first,
+//!   sequence-first and unbatched tensors are views; see its table.
+//! - **The engine** is an argument: [`Reference`] computes in `f64`, [`Streaming`] in the element's own precision, and
+//!   a crate with kernels implements [`Engine`].
 //! - **Memory** is the caller's: `scratch_len` says how many elements (the projected heads and the engine's own).
 //! - **Gradients** of everything, inputs and weights: `backward`, in reference form.
 //!

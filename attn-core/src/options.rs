@@ -37,11 +37,12 @@ pub struct Attention<'a, M = ()> {
     pub(crate) modifier: M,
 }
 
-/// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`, and `S` is the
-/// row's largest `scale·Σ|q·k|`.
+/// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`,
+/// and `S` is the row's largest `scale·Σ|q·k|`.
 ///
-/// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and level computes in
-/// f32 and is `Exact` either way. What each costs there, in products of bf16 tiles for the scores + for the values:
+/// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and
+/// level computes in f32 and is `Exact` either way. What each costs there, in products of bf16 tiles for the scores +
+/// for the values:
 ///
 /// | inputs | `Exact`, output of that type | `Exact`, of another | `Fast`, of that type | `Fast`, of another |
 /// |---|---|---|---|---|
@@ -52,10 +53,10 @@ pub struct Attention<'a, M = ()> {
 /// Packing, softmax and the splitting of weights come on top, so that the rates differ by less than these numbers.
 ///
 /// # What is too small
-/// A weight below 2⁻¹²⁶ of its row's largest may count as 0 in the engines that compute in f32, however large its value is: f32 has no normal
-/// numbers there. So the whole bound is `eta` as stated below, and 2⁻¹²⁶·Σ|v| over the visible keys, and 2⁻¹⁴⁹ for each of them: below
-/// 2⁻¹²⁶ numbers are multiples of that, to which products of weights and tiny values are rounded. Tiny inputs (subnormal ones included)
-/// cost nothing else, on tiles either.
+/// A weight below 2⁻¹²⁶ of its row's largest may count as 0 in the engines that compute in f32, however large its value
+/// is: f32 has no normal numbers there. So the whole bound is `eta` as stated below, and 2⁻¹²⁶·Σ|v| over the visible
+/// keys, and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which products of weights and tiny
+/// values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on tiles either.
 ///
 /// ```
 /// use attn_core::{Attention, Precision};
@@ -66,14 +67,15 @@ pub struct Attention<'a, M = ()> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Precision {
-    /// f32 to the accuracy of f32, whatever the number of keys: `eta ≤ 6u(2 + S)` for any finite inputs. Inputs that are not chosen to err
-    /// stay within a third of that: constants, numbers of one sign and of both, 32 to 131 072 keys. A half output is the exact result rounded once, but for about one element in a
-    /// hundred that lies beside the middle of two: its root mean square error is within 1.05 of correct rounding.
+    /// f32 to the accuracy of f32, whatever the number of keys: `eta ≤ 6u(2 + S)` for any finite inputs. Inputs that
+    /// are not chosen to err stay within a third of that: constants, numbers of one sign and of both, 32 to 131 072
+    /// keys. A half output is the exact result rounded once, but for about one element in a hundred that lies beside
+    /// the middle of two: its root mean square error is within 1.05 of correct rounding.
     #[default]
     Exact,
-    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square), where peers'
-    /// flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16
-    /// into bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S).
+    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean
+    /// square), where peers' flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it
+    /// sums: from bf16 into bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S).
     Fast,
 }
 
@@ -97,11 +99,12 @@ impl<'a> Attention<'a> {
 }
 
 impl<'a, M: Modifier> Attention<'a, M> {
-    /// Multiplies `q·k`; a finite number of at most 2⁶⁴ in size, also once it is divided by the temperature. Default `1/√head_dim`.
+    /// Multiplies `q·k`; a finite number of at most 2⁶⁴ in size, also once it is divided by the temperature. Default
+    /// `1/√head_dim`.
     ///
-    /// Every engine refuses the same factors, although some could go further: engines that compute in `f32` reach 2¹²⁸, so that no
-    /// score overflows for it as long as `q·k` is below 2⁶³ in size (of f16 it always is). At the limit the largest score has the
-    /// whole weight.
+    /// Every engine refuses the same factors, although some could go further: engines that compute in `f32` reach 2¹²⁸,
+    /// so that no score overflows for it as long as `q·k` is below 2⁶³ in size (of f16 it always is). At the limit the
+    /// largest score has the whole weight.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
@@ -113,8 +116,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
-    /// Divides the finished scores by `t`, finite and at least 2⁻⁶⁴: above 1 flattens the weights, near 0 the largest score takes all.
-    /// With a scale, `|scale|/t` is at most 2⁶⁴ (see [`scale`](Self::scale)). A sink is not divided.
+    /// Divides the finished scores by `t`, finite and at least 2⁻⁶⁴: above 1 flattens the weights, near 0 the largest
+    /// score takes all. With a scale, `|scale|/t` is at most 2⁶⁴ (see [`scale`](Self::scale)). A sink is not divided.
     pub fn temperature(mut self, t: f64) -> Self {
         self.temperature = Some(t);
         self
@@ -157,8 +160,9 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
-    /// Pins one order of accumulation for every number of queries: a token that is decoded gets the bits that it gets when it is
-    /// prefilled, at the same instruction-set level. Kernels that are faster for many queries at once are then not used.
+    /// Pins one order of accumulation for every number of queries: a token that is decoded gets the bits that it gets
+    /// when it is prefilled, at the same instruction-set level. Kernels that are faster for many queries at once are
+    /// then not used.
     ///
     /// Without it, which kernel runs may depend on the number of queries, and results differ by rounding.
     pub fn reproducible(mut self) -> Self {
@@ -293,8 +297,8 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self.dropout.check(shape)
     }
 
-    /// Scale, soft-cap and temperature: what has no meaning, and what engines that compute in `f32` cannot follow, so that none of
-    /// them makes a NaN of it.
+    /// Scale, soft-cap and temperature: what has no meaning, and what engines that compute in `f32` cannot follow, so
+    /// that none of them makes a NaN of it.
     fn check_factors(&self) -> Result<()> {
         let must = |good: bool, name, must| if good { Ok(()) } else { Err(AttnError::Option { name, must }) };
         if let Some(scale) = self.scale {

@@ -1,13 +1,13 @@
 //! Attention over a part of the keys: rows that can be computed apart and merged afterwards.
 //!
-//! A row over some of its keys is a maximum, a sum and an output that has not been divided yet:
-//! `max = maxⱼ sⱼ`, `sum = Σⱼ exp(sⱼ − max)`, `out = Σⱼ exp(sⱼ − max)·vⱼ`. Two such rows over disjoint keys make one over both by
+//! A row over some of its keys is a maximum, a sum and an output that has not been divided yet: `max = maxⱼ sⱼ`,
+//! `sum = Σⱼ exp(sⱼ − max)`, `out = Σⱼ exp(sⱼ − max)·vⱼ`. Two such rows over disjoint keys make one over both by
 //! [`RowState::merge`], in any grouping, so that threads, processes or machines can share one attention: each sends
-//! `2 + value_dim` numbers per row (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes results by
-//! rounding only; whoever wants the same bits merges in the same tree.
+//! `2 + value_dim` numbers per row (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes
+//! results by rounding only; whoever wants the same bits merges in the same tree.
 //!
-//! A row lies in a buffer as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is nothing else to
-//! it: buffers may be sent as they are, between machines of the same byte order.
+//! A row lies in a buffer as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
+//! nothing else to it: buffers may be sent as they are, between machines of the same byte order.
 //!
 //! ```
 //! use attn_core::partial;
@@ -90,8 +90,8 @@ pub fn merge<R: Real>(rows: &mut [R], others: &[R], value_dim: usize) -> Result<
     Ok(())
 }
 
-/// Divides one row: writes its output and returns its lse. A sink takes part in the sum. A row that has seen nothing is 0, its lse −∞
-/// or the sink.
+/// Divides one row: writes its output and returns its lse. A sink takes part in the sum. A row that has seen nothing is
+/// 0, its lse −∞ or the sink.
 pub fn finish<R: Real>(row: &[R], sink: Option<f32>, out: &mut [R]) -> R {
     let [max, sum, values @ ..] = row else {
         out.fill(R::ZERO);

@@ -1,7 +1,7 @@
 //! How tokens learn where they stand: sinusoidal and learned tables, rotary embeddings (RoPE), ALiBi.
 //!
-//! Attention itself does not know the order of its keys: permuting them permutes nothing but the sum's terms. Position comes
-//! in at one of three places:
+//! Attention itself does not know the order of its keys: permuting them permutes nothing but the sum's terms. Position
+//! comes in at one of three places:
 //!
 //! | where | how | here |
 //! |---|---|---|
@@ -48,7 +48,8 @@ pub enum Positions<'a> {
 }
 
 impl Positions<'_> {
-    /// The position of one token, where each sequence has `seq_len`; 0 where a table is too short (which [`check`](Self::check) refuses).
+    /// The position of one token, where each sequence has `seq_len`; 0 where a table is too short (which
+    /// [`check`](Self::check) refuses).
     #[inline]
     pub fn of(&self, batch: usize, seq: usize, seq_len: usize) -> isize {
         let of = |table: &[isize], i: usize| table.get(i).copied().unwrap_or(0);

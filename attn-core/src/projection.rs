@@ -1,17 +1,17 @@
 //! Projections: `y = x·W + b` over borrowed weights, and its gradient.
 //!
-//! Attention's learned part is four matrices: `q = x·W_q`, `k = x·W_k`, `v = x·W_v`, and `W_o` behind the heads (Vaswani et
-//! al. 2017, arXiv 1706.03762, §3.2.2). [`Linear`] is one of them. Two conventions are in use and both are taken without
-//! copying: textbooks store `W` as `[d_in, d_out]` and write `x·W` ([`Linear::new`]); torch stores `[d_out, d_in]` and writes
-//! `x·Wᵀ` ([`Linear::transposed`]). Any other strides come as a view.
+//! Attention's learned part is four matrices: `q = x·W_q`, `k = x·W_k`, `v = x·W_v`, and `W_o` behind the heads
+//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2). [`Linear`] is one of them. Two conventions are in use and both are
+//! taken without copying: textbooks store `W` as `[d_in, d_out]` and write `x·W` ([`Linear::new`]); torch stores
+//! `[d_out, d_in]` and writes `x·Wᵀ` ([`Linear::transposed`]). Any other strides come as a view.
 //!
-//! **Features are heads side by side.** A tensor `[batch, heads, seq, dim]` has `heads·dim` features per position, head 0
-//! first. So one projection fills all heads of a `q` in whatever layout the view says, and the output projection reads the
-//! heads of a context where they lie: splitting and joining heads is a matter of strides, never a copy.
+//! **Features are heads side by side.** A tensor `[batch, heads, seq, dim]` has `heads·dim` features per position, head
+//! 0 first. So one projection fills all heads of a `q` in whatever layout the view says, and the output projection
+//! reads the heads of a context where they lie: splitting and joining heads is a matter of strides, never a copy.
 //!
-//! **Accumulation.** [`Linear::forward`] sums in `f64` and rounds once: the reference form. [`Linear::forward_in`] sums in the
-//! real type that it is told, in four interleaved chains; `f32` is what a microcontroller without double precision wants.
-//! The gradient always sums in `f64`.
+//! **Accumulation.** [`Linear::forward`] sums in `f64` and rounds once: the reference form. [`Linear::forward_in`] sums
+//! in the real type that it is told, in four interleaved chains; `f32` is what a microcontroller without double
+//! precision wants. The gradient always sums in `f64`.
 //!
 //! Matrix multiplication as fast as the machine allows is not here: it belongs to the crates with kernels.
 //!
@@ -98,11 +98,12 @@ impl<'a, T: Element> Linear<'a, T> {
         }
     }
 
-    /// The layer that computes only some outputs: columns of `W`, entries of the bias. One head of a fused projection is
-    /// `outputs(h·head_dim..(h + 1)·head_dim)`.
+    /// The layer that computes only some outputs: columns of `W`, entries of the bias. One head of a fused projection
+    /// is `outputs(h·head_dim..(h + 1)·head_dim)`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where the range reaches beyond `d_out`; [`AttnError::Order`] where it ends before it starts.
+    /// [`AttnError::Index`] where the range reaches beyond `d_out`; [`AttnError::Order`] where it ends before it
+    /// starts.
     pub fn outputs(&self, range: Range<usize>) -> Result<Self> {
         if range.end > self.d_out() {
             let limit = self.d_out().saturating_add(1);
@@ -152,8 +153,8 @@ impl<'a, T: Element> Linear<'a, T> {
         AttnError::check_size("projection output seq", x_seq, y_seq)
     }
 
-    /// `y = x·W + b`, summed in `f64` and rounded once. `x`: `[batch, heads, seq, dim]` with `d_in` features, `y` the same
-    /// with `d_out`.
+    /// `y = x·W + b`, summed in `f64` and rounded once. `x`: `[batch, heads, seq, dim]` with `d_in` features, `y` the
+    /// same with `d_out`.
     ///
     /// # Errors
     /// As [`check`](Self::check), before anything is written.
@@ -179,8 +180,8 @@ impl<'a, T: Element> Linear<'a, T> {
         Ok(())
     }
 
-    /// The gradient of `Σ y·dy`: `dx = dy·Wᵀ`, `dW = xᵀ·dy`, `db = Σ dy` over all positions. Each is written, not added to,
-    /// and each is summed in `f64` and rounded once. `dx` has the shape of `x`, `dy` that of `y`.
+    /// The gradient of `Σ y·dy`: `dx = dy·Wᵀ`, `dW = xᵀ·dy`, `db = Σ dy` over all positions. Each is written, not added
+    /// to, and each is summed in `f64` and rounded once. `dx` has the shape of `x`, `dy` that of `y`.
     ///
     /// # Errors
     /// [`AttnError::Size`], before anything is written.

@@ -1,8 +1,8 @@
 //! The textbook algorithm in double precision: the oracle that everything else is measured against.
 //!
-//! For each query: all scores, their maximum, their exponentials, the division, the weighted sum of values. It needs a row
-//! of scores as scratch, O(kv_len), and reads keys and values in their own precision but computes in `f64` throughout. It
-//! is written to be read, not to be fast; [`streaming`](crate::streaming) is the form to embed.
+//! For each query: all scores, their maximum, their exponentials, the division, the weighted sum of values. It needs a
+//! row of scores as scratch, O(kv_len), and reads keys and values in their own precision but computes in `f64`
+//! throughout. It is written to be read, not to be fast; [`streaming`](crate::streaming) is the form to embed.
 //!
 //! ```
 //! use attn_core::{Attention, View, ViewMut, reference};
@@ -39,8 +39,9 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 
 /// Computes attention in `f64` and rounds once to the output's type.
 ///
-/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `v`: `[batch, kv_heads, kv_len,
-/// value_dim]`. `outputs` is a [`ViewMut`](crate::ViewMut) or [`Outputs`]. `scratch` holds [`scratch_len`] elements.
+/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `v`:
+/// `[batch, kv_heads, kv_len, value_dim]`. `outputs` is a [`ViewMut`](crate::ViewMut) or [`Outputs`]. `scratch` holds
+/// [`scratch_len`] elements.
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
@@ -86,7 +87,8 @@ pub fn forward<'o, T: Element, O: Element, M: Modifier>(
     Ok(())
 }
 
-/// The weights of one row, after softmax and dropout, into `weights` (`[kv_len]`; hidden keys get 0). Returns the row's lse.
+/// The weights of one row, after softmax and dropout, into `weights` (`[kv_len]`; hidden keys get 0). Returns the row's
+/// lse.
 pub(crate) fn row_weights<T: Element, M: Modifier>(
     problem: &Problem<'_, '_, M>,
     q: View<'_, T>,

@@ -1,9 +1,10 @@
 //! Attention that stops after some keys and goes on later, for schedulers that share one processor.
 //!
-//! A [`Cursor`] says how far a call has come: which row, which key, and the row's softmax so far. It borrows nothing, so that
-//! it can lie in a `static` or in a task's state; the accumulated output row stays in the caller's scratch. Each call of
-//! [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks everything anew, takes as
-//! many keys as it is allowed and returns. However a call is cut, its result has the same bits.
+//! A [`Cursor`] says how far a call has come: which row, which key, and the row's softmax so far. It borrows nothing,
+//! so that it can lie in a `static` or in a task's state; the accumulated output row stays in the caller's scratch.
+//! Each call of [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks
+//! everything anew, takes as many keys as it is allowed and returns. However a call is cut, its result has the same
+//! bits.
 //!
 //! ```
 //! use attn_core::resume::{Cursor, Progress};
@@ -68,13 +69,14 @@ impl<S: Default + Copy> Cursor<S> {
         Self::default()
     }
 
-    /// At most `keys` keys more. The ending of a row counts as one, so that the work of a turn is bounded whatever the mask
-    /// shows; keys that a mask without a range hides are looked at and count.
+    /// At most `keys` keys more. The ending of a row counts as one, so that the work of a turn is bounded whatever the
+    /// mask shows; keys that a mask without a range hides are looked at and count.
     pub fn turn(&mut self, keys: usize) -> Turn<'_, S> {
         Turn { cursor: self, keys }
     }
 
-    /// The row that is being worked on: batch, query head, query. Once all are done, the first of these is the batch's size.
+    /// The row that is being worked on: batch, query head, query. Once all are done, the first of these is the batch's
+    /// size.
     pub fn row(&self) -> [usize; 3] {
         [self.batch, self.head, self.query]
     }

@@ -52,8 +52,9 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         Ok(Self { shape, attn, scale })
     }
 
-    /// As [`of_shape`](Self::of_shape), for options and a shape that have been checked against each other before: a batch of sequences
-    /// of different lengths is checked once and asked about many times. With others, keys are hidden where a table is too short.
+    /// As [`of_shape`](Self::of_shape), for options and a shape that have been checked against each other before: a
+    /// batch of sequences of different lengths is checked once and asked about many times. With others, keys are hidden
+    /// where a table is too short.
     pub fn of_checked(attn: &'p Attention<'a, M>, shape: AttnShape) -> Self {
         Self { shape, attn, scale: attn.scale.unwrap_or_else(|| default_scale(shape.head_dim)) }
     }
@@ -194,8 +195,8 @@ impl<R: Real> Factors<R> {
     }
 }
 
-/// A factor of scores in the type that is computed in. One above 0 stays so: −∞ times it is −∞, not NaN. (The options hold none that
-/// is too large.)
+/// A factor of scores in the type that is computed in. One above 0 stays so: −∞ times it is −∞, not NaN. (The options
+/// hold none that is too large.)
 fn rounded<R: Real>(x: f64) -> R {
     let (factor, least) = (R::of(x), R::of(f64::from(f32::MIN_POSITIVE)));
     match factor == R::ZERO {
@@ -205,7 +206,8 @@ fn rounded<R: Real>(x: f64) -> R {
     }
 }
 
-/// A score divided by the temperature; a finite one stays finite. A bias of `f32::MIN` hides nothing, at whatever temperature.
+/// A score divided by the temperature; a finite one stays finite. A bias of `f32::MIN` hides nothing, at whatever
+/// temperature.
 #[inline]
 fn tempered<R: Real>(score: R, per_temperature: R) -> R {
     let s = score * per_temperature;
@@ -218,7 +220,8 @@ fn tempered<R: Real>(score: R, per_temperature: R) -> R {
     }
 }
 
-/// `1/√head_dim`; 1 for an empty head. Scores of unit-variance vectors then have unit variance (arXiv 1706.03762, §3.2.1).
+/// `1/√head_dim`; 1 for an empty head. Scores of unit-variance vectors then have unit variance (arXiv 1706.03762,
+/// §3.2.1).
 ///
 /// ```
 /// const SCALE: f64 = attn_core::default_scale(64);
@@ -228,8 +231,8 @@ pub const fn default_scale(head_dim: usize) -> f64 {
     if head_dim == 0 { 1.0 } else { 1.0 / sqrt_of(head_dim as u64) }
 }
 
-/// The square root of an integer above 0, correctly rounded: digit by digit, 54 of them, in integers. It is `const`, and
-/// saves firmware the addition and multiplication in emulated double precision that `libm`'s would bring along.
+/// The square root of an integer above 0, correctly rounded: digit by digit, 54 of them, in integers. It is `const`,
+/// and saves firmware the addition and multiplication in emulated double precision that `libm`'s would bring along.
 const fn sqrt_of(n: u64) -> f64 {
     // Digits before the point; the first pair of bits that is not 0 gives the first digit, which is 1.
     let whole = (64 - n.leading_zeros()).div_ceil(2);
@@ -250,7 +253,8 @@ const fn sqrt_of(n: u64) -> f64 {
     f64::from_bits(((whole as u64 + 1022) << 52) + (rounded - (1 << 52)))
 }
 
-/// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs nothing.
+/// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs
+/// nothing.
 #[inline]
 pub(crate) fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
     if let (Some(q), Some(k)) = (q.as_slice(), k.as_slice()) {

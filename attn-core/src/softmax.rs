@@ -1,8 +1,8 @@
 //! The softmax of a row as a running state: take scores one by one or tile by tile, merge parts, finish.
 //!
 //! Numerators and denominator are kept relative to the largest score seen, `sum = Σ exp(sⱼ − max)`, so that nothing
-//! overflows; a larger score rescales what came before (Milakov & Gimelshein 2018, arXiv 1805.02867). States of disjoint
-//! keys merge in any grouping (the monoid behind split-KV decoding).
+//! overflows; a larger score rescales what came before (Milakov & Gimelshein 2018, arXiv 1805.02867). States of
+//! disjoint keys merge in any grouping (the monoid behind split-KV decoding).
 
 use crate::element::Real;
 
@@ -65,8 +65,8 @@ impl<R: Real> RowState<R> {
         Step { rescale, weight }
     }
 
-    /// Joins the state of other keys of the same row. Returns the factors on this state's and on the other's accumulated
-    /// outputs; their weighted sum belongs to the joined state.
+    /// Joins the state of other keys of the same row. Returns the factors on this state's and on the other's
+    /// accumulated outputs; their weighted sum belongs to the joined state.
     #[inline]
     pub fn merge(&mut self, other: Self) -> (R, R) {
         if other.sum == R::ZERO {

@@ -1,7 +1,7 @@
 //! The textbook steps one by one, for people who learn or check: scores, scaling and masking, softmax, weighted sum.
 //!
-//! The engines never stop in between; here every intermediate matrix can be looked at. Each step reads and writes tensors of
-//! the caller, computes in `f64` and rounds once to the tensor's type, O(q_len · kv_len) memory and all:
+//! The engines never stop in between; here every intermediate matrix can be looked at. Each step reads and writes
+//! tensors of the caller, computes in `f64` and rounds once to the tensor's type, O(q_len · kv_len) memory and all:
 //!
 //! | step | formula | result |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | [`drop_weights`] | `w·keep/(1 − p)`, where dropout is set | same, in place |
 //! | [`apply`] | `weights·v` | `[batch, q_heads, q_len, value_dim]` |
 //!
-//! Together they are [`reference::forward`](crate::reference::forward) (Vaswani et al. 2017, arXiv 1706.03762, eq. 1). The
-//! [worked example](crate::worked_example), from embeddings to context vectors:
+//! Together they are [`reference::forward`](crate::reference::forward) (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
+//! The [worked example](crate::worked_example), from embeddings to context vectors:
 //!
 //! ```
 //! use attn_core::worked_example as cat;
@@ -97,7 +97,8 @@ pub fn scaled_scores<T: Element, O: Element, M: Modifier>(
     each_score(attn, q, k, out, |problem, dot, _| dot * problem.scale())
 }
 
-/// Scaled scores after the soft-cap; the scaled scores themselves where none is set. Shapes and errors as for [`scores`].
+/// Scaled scores after the soft-cap; the scaled scores themselves where none is set. Shapes and errors as for
+/// [`scores`].
 ///
 /// # Errors
 /// As [`scores`].
@@ -113,8 +114,8 @@ pub fn capped_scores<T: Element, O: Element, M: Modifier>(
     })
 }
 
-/// Scores as the softmax takes them: scaled, capped, with bias, ALiBi, closures and temperature, and −∞ for every key that
-/// the query does not see. Shapes and errors as for [`scores`].
+/// Scores as the softmax takes them: scaled, capped, with bias, ALiBi, closures and temperature, and −∞ for every key
+/// that the query does not see. Shapes and errors as for [`scores`].
 ///
 /// # Errors
 /// As [`scores`].
@@ -174,8 +175,8 @@ fn each_score<T: Element, O: Element, M: Modifier>(
     Ok(())
 }
 
-/// The softmax of every row, in place: `exp(sⱼ − max)/Σ exp(sⱼ − max)`. A row of −∞ only becomes zeros, a row with a NaN or
-/// +∞ becomes NaN where it is not −∞.
+/// The softmax of every row, in place: `exp(sⱼ − max)/Σ exp(sⱼ − max)`. A row of −∞ only becomes zeros, a row with a
+/// NaN or +∞ becomes NaN where it is not −∞.
 ///
 /// ```
 /// use attn_core::{ViewMut, steps};
@@ -219,8 +220,8 @@ fn softmax_rows<T: Element>(rows: &mut ViewMut<'_, T>, sink: impl Fn(usize) -> f
     }
 }
 
-/// Applies the options' dropout to the weights, in place: kept weights times `1/(1 − p)`, dropped ones 0. Does nothing where
-/// none is set. `weights` are `[batch, q_heads, q_len, kv_len]`.
+/// Applies the options' dropout to the weights, in place: kept weights times `1/(1 − p)`, dropped ones 0. Does nothing
+/// where none is set. `weights` are `[batch, q_heads, q_len, kv_len]`.
 ///
 /// # Errors
 /// [`AttnError`] where the dropout does not fit the weights.
@@ -287,8 +288,8 @@ pub fn apply<W: Element, T: Element, O: Element>(
 
 /// One query of a longer sequence, all batches and heads of it: `[batch, q_heads, 1, head_dim]`.
 ///
-/// Where a mask counts positions, give it [`Align::Offset(query)`](crate::Align::Offset): the view has only one row, which
-/// stands where it stood.
+/// Where a mask counts positions, give it [`Align::Offset(query)`](crate::Align::Offset): the view has only one row,
+/// which stands where it stood.
 ///
 /// # Errors
 /// [`AttnError::Index`] where there is no such query.

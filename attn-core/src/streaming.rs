@@ -1,12 +1,12 @@
 //! The same result with O(value_dim) state and no row of scores: what a microcontroller runs.
 //!
-//! Keys are taken one by one. Each gives a score; the running maximum and sum ([`RowState`]) say how much of the output so
-//! far remains and how much of the key's value to add (Rabe & Staats 2021, arXiv 2112.05682; FlashAttention, arXiv
-//! 2205.14135, is the tiled form). Computes in [`Element::Compute`]: `f32` for `f32`, `f16` and `bf16`, `f64` for `f64`,
-//! with plain multiplications and additions, so that the bits are the same on every IEEE machine.
+//! Keys are taken one by one. Each gives a score; the running maximum and sum ([`RowState`]) say how much of the output
+//! so far remains and how much of the key's value to add (Rabe & Staats 2021, arXiv 2112.05682; FlashAttention, arXiv
+//! 2205.14135, is the tiled form). Computes in [`Element::Compute`]: `f32` for `f32`, `f16` and `bf16`, `f64` for
+//! `f64`, with plain multiplications and additions, so that the bits are the same on every IEEE machine.
 //!
-//! All keys of a row are one chain of additions: `eta` (see [`Precision`](crate::Precision)) grows with their number `n`, by up to `n/4`
-//! units of roundoff where all terms are alike. The kernels of `attn-simd` do not have this term.
+//! All keys of a row are one chain of additions: `eta` (see [`Precision`](crate::Precision)) grows with their number
+//! `n`, by up to `n/4` units of roundoff where all terms are alike. The kernels of `attn-simd` do not have this term.
 //!
 //! ```
 //! use attn_core::{Align, Attention, Mask, View, ViewMut, streaming};
@@ -39,8 +39,8 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 
 /// Computes attention by streaming over the keys of each query.
 ///
-/// Arguments as for [`reference::forward`](crate::reference::forward); `scratch` holds [`scratch_len`] elements of the type
-/// that is computed in.
+/// Arguments as for [`reference::forward`](crate::reference::forward); `scratch` holds [`scratch_len`] elements of the
+/// type that is computed in.
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where the full weights are asked for,
@@ -60,9 +60,9 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
     resume::run_all(problem.shape(), &mut rows)
 }
 
-/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
-/// Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun. See
-/// [`crate::resume`].
+/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are
+/// done. Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun.
+/// See [`crate::resume`].
 ///
 /// # Errors
 /// As [`forward`], before anything is written; [`AttnError::Index`] for a cursor of a call of another shape.

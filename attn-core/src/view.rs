@@ -1,9 +1,9 @@
 //! Borrowed 4-D views with strides: how q, k, v, masks, biases and outputs are handed over without copying.
 //!
 //! A view is checked when it is made: every element it can reach lies inside its slice, so that reading cannot fail
-//! afterwards. Sizes are always given in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides say
-//! where they lie in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on inputs.
-//! An output view also proves that no two of its elements share memory.
+//! afterwards. Sizes are always given in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides
+//! say where they lie in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
+//! inputs. An output view also proves that no two of its elements share memory.
 
 use crate::error::{AttnError, Result};
 use crate::shape::product;
@@ -101,8 +101,8 @@ impl Strided {
 
     /// Refuses strides with which two elements could share memory.
     ///
-    /// The axes are taken by ascending stride; each must step over everything that the smaller ones reach. That holds for
-    /// every permuted, padded or sliced dense tensor (and refuses some exotic interleavings that would be sound).
+    /// The axes are taken by ascending stride; each must step over everything that the smaller ones reach. That holds
+    /// for every permuted, padded or sliced dense tensor (and refuses some exotic interleavings that would be sound).
     fn check_distinct(&self) -> Result<()> {
         if product(&self.sizes) == Some(0) {
             return Ok(());
@@ -245,8 +245,8 @@ impl<'a, T: Copy> View<'a, T> {
         Self::new(data, Layout::Bhsd, [1, 1, rows, dim])
     }
 
-    /// A mask or bias of NumPy shape `shape` (rank 0 to 4, row-major), to be broadcast to `[batch, heads, q_len, kv_len]`:
-    /// missing leading axes count as 1.
+    /// A mask or bias of NumPy shape `shape` (rank 0 to 4, row-major), to be broadcast to
+    /// `[batch, heads, q_len, kv_len]`: missing leading axes count as 1.
     ///
     /// # Errors
     /// [`AttnError::Rank`] above rank 4; as [`View::new`].
@@ -432,7 +432,8 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
     }
 
-    /// One row as a slice, where its elements lie side by side; `None` where they do not, or where there is no such row.
+    /// One row as a slice, where its elements lie side by side; `None` where they do not, or where there is no such
+    /// row.
     #[inline]
     pub fn row_mut(&mut self, batch: usize, head: usize, seq: usize) -> Option<&mut [T]> {
         let ([nb, nh, ns, nd], [.., unit]) = (self.at.sizes, self.at.strides);

@@ -2,11 +2,11 @@
 //!
 //! No streaming engine ever has the weight matrix; it has one number per row, `lse = ln Σⱼ exp(sⱼ)`. That is enough: a
 //! weight is `wⱼ = exp(sⱼ − lse)`, so that any row costs one dot product per key and no second pass (FlashAttention's
-//! backward uses the same identity, arXiv 2205.14135, §3.1). Masks, bias, soft-cap, closures, sinks and dropout are those of
-//! the options; a hidden key has weight exactly 0, and a row that saw nothing (`lse = −∞`) is all zeros.
+//! backward uses the same identity, arXiv 2205.14135, §3.1). Masks, bias, soft-cap, closures, sinks and dropout are
+//! those of the options; a hidden key has weight exactly 0, and a row that saw nothing (`lse = −∞`) is all zeros.
 //!
-//! The score is computed in `f64`. What limits the weights is the lse that is given: its absolute error is their relative
-//! error. With sinks a row sums to less than 1; the rest is the sink's.
+//! The score is computed in `f64`. What limits the weights is the lse that is given: its absolute error is their
+//! relative error. With sinks a row sums to less than 1; the rest is the sink's.
 //!
 //! ```
 //! use attn_core::weights::{self, RowAt};
@@ -45,8 +45,8 @@ pub struct RowAt {
 
 /// One row of the weights after softmax and dropout, as [`Outputs::weights`](crate::Outputs) holds it.
 ///
-/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `lse`: what an engine wrote for the
-/// same options, `[batch, q_heads, q_len]`. Writes `out`, `[kv_len]`.
+/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `lse`: what an engine wrote
+/// for the same options, `[batch, q_heads, q_len]`. Writes `out`, `[kv_len]`.
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written; [`AttnError::Index`] where `at` lies outside.

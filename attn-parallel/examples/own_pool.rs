@@ -1,5 +1,6 @@
-//! An application with a rayon pool of its own runs attention on it: no second pool, no more threads than it allows, and the
-//! same bits as on any other number of threads. Also: a bound on the threads of one call, and scratch that the application keeps.
+//! An application with a rayon pool of its own runs attention on it: no second pool, no more threads than it allows,
+//! and the same bits as on any other number of threads. Also: a bound on the threads of one call, and scratch that the
+//! application keeps.
 //!
 //! ```sh
 //! cargo run --release -p attn-parallel --example own_pool

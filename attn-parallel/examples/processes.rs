@@ -1,10 +1,12 @@
-//! One attention shared by separate processes: each holds a quarter of the keys and values, and sends what it has found over a pipe.
+//! One attention shared by separate processes: each holds a quarter of the keys and values, and sends what it has found
+//! over a pipe.
 //!
 //! ```sh
 //! cargo run --release -p attn-parallel --example processes
 //! ```
 //!
-//! Machines would do the same over a network: 2 + value_dim numbers per query row and process, however long the sequence.
+//! Machines would do the same over a network: 2 + value_dim numbers per query row and process, however long the
+//! sequence.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -20,7 +22,8 @@ const DIM: usize = 64;
 const HEADS: usize = 8;
 const KV_HEADS: usize = 2;
 
-/// Numbers that every process can make for itself: those of the keys or values from `first` on, `[kv_heads, keys, dim]`.
+/// Numbers that every process can make for itself: those of the keys or values from `first` on,
+/// `[kv_heads, keys, dim]`.
 fn numbers(seed: f32, first: usize, keys: usize) -> Vec<f32> {
     let of = |head: usize, key: usize, d: usize| (seed + (head * 31 + key * 7 + d) as f32 * 0.37).sin();
     (0..KV_HEADS).flat_map(|h| (first..first + keys).flat_map(move |j| (0..DIM).map(move |d| of(h, j, d)))).collect()
@@ -29,7 +32,8 @@ fn numbers(seed: f32, first: usize, keys: usize) -> Vec<f32> {
 fn main() -> Result<(), Box<dyn Error>> {
     let shape = AttnShape::new([1, HEADS, 1, DIM], [1, KV_HEADS, KEYS, DIM], [1, KV_HEADS, KEYS, DIM])?;
     let attn = Attention::new();
-    let plan = Plan::new(&attn, shape, Level::detect())?; // of the whole call: masks and positions mean what they mean there
+    // Of the whole call: masks and positions mean what they mean there.
+    let plan = Plan::new(&attn, shape, Level::detect())?;
     let q: Vec<f32> = (0..HEADS * DIM).map(|n| (n as f32 * 0.11).cos()).collect();
     let q = View::new(&q, Layout::Bhsd, [1, HEADS, 1, DIM])?;
 

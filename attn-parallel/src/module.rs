@@ -1,5 +1,5 @@
-//! The modules of `attn-core` (self-, cross- and multi-head attention over borrowed weights) on the kernels and threads of this
-//! crate.
+//! The modules of `attn-core` (self-, cross- and multi-head attention over borrowed weights) on the kernels and threads
+//! of this crate.
 
 use attn_core::module::Engine;
 use attn_core::{Attention, AttnShape, Element, Modifier, Outputs, Result, View};
@@ -9,8 +9,8 @@ use crate::run::forward_at;
 
 /// Runs a module's attention on the threads of the current rayon pool.
 ///
-/// Projections are summed in `f32` by the plain loops of `attn-core`; an application with a matrix library of its own projects
-/// with that and calls [`forward`](crate::forward) in between.
+/// Projections are summed in `f32` by the plain loops of `attn-core`; an application with a matrix library of its own
+/// projects with that and calls [`forward`](crate::forward) in between.
 ///
 /// ```
 /// use attn_core::module::{MultiHeadAttention, Sources};

@@ -56,8 +56,8 @@ pub fn run_plan<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     run_plan_on(usize::MAX, plan, q, k, v, outputs)
 }
 
-/// As [`run_plan`], on no more than `threads` threads of the pool (and on one where `threads` is 0). The result is the same
-/// bits for any number.
+/// As [`run_plan`], on no more than `threads` threads of the pool (and on one where `threads` is 0). The result is the
+/// same bits for any number.
 ///
 /// ```
 /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut};
@@ -84,9 +84,9 @@ pub fn run_plan_on<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     run_with(&Own, threads, plan, plan.work(q, k, v, outputs)?, size_of::<T>())
 }
 
-/// As [`run_plan`], with scratch of the caller's, one for each thread that may work (none: an error). Scratch that is large
-/// enough already is not allocated again: with one, or after a first call, nothing is allocated but what the pool takes to
-/// wake its threads.
+/// As [`run_plan`], with scratch of the caller's, one for each thread that may work (none: an error). Scratch that is
+/// large enough already is not allocated again: with one, or after a first call, nothing is allocated but what the pool
+/// takes to wake its threads.
 ///
 /// # Errors
 /// As [`Plan::run`]; [`AttnError::TooShort`] without scratch.
@@ -125,8 +125,8 @@ fn run_with<M: Modifier + Sync>(
     }
 }
 
-/// Of so many threads that could work, those that are there: how long strips are follows from them. A pool is not started to be asked
-/// where one is enough.
+/// Of so many threads that could work, those that are there: how long strips are follows from them. A pool is not
+/// started to be asked where one is enough.
 fn there(useful: usize) -> usize {
     if useful > 1 { useful.min(crate::threads::threads()) } else { useful }
 }

@@ -1,9 +1,9 @@
 //! Few queries over many keys: the parts of a decode call on the threads of the current rayon pool.
 //!
-//! Threads take parts of the keys one by one and leave behind a state each; the caller's thread merges those in a fixed tree and
-//! writes the output. Which thread took what, and into how many parts the call was cut, changes no bit. The states lie in scratch of
-//! the caller's thread that is kept for the next call: a step of decoding allocates nothing. A call with many queries is computed in
-//! rounds, so that the states of a long prompt do not all exist at once.
+//! Threads take parts of the keys one by one and leave behind a state each; the caller's thread merges those in a fixed
+//! tree and writes the output. Which thread took what, and into how many parts the call was cut, changes no bit. The
+//! states lie in scratch of the caller's thread that is kept for the next call: a step of decoding allocates nothing. A
+//! call with many queries is computed in rounds, so that the states of a long prompt do not all exist at once.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};

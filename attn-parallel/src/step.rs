@@ -7,13 +7,13 @@ use attn_simd::{KernelElement, Level};
 use crate::run::{BYTES_PER_THREAD, Own};
 use crate::split;
 
-/// Attends with the last tokens of many sequences to one cache: decode steps and prefill chunks in one call, shared by the threads of
-/// the current rayon pool.
+/// Attends with the last tokens of many sequences to one cache: decode steps and prefill chunks in one call, shared by
+/// the threads of the current rayon pool.
 ///
-/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, or int8 with scales
-/// ([`attn_core::int8::QuantizedView`]). Always causal;
-/// see [`attn_core::kv_cache`] for the options. The result has the same bits for every thread count, every layout of the cache and
-/// every way to cut the stream into calls.
+/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, or
+/// int8 with scales ([`attn_core::int8::QuantizedView`]). Always causal; see [`attn_core::kv_cache`] for the options.
+/// The result has the same bits for every thread count, every layout of the cache and every way to cut the stream into
+/// calls.
 ///
 /// ```
 /// use attn_core::kv_cache::AppendCache;
@@ -55,8 +55,8 @@ pub fn run_step<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
     run_step_on(usize::MAX, step, q, outputs)
 }
 
-/// As [`run_step`], on no more than `threads` threads of the pool (and on one where `threads` is 0). The result is the same bits
-/// for any number.
+/// As [`run_step`], on no more than `threads` threads of the pool (and on one where `threads` is 0). The result is the
+/// same bits for any number.
 ///
 /// ```
 /// use attn_core::kv_cache::CacheView;
@@ -81,7 +81,8 @@ pub fn run_step_on<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
     let call = step.split(q, outputs)?;
-    let worth = (step.bytes() as f64 * step.passes() as f64 / BYTES_PER_THREAD) as usize + 1; // a cast from float saturates
+    // A cast from float saturates.
+    let worth = (step.bytes() as f64 * step.passes() as f64 / BYTES_PER_THREAD) as usize + 1;
     let useful = threads.min(call.parts_at_most()).min(worth);
     split::run(call, useful, &Own)
 }

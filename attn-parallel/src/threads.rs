@@ -2,8 +2,8 @@
 
 use attn_core::Result;
 
-/// Calls `work` on this thread and, where they are free, on others of the pool: `threads` at most, no more than it has. All calls
-/// share the same work: one that comes late finds nothing left. Returns the first error.
+/// Calls `work` on this thread and, where they are free, on others of the pool: `threads` at most, no more than it has.
+/// All calls share the same work: one that comes late finds nothing left. Returns the first error.
 ///
 /// A tree of joins: rayon keeps its two halves on the stack, where a scope would box each of its tasks.
 pub(crate) fn on_threads(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
@@ -30,8 +30,8 @@ fn join(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
     a.and(b)
 }
 
-/// How many threads a call from here can use: those of the current rayon pool, or one per core in a process that was forked from one
-/// that had a pool (its threads did not come along).
+/// How many threads a call from here can use: those of the current rayon pool, or one per core in a process that was
+/// forked from one that had a pool (its threads did not come along).
 ///
 /// ```
 /// assert!(attn_parallel::threads() >= 1);
@@ -44,8 +44,8 @@ fn available() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Whether the pool that would be used is the global one of another process: `fork` copies its memory, not its threads, and
-/// whoever waits for them waits for ever. Known where this crate used the pool before the fork.
+/// Whether the pool that would be used is the global one of another process: `fork` copies its memory, not its threads,
+/// and whoever waits for them waits for ever. Known where this crate used the pool before the fork.
 #[cfg(unix)]
 fn pool_was_lost() -> bool {
     use std::sync::atomic::{AtomicU32, Ordering};

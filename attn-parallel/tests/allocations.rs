@@ -1,4 +1,5 @@
-//! A step over a cache allocates nothing once its scratch is there. A program of its own: the count is that of the process.
+//! A step over a cache allocates nothing once its scratch is there. A program of its own: the count is that of the
+//! process.
 
 use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, Layout, View, ViewMut};
@@ -40,7 +41,8 @@ fn a_step_over_a_long_cache_allocates_nothing() {
 
     // On a pool whose threads have each had their scratch: they all take part in a step sooner or later.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
-    // From inside of the pool: a call from elsewhere waits in rayon's queue, which takes a block of memory for every 63 of them.
+    // From inside of the pool: a call from elsewhere waits in rayon's queue, which takes a block of memory for every 63
+    // of them.
     let mut all = |shared: bool| {
         let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes).unwrap();
         if shared {
@@ -52,7 +54,8 @@ fn a_step_over_a_long_cache_allocates_nothing() {
         }
     };
     for shared in [false, true] {
-        // A thread that has slept through the first steps makes its scratch in a later one; and rayon's queues may grow once.
+        // A thread that has slept through the first steps makes its scratch in a later one; and rayon's queues may grow
+        // once.
         let quiet = pool.install(|| (0..200).map(|_| grown(|| all(shared))).collect::<Vec<_>>());
         let still = quiet.iter().rev().take_while(|&&bytes| bytes == 0).count();
         assert!(still >= 100, "shared prefix {shared}: bytes of each step {quiet:?}");

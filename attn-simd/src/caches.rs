@@ -5,9 +5,10 @@ use crate::isa::cpuid;
 
 /// The sizes of a core's own caches that block sizes follow from.
 ///
-/// They decide how many blocks of queries share a stretch of keys and values before it leaves the caches, and with that memory traffic
-/// and scratch; never a bit of a result, which is the same on every machine of one [`Level`](crate::Level). The tiles themselves, whose
-/// sizes do decide bits, are laid out for a first cache of 32 KiB, which every level's machines have.
+/// They decide how many blocks of queries share a stretch of keys and values before it leaves the caches, and with that
+/// memory traffic and scratch; never a bit of a result, which is the same on every machine of one
+/// [`Level`](crate::Level). The tiles themselves, whose sizes do decide bits, are laid out for a first cache of 32 KiB,
+/// which every level's machines have.
 ///
 /// ```
 /// use attn_simd::Caches;
@@ -27,7 +28,8 @@ impl Caches {
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const LARGEST: Self = Self { l2: 16 << 20 };
 
-    /// What this core says of itself, within reason; [`SMALLEST`](Self::SMALLEST) where there is no way to ask. Asked once per process.
+    /// What this core says of itself, within reason; [`SMALLEST`](Self::SMALLEST) where there is no way to ask. Asked
+    /// once per process.
     pub fn detect() -> Self {
         #[cfg(all(target_arch = "x86_64", feature = "std"))]
         {
@@ -65,7 +67,8 @@ mod tests {
             return;
         }
         let said = cpuid::second_cache();
-        // The test may run on any CPU, and they may differ. A guest's system may show less than its CPU does, or nothing.
+        // The test may run on any CPU, and they may differ. A guest's system may show less than its CPU does, or
+        // nothing.
         let shown: Vec<usize> = (0..1024).map_while(second_cache_of).collect();
         assert!(shown.is_empty() || shown.contains(&said), "the CPU says {said}, the system {shown:?}");
     }

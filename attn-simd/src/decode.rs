@@ -1,8 +1,9 @@
 //! Attention with few queries over many keys, at the speed of reading keys and values once.
 //!
-//! Generating text asks for one query, or a few, against everything before. The tiled kernel, whose lanes are queries, would leave
-//! most lanes idle and read keys and values once per query head. Here lanes are channels, all query heads of a group and all
-//! queries (up to `MAX_ROWS` rows) share one pass over keys and values, and the pass can be cut over the keys:
+//! Generating text asks for one query, or a few, against everything before. The tiled kernel, whose lanes are queries,
+//! would leave most lanes idle and read keys and values once per query head. Here lanes are channels, all query heads
+//! of a group and all queries (up to `MAX_ROWS` rows) share one pass over keys and values, and the pass can be cut over
+//! the keys:
 //!
 //! ```text
 //! isa::rows   the products: a vector of a key or value meets all rows in registers
@@ -22,9 +23,9 @@
 //! output      writes rows once
 //! ```
 //!
-//! An output row is a function of the row's query, the keys it sees, their values and the options, at one level: neither the number
-//! of queries, nor the rows beside it, nor threads, nor the layout of the cache change a bit. That makes it the kernel of
-//! [`Attention::reproducible`](attn_core::Attention::reproducible) for every number of queries.
+//! An output row is a function of the row's query, the keys it sees, their values and the options, at one level:
+//! neither the number of queries, nor the rows beside it, nor threads, nor the layout of the cache change a bit. That
+//! makes it the kernel of [`Attention::reproducible`](attn_core::Attention::reproducible) for every number of queries.
 
 mod chunk;
 mod output;
@@ -57,8 +58,9 @@ use crate::level::Level;
 use chunk::Sizes;
 use split::{Call, Calls};
 
-/// Keys of a chunk: a leaf of the tree in which parts of a row are merged. A multiple of a tile. Small enough that a sequence of a few
-/// thousand keys keeps several cores busy, large enough that closing a chunk costs a hundredth of reading it.
+/// Keys of a chunk: a leaf of the tree in which parts of a row are merged. A multiple of a tile. Small enough that a
+/// sequence of a few thousand keys keeps several cores busy, large enough that closing a chunk costs a hundredth of
+/// reading it.
 pub(crate) const CHUNK: usize = 512;
 
 /// Most rows that share one pass.

@@ -1,4 +1,5 @@
-//! The tensors that kernels read: f32, f16 or bf16, behind one type, so that kernels are compiled once per instruction set.
+//! The tensors that kernels read: f32, f16 or bf16, behind one type, so that kernels are compiled once per instruction
+//! set.
 
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::CacheView;

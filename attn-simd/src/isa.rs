@@ -2,11 +2,12 @@
 //!
 //! A value of an [`Isa`] type is proof that the CPU has the instructions; only [`level`](crate::level) makes one, after
 //! asking the CPU. Vectors of lanes are plain data; arithmetic on them needs the proof. Kernels are generic, safe and
-//! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything inlined
-//! into it is compiled with them. A function that is not inlined there would be compiled without.
+//! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything
+//! inlined into it is compiled with them. A function that is not inlined there would be compiled without.
 //!
-//! The leaves [`portable`], [`avx2`], [`avx512`] and `amx` and the register-blocked [`product`] are, with `workspace` and `output`,
-//! the only modules that may hold `unsafe`. Matrix tiles are no vectors: their seam is `tile::TileProduct`.
+//! The leaves [`portable`], [`avx2`], [`avx512`] and `amx` and the register-blocked [`product`] are, with `workspace`
+//! and `output`, the only modules that may hold `unsafe`. Matrix tiles are no vectors: their seam is
+//! `tile::TileProduct`.
 
 #![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
 
@@ -28,8 +29,9 @@ pub(crate) mod rows;
 
 use attn_core::half::{bf16, f16};
 
-/// Widens an f16, without a branch, so that compilers make vectors of a loop of it (`half` asks one by one). Numbers below the normal
-/// ones are made by a subtraction: a shift alone would make numbers that some modes of the processor take for 0.
+/// Widens an f16, without a branch, so that compilers make vectors of a loop of it (`half` asks one by one). Numbers
+/// below the normal ones are made by a subtraction: a shift alone would make numbers that some modes of the processor
+/// take for 0.
 #[inline(always)]
 pub(crate) fn widen_f16(x: f16) -> f32 {
     const BIAS: u32 = (127 - 15) << 23;
@@ -59,8 +61,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     type M: Copy;
     /// Lanes of a vector; at most 16.
     const LANES: usize;
-    /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding errors add up over
-    /// the parts and not over the whole; what that costs is an addition in memory per part.
+    /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding
+    /// errors add up over the parts and not over the whole; what that costs is an addition in memory per part.
     const CHAIN: usize;
 
     /// Whether [`mul_add`](Self::mul_add) rounds once.
@@ -108,10 +110,11 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
-    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `x < 2²²`; what is below −126, −∞ too, may be taken for −126. `n` comes in the form that
-    /// [`scale_by_pow2`](Self::scale_by_pow2) takes.
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `x < 2²²`; what is below −126, −∞ too, may be taken for
+    /// −126. `n` comes in the form that [`scale_by_pow2`](Self::scale_by_pow2) takes.
     fn split(self, x: Self::F) -> (Self::F, Self::F);
-    /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 for `y < −126`, where `y` is what was split. NaN stays NaN.
+    /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 for `y < −126`, where `y` is what was split. NaN
+    /// stays NaN.
     fn scale_by_pow2(self, p: Self::F, n: Self::F, y: Self::F) -> Self::F;
 
     /// Widens the first `LANES` elements; exact.
@@ -152,8 +155,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Rounds to the nearest bfloat16, ties away from zero, and leaves it as a float. Infinity stays; a NaN stays one unless all bits
-    /// of its payload are set.
+    /// Rounds to the nearest bfloat16, ties away from zero, and leaves it as a float. Infinity stays; a NaN stays one
+    /// unless all bits of its payload are set.
     #[inline(always)]
     fn round_bf16(self, x: Self::F) -> Self::F {
         let mut lanes = [0.0; 16];
@@ -163,8 +166,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
         self.load(&lanes)
     }
-    /// The upper halves of the lanes of `even` and `odd`, side by side: as words `odd << 16 | even`, that is pairs of bfloat16. What
-    /// is returned is a vector of words; arithmetic on it has no meaning.
+    /// The upper halves of the lanes of `even` and `odd`, side by side: as words `odd << 16 | even`, that is pairs of
+    /// bfloat16. What is returned is a vector of words; arithmetic on it has no meaning.
     #[inline(always)]
     fn pair_bf16(self, even: Self::F, odd: Self::F) -> Self::F {
         let (mut low, mut high) = ([0.0; 16], [0.0; 16]);
@@ -212,8 +215,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         self.load(&lanes)
     }
 
-    /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be added to give the
-    /// sum of vector `n`.
+    /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be
+    /// added to give the sum of vector `n`.
     fn sum_fours(self, x: [Self::F; 4]) -> Self::F;
     /// Finishes the sums of the first `LANES/4` of these: lane `4i + n` is the sum of vector `n` of the `i`-th
     /// [`sum_fours`](Self::sum_fours). Every vector is added up in the same order, whichever its place.

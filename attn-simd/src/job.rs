@@ -10,15 +10,15 @@ use crate::kernel::visible::Tile;
 use crate::level::{Level, Run};
 use crate::tiles::{KV_TILE, Tiles};
 
-/// The caller's closures, called once per tile rather than once per score, so that the kernels need not be compiled for them.
-/// What implements it is compiled with the caller, for the level that runs.
+/// The caller's closures, called once per tile rather than once per score, so that the kernels need not be compiled for
+/// them. What implements it is compiled with the caller, for the level that runs.
 pub(crate) trait Closures: Sync {
     /// Whether scores are changed.
     fn has_score(&self) -> bool;
     /// Whether keys are hidden.
     fn has_visible(&self) -> bool;
-    /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key) are given,
-    /// only of the positions they show: the closure is not asked about others.
+    /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
+    /// are given, only of the positions they show: the closure is not asked about others.
     fn score(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
     /// Clears the bits of the keys that are hidden: one word of keys per row.
     fn visible(&self, level: Level, tile: Tile, rows: &mut [u64]);
@@ -170,7 +170,8 @@ impl<'j> Scoring<'j> {
             bias: attn.get_bias(),
             alibi: attn.get_alibi(),
             softcap: attn.get_softcap().map(|cap| {
-                // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow there.
+                // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow
+                // there.
                 let cap = cap.clamp(f64::from_bits(0x39b0 << 48), f64::from_bits(0x4630 << 48)); // 2⁻¹⁰⁰ … 2¹⁰⁰
                 (cap as f32, finite(problem.scale() / cap))
             }),
@@ -202,8 +203,8 @@ impl Factors {
         let modified =
             attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE;
         let (scale, per_temperature) = (problem.scale(), 1.0 / attn.get_temperature().unwrap_or(1.0));
-        // Without anything between the product and the softmax the scale goes into the exponent, where it costs nothing. The
-        // running maximum needs it positive: its sign goes to the queries.
+        // Without anything between the product and the softmax the scale goes into the exponent, where it costs
+        // nothing. The running maximum needs it positive: its sign goes to the queries.
         let (mod_scale, q_factor, to_ln) = if modified {
             (Some(rounded(scale)), 1.0, per_temperature)
         } else if scale == 0.0 {

@@ -1,7 +1,7 @@
 //! Which instruction sets this machine has, and which one runs: the only module that asks the CPU.
 //!
-//! A [`Level`] holds a proof token, so that having one means having the instructions. It is chosen once per plan and handed
-//! down; nothing below asks again.
+//! A [`Level`] holds a proof token, so that having one means having the instructions. It is chosen once per plan and
+//! handed down; nothing below asks again.
 
 use core::fmt;
 
@@ -49,8 +49,9 @@ pub enum Level {
     /// AMX tiles of bf16, on Linux, beside AVX-512.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
-    /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512, hundreds of times
-    /// slower. Few queries run on tiles too, where another level decodes them. For tests; chosen by name only.
+    /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512,
+    /// hundreds of times slower. Few queries run on tiles too, where another level decodes them. For tests; chosen by
+    /// name only.
     AmxModel(TileModel),
 }
 
@@ -80,8 +81,8 @@ pub enum LevelError {
     Missing,
     /// The processor has the instructions, but the system has not turned them on, or offers no way to ask for them.
     Disabled,
-    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack that is too
-    /// small, a kernel that is too old.
+    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack
+    /// that is too small, a kernel that is too old.
     Refused,
 }
 
@@ -117,7 +118,8 @@ impl Level {
         Self::Portable(Portable { _proof: () })
     }
 
-    /// The best level of this machine, or the one that the environment variable `ATTN_LEVEL` names. Asked once per process.
+    /// The best level of this machine, or the one that the environment variable `ATTN_LEVEL` names. Asked once per
+    /// process.
     ///
     /// Where `ATTN_LEVEL` names a level that is unknown or missing here, the best one runs, and a line on the standard
     /// error says so, once per process; [`try_detect`](Self::try_detect) makes an error of it. An empty `ATTN_LEVEL`
@@ -182,7 +184,8 @@ impl Level {
         Self::available().last().unwrap_or(Self::portable())
     }
 
-    /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says what keeps this one from any.
+    /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says what keeps this
+    /// one from any.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.into_iter()
     }
@@ -229,7 +232,8 @@ impl Level {
         }
     }
 
-    /// The level of the vectors: of what runs beside matrix tiles, or instead of them; of other levels the level itself.
+    /// The level of the vectors: of what runs beside matrix tiles, or instead of them; of other levels the level
+    /// itself.
     pub const fn vectors(self) -> Self {
         match self {
             #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,10 @@
 //! 2ˣ and tanh on lanes.
 //!
 //! `2ˣ = 2ⁿ·2ᶠ` with `n` the nearest integer and `|f| ≤ ½`; `2ᶠ = 1 + f·g(f)` with `g` a polynomial of degree 5. Its
-//! coefficients are a relative minimax fit (Remez exchange in 50 digits, constant term of `2ᶠ` held at 1 so that the largest
-//! score of a row gets the weight 1 exactly); the fit's relative error is 2.6e-9, what is left is the rounding of `f32`.
-//! Results below 2⁻¹²⁶ are exactly 0: subnormal ones would be slow, and far below what a weight of 1 can notice.
+//! coefficients are a relative minimax fit (Remez exchange in 50 digits, constant term of `2ᶠ` held at 1 so that the
+//! largest score of a row gets the weight 1 exactly); the fit's relative error is 2.6e-9, what is left is the rounding
+//! of `f32`. Results below 2⁻¹²⁶ are exactly 0: subnormal ones would be slow, and far below what a weight of 1 can
+//! notice.
 
 use crate::isa::Isa;
 
@@ -63,8 +64,9 @@ const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0
 /// What [`exp2_raised`] multiplies by, 2²⁴: every bit of the smallest result is a normal number then.
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
-/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of `DEGREE` 3
-/// (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error, or of any other degree that of `exp2` itself.
+/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of
+/// `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error, or of any other degree that
+/// of `exp2` itself.
 #[inline(always)]
 pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
     let (n, f) = isa.split(y);
@@ -96,8 +98,8 @@ fn horner<I: Isa, const N: usize>(isa: I, x: I::F, coefficients: &[f32; N]) -> I
     sum
 }
 
-/// Hyperbolic tangent: `(e − 1)/(e + 1)` with `e − 1 = 2ⁿ·(2ᶠ − 1) + (2ⁿ − 1)`, `n + f = 2·log₂e·|x|`, which keeps the relative
-/// accuracy for small `x`. Beyond ±10 it is ±1; NaN stays NaN.
+/// Hyperbolic tangent: `(e − 1)/(e + 1)` with `e − 1 = 2ⁿ·(2ᶠ − 1) + (2ⁿ − 1)`, `n + f = 2·log₂e·|x|`, which keeps the
+/// relative accuracy for small `x`. Beyond ±10 it is ±1; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
     let one = isa.splat(1.0);
@@ -113,9 +115,9 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
     isa.select(isa.eq(x, x), t, x)
 }
 
-/// `sum + rest = (sum + rest)·factor + part`, where `rest` is what the sum has lost to rounding: however many parts are added, sum and
-/// rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation errors", 1965). What is missing
-/// in an infinite sum is NaN or infinite: the caller makes it 0.
+/// `sum + rest = (sum + rest)·factor + part`, where `rest` is what the sum has lost to rounding: however many parts are
+/// added, sum and rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation
+/// errors", 1965). What is missing in an infinite sum is NaN or infinite: the caller makes it 0.
 #[inline(always)]
 pub(crate) fn add_compensated<I: Isa>(
     isa: I,
@@ -202,7 +204,8 @@ mod tests {
         }
     }
 
-    /// All 2³² arguments; some minutes unoptimised, so that it is run by name: `cargo test --release -p attn-simd -- --ignored`.
+    /// All 2³² arguments; some minutes unoptimised, so that it is run by name:
+    /// `cargo test --release -p attn-simd -- --ignored`.
     #[test]
     #[ignore = "4 billion arguments per level; CI runs it in release"]
     fn exp2_exhaustive() {
@@ -290,7 +293,8 @@ mod tests {
         }
     }
 
-    /// Five roundings of half an ulp lead to the quotient, each worth up to two where the result lies low in its binade.
+    /// Five roundings of half an ulp lead to the quotient, each worth up to two where the result lies low in its
+    /// binade.
     #[test]
     fn tanh_is_within_five_ulp() {
         let step = if cfg!(miri) { 40_000_037 } else { 9_973 };

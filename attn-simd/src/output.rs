@@ -1,9 +1,9 @@
 //! Where kernels write: each block of query rows is handed out exactly once, to whichever thread asks first.
 //!
-//! [`Queue`] cuts the output into blocks of rows. [`Queue::claim`] gives each block to one caller, by an atomic counter, and the
-//! [`Claim`] is the right to write those rows and no others. So threads can share a queue with safe code: two claims never
-//! name the same row, and a [`ViewMut`] has proved that no two rows share memory. Blocks with the most keys under a causal mask
-//! come first, so that what is left at the end is small.
+//! [`Queue`] cuts the output into blocks of rows. [`Queue::claim`] gives each block to one caller, by an atomic
+//! counter, and the [`Claim`] is the right to write those rows and no others. So threads can share a queue with safe
+//! code: two claims never name the same row, and a [`ViewMut`] has proved that no two rows share memory. Blocks with
+//! the most keys under a causal mask come first, so that what is left at the end is small.
 
 #![allow(
     unsafe_code,
@@ -38,7 +38,8 @@ pub struct RawView<'o, T> {
     _borrow: PhantomData<&'o mut [T]>,
 }
 
-// SAFETY: it stands for an exclusive borrow of the elements; rows are written only through claims, no two of which overlap.
+// SAFETY: it stands for an exclusive borrow of the elements; rows are written only through claims, no two of which
+// overlap.
 unsafe impl<T: Send> Send for RawView<'_, T> {}
 // SAFETY: as above: sharing the view shares no element.
 unsafe impl<T: Send> Sync for RawView<'_, T> {}
@@ -61,14 +62,16 @@ impl<'o, T: Copy> RawView<'o, T> {
             + head as isize * sh
             + query as isize * sq
             + channel as isize * sc;
-        // SAFETY: the caller vouches for the position, and `ViewMut` has proved that all positions lie inside its slice.
+        // SAFETY: the caller vouches for the position, and `ViewMut` has proved that all positions lie inside its
+        // slice.
         unsafe { self.data.offset(index) }
     }
 
     /// The first `count` elements of `count` rows from a position on.
     ///
     /// # Safety
-    /// They lie inside the view, side by side within a row, and nobody else reads or writes them as long as the slices live.
+    /// They lie inside the view, side by side within a row, and nobody else reads or writes them as long as the slices
+    /// live.
     #[inline(always)]
     unsafe fn lines<'l>(&self, position: [usize; 4], count: usize) -> impl Iterator<Item = &'l mut [T]> + use<'l, 'o, T>
     where
@@ -145,8 +148,8 @@ impl<'o> Queue<'o> {
         let AttnShape { q_heads, q_len, .. } = self.shape;
         let blocks = q_len.div_ceil(self.q_tile);
         let (pair, block) = (index / blocks, blocks - 1 - index % blocks);
-        // The first block takes what is left over: a block of few rows keeps fewer lanes busy, and under a causal mask the
-        // first rows have the fewest keys.
+        // The first block takes what is left over: a block of few rows keeps fewer lanes busy, and under a causal mask
+        // the first rows have the fewest keys.
         let start =
             |block: usize| (block * self.q_tile).saturating_sub((self.q_tile - q_len % self.q_tile) % self.q_tile);
         let first = start(block);
@@ -190,8 +193,8 @@ impl<'o> Claim<'_, 'o> {
         assert!(row < self.rows.count);
         if let Some(data) = self.queue.lse.data {
             let index = self.queue.shape.row(self.rows.batch, self.rows.head, self.rows.first + row);
-            // SAFETY: the row lies inside the shape and `new` checked that there is one element per row; this claim alone
-            // writes the row's.
+            // SAFETY: the row lies inside the shape and `new` checked that there is one element per row; this claim
+            // alone writes the row's.
             unsafe { data.add(index).write(value) }
         }
     }
@@ -215,8 +218,8 @@ impl<'o> Claim<'_, 'o> {
         (index < self.queue.len()).then(|| self.queue.rows(index))
     }
 
-    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are plain `f32`:
-    /// transposed from `src[channel][row]`. Says whether it has.
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are plain
+    /// `f32`: transposed from `src[channel][row]`. Says whether it has.
     #[inline(always)]
     pub(crate) fn write_square<I: Isa>(
         &mut self,
@@ -228,8 +231,8 @@ impl<'o> Claim<'_, 'o> {
         let Some((first, stride)) = self.plain_rows() else { return false };
         assert!(row + I::LANES <= self.rows.count && channel + I::LANES <= self.queue.shape.value_dim);
         assert!((I::LANES - 1) * width + I::LANES <= src.len());
-        // SAFETY: the rows are this claim's and the channels below `value_dim`, as was just asserted, so that the square lies
-        // inside the view and nobody else writes it; the source holds LANES rows `width` apart.
+        // SAFETY: the rows are this claim's and the channels below `value_dim`, as was just asserted, so that the
+        // square lies inside the view and nobody else writes it; the source holds LANES rows `width` apart.
         unsafe {
             let dst = first.offset(row as isize * stride).add(channel);
             isa.transpose_ptr(src.as_ptr(), width as isize, dst, stride);
@@ -237,8 +240,8 @@ impl<'o> Claim<'_, 'o> {
         true
     }
 
-    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are halves with their channels
-    /// side by side: from `src[row][channel]`, rounded once. Says whether it has.
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are halves
+    /// with their channels side by side: from `src[row][channel]`, rounded once. Says whether it has.
     #[inline(always)]
     pub(crate) fn write_halves<I: Isa>(&mut self, isa: I, [row, channel]: [usize; 2], src: &[f32; 256]) -> bool {
         assert!(row + I::LANES <= self.rows.count && channel + I::LANES <= self.queue.shape.value_dim);
@@ -246,8 +249,8 @@ impl<'o> Claim<'_, 'o> {
         let lines = src.chunks_exact(I::LANES).take(I::LANES);
         match &self.queue.target {
             Target::F16(view) if view.strides[3] == 1 => {
-                // SAFETY: the square lies inside the view, as was just asserted; this claim alone writes its rows, and no other row
-                // shares memory with them.
+                // SAFETY: the square lies inside the view, as was just asserted; this claim alone writes its rows, and
+                // no other row shares memory with them.
                 for (dst, src) in unsafe { view.lines(at, I::LANES) }.zip(lines) {
                     isa.store_f16(isa.load(src), dst);
                 }
@@ -263,7 +266,8 @@ impl<'o> Claim<'_, 'o> {
         true
     }
 
-    /// Writes `values`, a vector at most, to the channels from `from` on of the block's row `row`, rounding once where the output is narrower.
+    /// Writes `values`, a vector at most, to the channels from `from` on of the block's row `row`, rounding once where
+    /// the output is narrower.
     #[inline(always)]
     pub(crate) fn write<I: Isa>(&mut self, isa: I, row: usize, from: usize, values: &[f32]) {
         let end = from.checked_add(values.len());
@@ -273,8 +277,8 @@ impl<'o> Claim<'_, 'o> {
             return;
         }
         let at = [self.rows.batch, self.rows.head, self.rows.first + row, from];
-        // SAFETY: the position and the channels behind it lie inside the view, whose sizes were checked against the shape;
-        // this claim alone writes the row, and no other row shares memory with it.
+        // SAFETY: the position and the channels behind it lie inside the view, whose sizes were checked against the
+        // shape; this claim alone writes the row, and no other row shares memory with it.
         unsafe {
             match &self.queue.target {
                 Target::F32(view) => {

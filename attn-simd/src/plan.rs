@@ -66,8 +66,8 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
                 return Err(AttnError::Overflow { what });
             }
         }
-        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the tile unit is there
-        // for tests, and leaves nothing to it that tiles can do.
+        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the
+        // tile unit is there for tests, and leaves nothing to it that tiles can do.
         let few = decode::is_few(&shape) && !matches!(level, Level::AmxModel(_));
         let decode = attn.is_reproducible() || few;
         let kernel = if decode { Kernel::Decode } else { Kernel::Tiled };
@@ -103,13 +103,15 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
     fn scratch(&self, pack_k: bool) -> Scratch {
         if self.shape().rows() == 0 {
-            return Scratch::default(); // no block will ask for it, and the dims of a tensor without rows may be anything
+            // No block will ask for it, and the dims of a tensor without rows may be anything.
+            return Scratch::default();
         }
         self.tiles.scratch(self.shape(), self.caches, self.problem.attn().get_bias().is_some(), pack_k)
     }
 
-    /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len` or
-    /// `kv_len` beyond some tiles, but for the logarithm of `kv_len` where [few queries](Kernel::Decode) are decoded.
+    /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len`
+    /// or `kv_len` beyond some tiles, but for the logarithm of `kv_len` where [few queries](Kernel::Decode) are
+    /// decoded.
     pub fn workspace_lines(&self) -> usize {
         const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         if self.kernel == Kernel::Decode {
@@ -145,8 +147,8 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
     /// Computes attention on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
     ///
     /// # Errors
-    /// Inputs or outputs that do not have the plan's sizes, before anything is written; [`AttnError::Unsupported`] where the
-    /// full weights are asked for (`attn_core::weights` recomputes any row of them from the lse).
+    /// Inputs or outputs that do not have the plan's sizes, before anything is written; [`AttnError::Unsupported`]
+    /// where the full weights are asked for (`attn_core::weights` recomputes any row of them from the lse).
     pub fn run<'o, T: KernelElement, O: KernelElement>(
         &self,
         q: View<'_, T>,
@@ -262,11 +264,12 @@ pub enum Work<'w> {
 /// Strips that there are for each thread at least, so that none waits long for the last one.
 const STRIPS_PER_THREAD: usize = 4;
 
-/// The same where a strip shares no work, only what is read from beyond the second cache: that gains less than waiting could lose.
+/// The same where a strip shares no work, only what is read from beyond the second cache: that gains less than waiting
+/// could lose.
 const FAR_STRIPS_PER_THREAD: usize = 24;
 
-/// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of them, and
-/// the result is the same bits whoever does.
+/// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of
+/// them, and the result is the same bits whoever does.
 pub struct Blocks<'w> {
     level: Level,
     job: Job<'w>,
@@ -294,9 +297,9 @@ impl Blocks<'_> {
         self.queue.len()
     }
 
-    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be packed, widened or made contiguous, or are
-    /// too many for the caches, each thread then takes as many blocks at once as leave enough for all, which share that work and what is
-    /// read. Changes no bit.
+    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be packed, widened or
+    /// made contiguous, or are too many for the caches, each thread then takes as many blocks at once as leave enough
+    /// for all, which share that work and what is read. Changes no bit.
     #[must_use]
     pub fn shared_by(mut self, threads: usize) -> Self {
         let packs = !pack::is_direct(&self.job.k) || !pack::is_direct(&self.job.v);

@@ -1,8 +1,8 @@
-//! What this core can do at most: a loop of independent fused multiply-adds, reading, products of matrix tiles: the yardsticks for
-//! the kernels.
+//! What this core can do at most: a loop of independent fused multiply-adds, reading, products of matrix tiles: the
+//! yardsticks for the kernels.
 //!
-//! Twenty-four chains for AVX-512 and twelve for AVX2, with nothing to load: more than enough to hide the latency of two units.
-//! Measure it right beside a kernel, because clocks move.
+//! Twenty-four chains for AVX-512 and twelve for AVX2, with nothing to load: more than enough to hide the latency of
+//! two units. Measure it right beside a kernel, because clocks move.
 
 use core::hint::black_box;
 use std::time::Instant;
@@ -30,8 +30,8 @@ pub fn fma_peak(level: Level, seconds: f64) -> f64 {
     2.0 * (STEPS * level.lanes()) as f64 / best
 }
 
-/// Reads all of `data` once, in order, with vector loads and next to nothing else: the yardstick for what must pass over keys and
-/// values. Returns the largest element.
+/// Reads all of `data` once, in order, with vector loads and next to nothing else: the yardstick for what must pass
+/// over keys and values. Returns the largest element.
 ///
 /// ```
 /// assert_eq!(attn_simd::probe::read(attn_simd::Level::detect(), &[1.0, 3.0, 2.0]), 3.0);
@@ -58,8 +58,8 @@ impl Run<f32> for Read<'_> {
     }
 }
 
-/// The largest rate of bf16 products on this thread's matrix tiles seen in about `seconds`, in FLOP/s; `None` for a level that has
-/// none, or only a model of them.
+/// The largest rate of bf16 products on this thread's matrix tiles seen in about `seconds`, in FLOP/s; `None` for a
+/// level that has none, or only a model of them.
 ///
 /// ```
 /// use attn_simd::{Level, probe};

@@ -1,7 +1,7 @@
 //! Scratch memory of a call, aligned to cache lines and owned by the caller.
 //!
-//! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that grows;
-//! a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
+//! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that
+//! grows; a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
 
 #![allow(unsafe_code, reason = "reads lines of floats as floats, and as tiles")]
 
@@ -82,8 +82,8 @@ pub(crate) struct Cutter<'w> {
 impl<'w> Cutter<'w> {
     pub(crate) fn new(lines: &'w mut [Line]) -> Self {
         let len = lines.len() * 16;
-        // SAFETY: a `Line` is `repr(C)` and exactly sixteen floats, so that the lines are `16·len` floats side by side; the
-        // exclusive borrow of the lines is given up for that of the floats.
+        // SAFETY: a `Line` is `repr(C)` and exactly sixteen floats, so that the lines are `16·len` floats side by side;
+        // the exclusive borrow of the lines is given up for that of the floats.
         let rest = unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<f32>(), len) };
         Self { rest }
     }
@@ -99,8 +99,9 @@ impl<'w> Cutter<'w> {
     /// The next `count` tiles.
     pub(crate) fn tiles(&mut self, count: usize) -> &'w mut [Tile] {
         let floats = self.floats(count * 256);
-        // SAFETY: a `Tile` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they start on a line,
-        // which is as far as a tile must be aligned. The borrow of the floats is given up for that of the tiles.
+        // SAFETY: a `Tile` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they
+        // start on a line, which is as far as a tile must be aligned. The borrow of the floats is given up for that of
+        // the tiles.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Tile>(), count) }
     }
 }
@@ -109,8 +110,8 @@ impl<'w> Cutter<'w> {
 pub(crate) fn elements_of<T: Stored>(floats: &mut [f32]) -> &mut [T] {
     const { assert!(size_of::<T>() <= size_of::<f32>() && align_of::<T>() <= align_of::<f32>()) }
     let len = floats.len();
-    // SAFETY: the memory of `len` floats holds as many elements that are not larger nor more aligned; any bits are a value of
-    // either type; the exclusive borrow of the floats is given up for that of the elements.
+    // SAFETY: the memory of `len` floats holds as many elements that are not larger nor more aligned; any bits are a
+    // value of either type; the exclusive borrow of the floats is given up for that of the elements.
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<T>(), len) }
 }
 

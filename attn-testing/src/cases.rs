@@ -1,8 +1,8 @@
 //! Compact descriptions of attention calls, and the inputs they stand for.
 //!
-//! A [`Case`] is a shape, options and a memory layout; [`Inputs`] are its painted tensors. [`around_edges`] is the grid on which
-//! engines are compared: lengths one below, at and above the tile sizes that kernels like, odd dims, all layouts, and
-//! options drawn from everything there is.
+//! A [`Case`] is a shape, options and a memory layout; [`Inputs`] are its painted tensors. [`around_edges`] is the grid
+//! on which engines are compared: lengths one below, at and above the tile sizes that kernels like, odd dims, all
+//! layouts, and options drawn from everything there is.
 
 mod options;
 mod terms;
@@ -221,7 +221,8 @@ pub const EDGES: [usize; 22] = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48
 /// Head and value dims, odd ones included.
 pub const DIMS: [usize; 10] = [1, 2, 3, 8, 15, 16, 33, 40, 64, 80];
 
-/// The grid: every length of [`EDGES`] as `q_len` and as `kv_len`, every dim of [`DIMS`], with options and layouts by turns.
+/// The grid: every length of [`EDGES`] as `q_len` and as `kv_len`, every dim of [`DIMS`], with options and layouts by
+/// turns.
 pub fn around_edges() -> Vec<Case> {
     let mut cases = Vec::new();
     for (n, &edge) in EDGES.iter().enumerate() {
@@ -232,7 +233,8 @@ pub fn around_edges() -> Vec<Case> {
             let dims = (DIMS[n % DIMS.len()], DIMS[(n * 3 + side as usize) % DIMS.len()]);
             case.shape = AttnShape { q_len, kv_len, head_dim: dims.0, value_dim: dims.1, ..case.shape };
             case.memory = Memory::ALL[(n + 3 * side as usize) % Memory::ALL.len()];
-            // Drawn again for the new sizes; every third case plain, so that a failure of the core is not hidden in options.
+            // Drawn again for the new sizes; every third case plain, so that a failure of the core is not hidden in
+            // options.
             let mut paint = Paint::new(77 + n as u64);
             case.options = if n % 3 == 0 { Options::default() } else { Options::random(&case.shape, &mut paint) };
             cases.push(case);

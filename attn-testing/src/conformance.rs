@@ -1,7 +1,7 @@
 //! The conformance vectors: loading suites, running a case on an engine, comparing, counting.
 //!
-//! A suite is `NAME.json`, a list of cases, beside `NAME.safetensors`, their tensors. What a case means is the business of
-//! [`ops`]; how two tensors compare that of [`compare`]; the verdict on a case that of [`run`].
+//! A suite is `NAME.json`, a list of cases, beside `NAME.safetensors`, their tensors. What a case means is the business
+//! of [`ops`]; how two tensors compare that of [`compare`]; the verdict on a case that of [`run`].
 
 mod case;
 pub mod compare;

@@ -1,9 +1,9 @@
 //! One door to every engine, so that a test body written once runs on all of them.
 //!
-//! An engine takes some element types and not others, and each takes them under its own trait bounds. [`Engine`] therefore
-//! has one method per pair of input and output type, all written by [`engine_calls!`](crate::engine_calls); generic code
-//! goes through [`Engine::forward`], which picks the method by the element type. The engines of `attn-core` are here; those
-//! of other crates implement the trait where they are tested.
+//! An engine takes some element types and not others, and each takes them under its own trait bounds. [`Engine`]
+//! therefore has one method per pair of input and output type, all written by [`engine_calls!`](crate::engine_calls);
+//! generic code goes through [`Engine::forward`], which picks the method by the element type. The engines of
+//! `attn-core` are here; those of other crates implement the trait where they are tested.
 
 mod calls;
 

@@ -1,8 +1,8 @@
 //! Laws: test bodies that hold for every engine.
 //!
-//! Each law is a function that takes an engine and panics where the engine breaks it. [`law_tests!`](crate::law_tests) makes one
-//! `#[test]` of each, so that a crate with an engine tests all of them with one line per engine. The integration tests of this
-//! crate show for each law an engine with a planted bug that it refuses.
+//! Each law is a function that takes an engine and panics where the engine breaks it. [`law_tests!`](crate::law_tests)
+//! makes one `#[test]` of each, so that a crate with an engine tests all of them with one line per engine. The
+//! integration tests of this crate show for each law an engine with a planted bug that it refuses.
 
 pub mod accuracy;
 pub mod determinism;
@@ -85,8 +85,8 @@ pub fn oracle<T: Number, M: Modifier + Clone>(attn: &Attention<'_, M>, inputs: &
     let mut scratch = vec![0.0; shape.kv_len];
     let view = ViewMut::new(&mut out, Layout::Bhsd, shape.output()).expect("output");
     reference::forward(attn, q, k, v, Outputs::new(view).lse(&mut lse), &mut scratch).expect("the oracle accepts");
-    // The weights before dropout: where all but a few light keys of a row were dropped, the error of single weights would be
-    // measured, not that of a mean.
+    // The weights before dropout: where all but a few light keys of a row were dropped, the error of single weights
+    // would be measured, not that of a mean.
     let mut positive = inputs.v.clone();
     positive.each(|_, x| *x = T::from_f64(x.to_f64().abs()));
     let view = ViewMut::new(&mut magnitude, Layout::Bhsd, shape.output()).expect("output");
@@ -116,8 +116,8 @@ pub fn oracle<T: Number, M: Modifier + Clone>(attn: &Attention<'_, M>, inputs: &
 }
 
 impl Oracle {
-    /// Checks an answer: eta of the output within `entry`, the lse within its own bound, dead rows exactly 0. Returns the
-    /// worst difference as a share of what is allowed.
+    /// Checks an answer: eta of the output within `entry`, the lse within its own bound, dead rows exactly 0. Returns
+    /// the worst difference as a share of what is allowed.
     #[track_caller]
     pub fn check<O: Number>(&self, entry: Entry, answer: &Answer<O>, what: &dyn core::fmt::Debug) -> f64 {
         self.check_with(entry, 0.0, answer, what)
@@ -162,7 +162,8 @@ impl Oracle {
         worst
     }
 
-    /// Checks the output of an answer in f32 alone, from inputs of any type: eta within the gate of f32, or larger by `slack`.
+    /// Checks the output of an answer in f32 alone, from inputs of any type: eta within the gate of f32, or larger by
+    /// `slack`.
     #[track_caller]
     pub fn near_f32(&self, slack: f64, answer: &Answer<f32>, what: &dyn core::fmt::Debug) {
         assert_eq!(answer.out.len(), self.out.len(), "{what:?}");

@@ -26,8 +26,8 @@ pub fn is_demanded(name: &str) -> bool {
     named(std::env::var(VARIABLE).ok().as_deref()).any(|demanded| demanded == name)
 }
 
-/// Whether an emulated processor runs this (`ATTN_EMULATED` is set), some thirty times as slow as a real one, and unable
-/// to start itself again.
+/// Whether an emulated processor runs this (`ATTN_EMULATED` is set), some thirty times as slow as a real one, and
+/// unable to start itself again.
 pub fn is_emulated() -> bool {
     std::env::var_os("ATTN_EMULATED").is_some()
 }

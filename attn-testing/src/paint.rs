@@ -1,7 +1,8 @@
 //! Deterministic inputs: numbers much like N(0, 1), bools, and poison.
 //!
-//! An element's value depends on the seed and its logical place `[batch, head, seq, dim]` alone, never on the layout or the
-//! sizes of its tensor. So the same tensor can be laid out in any way, and a shorter one is a prefix of a longer one.
+//! An element's value depends on the seed and its logical place `[batch, head, seq, dim]` alone, never on the layout or
+//! the sizes of its tensor. So the same tensor can be laid out in any way, and a shorter one is a prefix of a longer
+//! one.
 
 use attn_core::Element;
 

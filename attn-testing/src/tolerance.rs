@@ -1,9 +1,10 @@
-//! The one table of tolerances. Every test that compares numbers that are not equal bit for bit takes its bound from here.
+//! The one table of tolerances. Every test that compares numbers that are not equal bit for bit takes its bound from
+//! here.
 //!
-//! The measure of an output is `eta = |o − o64| / Σⱼ pⱼ|vⱼ|` per element: well conditioned whatever the values are. What an
-//! engine can lose is set by the scores: `S = maxⱼ (scale·Σ_d |q_d·k_jd| + |bias_j|)` of the row, because a score is known to
-//! some units of `u·S` and its exponential no better. The bounds are linear in `S` and in the unit roundoff `u` of the type
-//! that the engine computes in.
+//! The measure of an output is `eta = |o − o64| / Σⱼ pⱼ|vⱼ|` per element: well conditioned whatever the values are.
+//! What an engine can lose is set by the scores: `S = maxⱼ (scale·Σ_d |q_d·k_jd| + |bias_j|)` of the row, because a
+//! score is known to some units of `u·S` and its exponential no better. The bounds are linear in `S` and in the unit
+//! roundoff `u` of the type that the engine computes in.
 
 use attn_core::{Dtype, Element};
 
@@ -63,8 +64,8 @@ pub const WEIGHT: Entry = Entry {
     reason: "the error of its score, and that of the lse it is divided by",
 };
 
-/// `eta` of a half output, besides that of f32, where weights are the sum of two bf16: 16 bits and a sign. Far below the rounding of an
-/// output of the size of its values; where they cancel, it is what is left.
+/// `eta` of a half output, besides that of f32, where weights are the sum of two bf16: 16 bits and a sign. Far below
+/// the rounding of an output of the size of its values; where they cancel, it is what is left.
 pub const WEIGHTS_OF_TWO_PARTS: f64 = 1.0 / 131_072.0;
 /// Root mean square error of a half output under `Precision::Exact`, as a multiple of that of correct rounding.
 pub const RMS_EXACT: f64 = 1.05;
@@ -97,8 +98,8 @@ impl Entry {
 
 /// What one rounding of `x` to the type `O` may cost, on top of the engine's own error.
 ///
-/// Half types lose a relative `2⁻¹¹` (f16) or `2⁻⁸` (bf16), and near zero half the spacing of subnormal numbers; a value just
-/// beside a middle may round to the other side, which is within the same bound plus the engine's error.
+/// Half types lose a relative `2⁻¹¹` (f16) or `2⁻⁸` (bf16), and near zero half the spacing of subnormal numbers; a
+/// value just beside a middle may round to the other side, which is within the same bound plus the engine's error.
 pub fn rounding<O: Element>(x: f64) -> f64 {
     let (relative, least) = match O::DTYPE {
         Dtype::F64 => (U64, f64::from_bits(1)),
@@ -109,23 +110,26 @@ pub fn rounding<O: Element>(x: f64) -> f64 {
     (x.abs() * relative).max(least)
 }
 
-/// int8 attention against the formula on the dequantised inputs, before the output is rounded to its type: absolute, in units
-/// of `255·s_v`, for a row that sees `n` keys and whose largest score has magnitude `s`.
+/// int8 attention against the formula on the dequantised inputs, before the output is rounded to its type: absolute, in
+/// units of `255·s_v`, for a row that sees `n` keys and whose largest score has magnitude `s`.
 ///
-/// Scores are rounded to `2⁻¹⁷` in log2 units (`5.3·10⁻⁶` of a weight), the exponential is off by `6·10⁻⁷`: together below
-/// `2⁻¹⁷`. The factor of a score is known to `2⁻³¹` of itself. Each weight is rounded to half a unit of a sum that is at least
-/// `2²¹` units; shifts of sum and accumulators lose one unit each, and an output in f32 some units of its own.
+/// Scores are rounded to `2⁻¹⁷` in log2 units (`5.3·10⁻⁶` of a weight), the exponential is off by `6·10⁻⁷`: together
+/// below `2⁻¹⁷`. The factor of a score is known to `2⁻³¹` of itself. Each weight is rounded to half a unit of a sum
+/// that is at least `2²¹` units; shifts of sum and accumulators lose one unit each, and an output in f32 some units of
+/// its own.
 pub fn int8(n: usize, s: f64) -> f64 {
     let power = |bits: u32| 1.0 / f64::from(1u32 << bits);
     power(16) + s * power(30) + n as f64 * power(22)
 }
 
-/// Two `f64` computations of the same thing with sums of at most a few hundred terms, relative to the largest value (or 1).
+/// Two `f64` computations of the same thing with sums of at most a few hundred terms, relative to the largest value (or
+/// 1).
 pub const SUMS_F64: f64 = 1e-12;
 
-/// A gradient in `f64` against central differences with step `1e-5`, relative to the largest value (or 1): the step's square
-/// times a third derivative, and the rounding of the function divided by the step, are some `1e-9` each.
+/// A gradient in `f64` against central differences with step `1e-5`, relative to the largest value (or 1): the step's
+/// square times a third derivative, and the rounding of the function divided by the step, are some `1e-9` each.
 pub const DIFFERENCE: f64 = 1e-7;
 
-/// The same where the argument is `f32`, so that the step must be as large as `2⁻⁹`: its square times a third derivative.
+/// The same where the argument is `f32`, so that the step must be as large as `2⁻⁹`: its square times a third
+/// derivative.
 pub const DIFFERENCE_F32: f64 = 2e-6;

@@ -21,8 +21,8 @@ pub fn distance(a: f32, b: f32) -> u32 {
     }
 }
 
-/// The error of `got` in units of the last place of `want`, the spacing of `f32` at the correctly rounded value; the spacing
-/// of the smallest normal number below that.
+/// The error of `got` in units of the last place of `want`, the spacing of `f32` at the correctly rounded value; the
+/// spacing of the smallest normal number below that.
 ///
 /// ```
 /// use attn_testing::ulp::error;

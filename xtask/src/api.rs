@@ -1,8 +1,8 @@
-//! `cargo xtask api`: the public interface of each published library as text, committed beside it, so that a change of the
-//! interface is seen in review and never happens by accident.
+//! `cargo xtask api`: the public interface of each published library as text, committed beside it, so that a change of
+//! the interface is seen in review and never happens by accident.
 //!
-//! cargo-public-api writes the text, from what nightly's rustdoc knows. All features are on; blanket and auto implementations are
-//! left out.
+//! cargo-public-api writes the text, from what nightly's rustdoc knows. All features are on; blanket and auto
+//! implementations are left out.
 
 use std::fs;
 use std::process::{Command, ExitCode};

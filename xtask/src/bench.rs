@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: measures what attention costs.
 //!
 //! Without an option it measures the cost curve (time and memory against sequence length) and writes the report page;
-//! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and other
-//! libraries, `--decode` on long caches beside a plain read. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s; here are the arguments, the
-//! progress and where results go.
+//! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and
+//! other libraries, `--decode` on long caches beside a plain read. `--compare` sets a run beside an earlier one. What
+//! is measured, and how, is `attn-bench`'s; here are the arguments, the progress and where results go.
 
 mod compare;
 mod curve;
@@ -23,7 +23,8 @@ use attn_bench::memory::Heap;
 use attn_simd::Level;
 use peak_alloc::PeakAlloc;
 
-/// Counts what the engines allocate. It costs two atomic additions per allocation, and engines allocate nothing per tile.
+/// Counts what the engines allocate. It costs two atomic additions per allocation, and engines allocate nothing per
+/// tile.
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
@@ -55,15 +56,15 @@ pub(crate) struct Args {
     /// Measure single kernels on a table of shapes, beside the machine's peak (`--threads`, default 1).
     #[arg(long, conflicts_with = "input")]
     kernels: bool,
-    /// With --kernels: every number type and precision, on the shapes that are of interest there. Rows that need matrix tiles are named
-    /// and left out on a level without.
+    /// With --kernels: every number type and precision, on the shapes that are of interest there. Rows that need matrix
+    /// tiles are named and left out on a level without.
     #[arg(long)]
     types: bool,
     /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
     peers: bool,
-    /// Measure decoding: one token against long caches of each number type, warm and cold, beside a plain read of as many bytes
-    /// (`--threads`, default 1).
+    /// Measure decoding: one token against long caches of each number type, warm and cold, beside a plain read of as
+    /// many bytes (`--threads`, default 1).
     #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "compare", "shapes"])]
     decode: bool,
     /// With --kernels or --decode: measure torch and onnxruntime on the same inputs, as far as this Python has them.
@@ -78,8 +79,9 @@ pub(crate) struct Args {
     /// Say which cases would be measured, and stop.
     #[arg(long, conflicts_with = "input")]
     list: bool,
-    /// Set this run beside an earlier one (its --json): ratio and noise band per case; ends with code 2 if a case became
-    /// slower by more than the threshold and the noise of both runs, and stayed so when it was measured twice more.
+    /// Set this run beside an earlier one (its --json): ratio and noise band per case; ends with code 2 if a case
+    /// became slower by more than the threshold and the noise of both runs, and stayed so when it was measured twice
+    /// more.
     #[arg(long, value_name = "OLD.json", conflicts_with = "input")]
     compare: Option<PathBuf>,
     /// With --compare: set this run beside it instead of measuring one.
@@ -100,8 +102,8 @@ pub(crate) struct Args {
     /// Instruction-set level (see `cargo xtask levels`); default: the best of this machine.
     #[arg(long, value_name = "LEVEL")]
     level: Option<String>,
-    /// Threads of the parallel engine; default: one per core (with --kernels: 1, which is the single-thread engine). The cost
-    /// curve takes several numbers.
+    /// Threads of the parallel engine; default: one per core (with --kernels: 1, which is the single-thread engine).
+    /// The cost curve takes several numbers.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     threads: Vec<usize>,
     /// Mask out the keys after each query.
@@ -191,7 +193,8 @@ impl Args {
         })
     }
 
-    /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types are their own.
+    /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types
+    /// are their own.
     fn only_of_the_curve(&self) -> Result<(), Failure> {
         let table = match (self.decode, self.kernels, self.peers) {
             (true, ..) => "--decode",
@@ -249,7 +252,8 @@ impl Args {
         self.filter.as_deref().map_or(Ok(Filter::ALL), Filter::new).map_err(Failure::Argument)
     }
 
-    /// The journal of this run: a run with the same options, program and machine goes on where an interrupted one stopped.
+    /// The journal of this run: a run with the same options, program and machine goes on where an interrupted one
+    /// stopped.
     fn journal(&self, kind: &str, machine: &Machine, settings: &str) -> Result<Journal, Failure> {
         let path = self.report.join(format!("interrupted-{kind}.jsonl"));
         // A program that was built again measures something else, even of one revision.

@@ -10,8 +10,8 @@
 //! check      comparison with stored activations, for `--check`
 //! ```
 //!
-//! The models are plain: the point is that attention, masks, rotary positions and caches are the library's own, and that the
-//! results are those of the reference implementations.
+//! The models are plain: the point is that attention, masks, rotary positions and caches are the library's own, and
+//! that the results are those of the reference implementations.
 
 mod check;
 mod engine;

@@ -1,8 +1,8 @@
 //! `cargo xtask embedded`: attn-core on emulated boards, against the host, with what it costs.
 //!
-//! `attn-core/firmware` holds the programs. [`boards`] are the processors, [`build`] compiles for them, [`image`] weighs an
-//! image and looks for what must not be in it, [`code`] reads its disassembly, [`emulate`] runs a program, [`report`] prints
-//! the tables and holds figures to their limits. What is shown:
+//! `attn-core/firmware` holds the programs. [`boards`] are the processors, [`build`] compiles for them, [`image`]
+//! weighs an image and looks for what must not be in it, [`code`] reads its disassembly, [`emulate`] runs a program,
+//! [`report`] prints the tables and holds figures to their limits. What is shown:
 //!
 //! - an image of each entry point links although its panic handler is defined nowhere, and one that can panic does not;
 //! - no allocator, no formatting, and in the images of int8 no floating-point instruction or routine;

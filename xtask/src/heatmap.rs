@@ -3,8 +3,9 @@
 //! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same
 //! projections, `--model minilm --text "…"` what a real encoder does with a sentence, in all its layers and heads.
 //!
-//! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes queries,
-//! keys and values of words, [`page`] writes one file that needs no other, and [`check`] opens it in Chromium and uses it.
+//! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes
+//! queries, keys and values of words, [`page`] writes one file that needs no other, and [`check`] opens it in Chromium
+//! and uses it.
 
 mod browser;
 mod check;
@@ -28,7 +29,8 @@ const MAX_MODEL_TOKENS: usize = 64;
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// These words instead of the worked example's. A word that it does not know gets an embedding drawn from its letters.
+    /// These words instead of the worked example's. A word that it does not know gets an embedding drawn from its
+    /// letters.
     #[arg(long, value_name = "WORD", num_args = 1.., conflicts_with = "model")]
     tokens: Vec<String>,
     /// A real model: `cargo xtask demo fetch minilm` gets it.

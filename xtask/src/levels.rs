@@ -37,8 +37,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// A row per level and number type, for one head of 1024 queries and keys; on matrix tiles a half that is asked for as f32 takes more
-/// products and has a row of its own.
+/// A row per level and number type, for one head of 1024 queries and keys; on matrix tiles a half that is asked for as
+/// f32 takes more products and has a row of its own.
 fn kernels(head_dim: usize) -> attn_core::Result<Vec<Vec<String>>> {
     let sizes = [1, 1, 1024, head_dim];
     let (attn, shape) = (Attention::new(), AttnShape::new(sizes, sizes, sizes)?);

@@ -1,7 +1,7 @@
 //! The project's workshop: `cargo xtask <command>`.
 //!
-//! One module per command; each has its arguments as a struct and a `run` that says by its exit code whether all went well.
-//! Nothing here is part of the product; everything that CI does can be done by hand with these commands.
+//! One module per command; each has its arguments as a struct and a `run` that says by its exit code whether all went
+//! well. Nothing here is part of the product; everything that CI does can be done by hand with these commands.
 
 mod api;
 mod bench;
@@ -69,7 +69,8 @@ enum Command {
     Vectors(vectors::Args),
 }
 
-/// Ends quietly where whoever read our output has stopped reading (`cargo xtask bench | head`): to `println!` that is a panic.
+/// Ends quietly where whoever read our output has stopped reading (`cargo xtask bench | head`): to `println!` that is a
+/// panic.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -57,8 +57,8 @@ fn multiply(
     assert!(left.cols > 0, "a product of nothing is nobody's");
     let signed = |stride: usize| stride as isize; // what matters of it has been multiplied and fits
     // SAFETY: all elements of the three matrices lie in their slices, which are borrowed for the call, `y` exclusively;
-    // elements of `y` do not share memory (all asserted above). A stride along a side of length 1 is never multiplied by more
-    // than 0.
+    // elements of `y` do not share memory (all asserted above). A stride along a side of length 1 is never multiplied
+    // by more than 0.
     unsafe {
         gemm::gemm(
             to.rows,

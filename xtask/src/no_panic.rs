@@ -3,8 +3,8 @@
 //! `attn-core/no-panic` calls everything with arguments that the optimiser cannot see through, and is built as users of
 //! firmware build: release, one unit, link-time optimisation. The archive is then read, and from every entry point the
 //! relocations are followed (calls, tables of functions, constants) as a linker that drops unused sections would. If
-//! `core::panicking` can be reached, the shortest way there is printed. The same is done with an entry that can panic, which
-//! must be found: a check that finds nothing in it proves nothing.
+//! `core::panicking` can be reached, the shortest way there is printed. The same is done with an entry that can panic,
+//! which must be found: a check that finds nothing in it proves nothing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{self, File};

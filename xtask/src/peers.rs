@@ -1,8 +1,9 @@
 //! `cargo xtask peers`: sets up the libraries that `cargo xtask bench --peers` measures beside ours, in `target/peers`.
 //!
-//! Rust libraries are the project in `xtask/peers`, built twice: as `cargo build --release` does it, and for this processor with the
-//! libraries' own switches. Python ones are installed into a virtual environment, one after another, so that one that cannot be had
-//! leaves the others alone. Nothing is installed without `--install`, and nothing outside of `target`.
+//! Rust libraries are the project in `xtask/peers`, built twice: as `cargo build --release` does it, and for this
+//! processor with the libraries' own switches. Python ones are installed into a virtual environment, one after another,
+//! so that one that cannot be had leaves the others alone. Nothing is installed without `--install`, and nothing
+//! outside of `target`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the house rules that neither the compiler nor clippy checks.
 //!
-//! [`rules`] holds them, [`code`] the scanner that keeps prose out of them, [`copies`] the files that must be the same in
-//! several places. Looks at what git tracks and at new files that it does not ignore.
+//! [`rules`] holds them, [`code`] the scanner that keeps prose out of them, [`copies`] the files that must be the same
+//! in several places. Looks at what git tracks and at new files that it does not ignore.
 
 mod code;
 mod copies;
@@ -63,6 +63,10 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
     for (original, copy) in copies::stale(root) {
         found.push(whole(copy, format!("differs from {original} (cargo xtask tidy --fix)")));
     }
+    for subject in subjects(root)?.iter().filter(|subject| subject.chars().count() > SUBJECT) {
+        let columns = subject.chars().count();
+        found.push(whole("git log", format!("a subject of {columns} columns, {SUBJECT} are the limit: {subject}")));
+    }
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     for leaf in rules::UNSAFE_LEAVES.iter().filter(|leaf| !architecture.contains(**leaf)) {
         found.push(whole("ARCHITECTURE.md", format!("does not name {leaf}, which may hold `unsafe`")));
@@ -70,17 +74,31 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
     Ok(found)
 }
 
-/// The files of the repository, by git.
-fn files(root: &Path) -> Result<Vec<String>, String> {
+/// Columns of the first line of a commit's message; what takes more belongs below it.
+const SUBJECT: usize = 72;
+
+/// The first lines of commits since the rule holds.
+fn subjects(root: &Path) -> Result<Vec<String>, String> {
+    let text = git(root, &["log", "--since=2026-11-23T22:30:00Z", "--format=%s"])?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// What a command of git writes.
+fn git(root: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .args(args)
         .current_dir(root)
         .output()
         .map_err(|error| format!("git could not be started: {error}"))?;
     if !output.status.success() {
-        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        return Err(format!("git {}: {}", args[0], String::from_utf8_lossy(&output.stderr).trim()));
     }
-    let text = String::from_utf8(output.stdout).map_err(|_| "a file name is not UTF-8".to_owned())?;
+    String::from_utf8(output.stdout).map_err(|_| format!("what git {} writes is not UTF-8", args[0]))
+}
+
+/// The files of the repository, by git.
+fn files(root: &Path) -> Result<Vec<String>, String> {
+    let text = git(root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard"])?;
     let files: Vec<String> = text.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
     if files.is_empty() { Err("git lists no file here".to_owned()) } else { Ok(files) }
 }

@@ -1,12 +1,13 @@
 //! Taking the samples of a cost curve.
 //!
-//! The whole grid of cases is gone through in several passes, so that the samples of one case come from moments that are minutes
-//! apart: how far its passes lie apart is what comparisons take for noise. Within a pass, at each length, samples are taken in
-//! rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of the machine hits all engines
-//! and the probe alike. The parallel engine has rounds of its own against a probe on all of its threads, each sample right after a call
-//! that does not count: as in a model, whose layers follow each other. The first pass begins
-//! each case with one call on empty scratch, which gives its extra memory. An engine that would take too long at a length, judged
-//! by its time at the length before and its growth, is not run there, and the curve says so.
+//! The whole grid of cases is gone through in several passes, so that the samples of one case come from moments that
+//! are minutes apart: how far its passes lie apart is what comparisons take for noise. Within a pass, at each length,
+//! samples are taken in rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of
+//! the machine hits all engines and the probe alike. The parallel engine has rounds of its own against a probe on all
+//! of its threads, each sample right after a call that does not count: as in a model, whose layers follow each other.
+//! The first pass begins each case with one call on empty scratch, which gives its extra memory. An engine that would
+//! take too long at a length, judged by its time at the length before and its growth, is not run there, and the curve
+//! says so.
 
 use attn_core::AttnError;
 use attn_core::half::{bf16, f16};
@@ -291,7 +292,8 @@ impl<'p> Started<'p> {
         };
         let mut calls = calls_for(first?);
         if calls > 1 || who.engine == Engine::Parallel {
-            // The first call paid for page faults and cold caches: look again before choosing how many to take together.
+            // The first call paid for page faults and cold caches: look again before choosing how many to take
+            // together.
             calls = calls_for(time(calls.min(16), || run(&mut runner, who.engine, tensors))?);
         }
         let point = Point {
@@ -332,7 +334,8 @@ fn sample_rounds<T: Stored>(
             let (runner, who, calls) = (&mut s.runner, s.who, s.point.calls_per_sample);
             let (wall, thread) = engine::inside(who.engine, s.pool, || {
                 if !who.engine.one_thread() {
-                    // The pool sleeps: that the system wakes it, and perhaps on one core first, is not the engine's time.
+                    // The pool sleeps: that the system wakes it, and perhaps on one core first, is not the engine's
+                    // time.
                     run(runner, who.engine, tensors)?;
                 }
                 both(calls, || run(runner, who.engine, tensors))

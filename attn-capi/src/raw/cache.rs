@@ -70,8 +70,8 @@ unsafe fn place<'a>(cache: &AttnCache, extents: &mut Extents) -> Result<Place<'a
 /// Reads the arguments of a decode call; what its options point to has been noted in `extents` before.
 ///
 /// # Safety
-/// Each pointer is null, or points to as much as the struct or length beside it says, which nobody writes during `'a`; nobody
-/// else touches the outputs.
+/// Each pointer is null, or points to as much as the struct or length beside it says, which nobody writes during `'a`;
+/// nobody else touches the outputs.
 pub(crate) unsafe fn decode<'a>(
     cache: *const AttnCache,
     q: *const AttnTensor,

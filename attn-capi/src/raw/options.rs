@@ -223,7 +223,8 @@ pub(crate) struct Callbacks {
     user_data: *mut c_void,
 }
 
-// SAFETY: the header says that both are called from several threads at once, with the pointer that the caller gave for it.
+// SAFETY: the header says that both are called from several threads at once, with the pointer that the caller gave for
+// it.
 unsafe impl Sync for Callbacks {}
 
 impl Callbacks {

@@ -132,7 +132,8 @@ pub(crate) fn queries(first: &[usize], cu: &[usize]) -> AttnQueries {
 /// `attn_decode`; q, out and lse are those of the arguments, and k and v are not looked at.
 pub(crate) fn decode(cache: &AttnCache, queries: Option<&AttnQueries>, a: Arguments<'_>) -> AttnStatus {
     let Arguments { options, q, out, lse, .. } = a;
-    // SAFETY: as in `forward`; the tensors and tables of the cache and the queries are alive, and as long as they say or longer.
+    // SAFETY: as in `forward`; the tensors and tables of the cache and the queries are alive, and as long as they say
+    // or longer.
     unsafe { abi::attn_decode(pointer(options), cache, pointer(q), pointer(queries), pointer(out), lse.0, lse.1) }
 }
 

@@ -35,7 +35,8 @@ fn packed_queries() -> Vec<f32> {
     paint(Q_HEADS * 6 * DIM, 3)
 }
 
-/// What each packed row gets from plain calls, one for each sequence, over the tokens that `held` says: out and lse as bits.
+/// What each packed row gets from plain calls, one for each sequence, over the tokens that `held` says: out and lse as
+/// bits.
 fn plain(options: &AttnOptions, held: [&[usize]; 2]) -> Vec<u32> {
     let (q, k, v) = (packed_queries(), filled(DIM, 1), filled(VALUE_DIM, 2));
     let (mut out, mut lse) = (vec![0.0f32; Q_HEADS * 6 * VALUE_DIM], vec![0.0f32; Q_HEADS * 6]);

@@ -7,7 +7,8 @@ use crate::c::{self, Arguments, floats, options, tensor, tensor_mut};
 const SHAPE: [usize; 4] = [2, 2, 3, 4];
 const KV: [usize; 4] = [2, 1, 5, 4];
 
-/// A call that is right until a test breaks it: two sequences, two query heads over one key head, 3 queries, 5 keys, dim 4.
+/// A call that is right until a test breaks it: two sequences, two query heads over one key head, 3 queries, 5 keys,
+/// dim 4.
 struct Case {
     options: AttnOptions,
     q: AttnTensor,

@@ -44,7 +44,8 @@ fn a_forked_child_computes_with_several_threads() {
 
 #[test]
 fn a_workspace_serves_one_call_at_a_time() {
-    // Calls from two threads that certainly overlap: the first one waits in the caller's function until the second is back.
+    // Calls from two threads that certainly overlap: the first one waits in the caller's function until the second is
+    // back.
     static INSIDE: Barrier = Barrier::new(2);
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     extern "C-unwind" fn wait(_: usize, _: usize, _: usize, _: usize, _: *mut std::ffi::c_void) -> i32 {

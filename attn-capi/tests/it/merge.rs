@@ -6,7 +6,8 @@ use crate::c::{self, Arguments, Plan, Workspace, floats, options, tensor_mut};
 
 const Q: [usize; 4] = [2, 2, 3, 4];
 
-/// Output and lse over the keys from `first` on, `count` of nine; causal, so that the first rows of the later part see nothing.
+/// Output and lse over the keys from `first` on, `count` of nine; causal, so that the first rows of the later part see
+/// nothing.
 fn part(first: usize, count: usize) -> (Vec<f32>, Vec<f32>) {
     let x: Vec<f32> = (0..2 * 2 * 9 * 4).map(|n| (n as f32 * 1.7).sin() * 2.0).collect();
     let whole = floats(&x, [2, 2, 9, 4]);

@@ -27,8 +27,8 @@ fn paint(len: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-/// `attn_forward` with these options equals the reference with those, output and lse; so do a plan and a workspace, bit for
-/// bit.
+/// `attn_forward` with these options equals the reference with those, output and lse; so do a plan and a workspace, bit
+/// for bit.
 fn agree<M: Modifier + Sync>(name: &str, options: &AttnOptions, attn: &Attention<'_, M>) {
     let (q, k, v) = (paint(448, 1), paint(288, 2), paint(288, 3));
     let (mut want, mut want_lse) = (vec![0.0f64; 448], vec![0.0f64; 56]);

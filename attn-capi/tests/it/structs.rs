@@ -1,4 +1,5 @@
-//! Structs of other versions of the header: what an older caller does not have is zero, what a newer one sets is refused.
+//! Structs of other versions of the header: what an older caller does not have is zero, what a newer one sets is
+//! refused.
 
 use attn::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 

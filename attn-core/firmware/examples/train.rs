@@ -1,8 +1,8 @@
 //! Trains the gesture classifier on a host and writes `src/gesture/weights.rs`: `cargo run --release --example train`.
 //!
-//! Adam (Kingma & Ba 2015, arXiv 1412.6980) in f64 over windows that are drawn as it goes; gradients by attn-core. Then the
-//! weights become int8 (symmetric, one scale for each matrix) and the activations get the scale that covers what is seen over
-//! some hundred windows. All draws come from fixed seeds.
+//! Adam (Kingma & Ba 2015, arXiv 1412.6980) in f64 over windows that are drawn as it goes; gradients by attn-core. Then
+//! the weights become int8 (symmetric, one scale for each matrix) and the activations get the scale that covers what is
+//! seen over some hundred windows. All draws come from fixed seeds.
 
 use std::fmt::Write;
 use std::ops::Range;

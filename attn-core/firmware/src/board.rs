@@ -1,7 +1,7 @@
 //! How a program starts on each board, what it prints with, and how it counts instructions and stack.
 //!
-//! Instructions are counted by a clock that QEMU's `-icount` drives by them: SysTick on Arm, `mcycle` on RISC-V. How many
-//! instructions a tick is, the host finds from a loop of known length. They say nothing about time.
+//! Instructions are counted by a clock that QEMU's `-icount` drives by them: SysTick on Arm, `mcycle` on RISC-V. How
+//! many instructions a tick is, the host finds from a loop of known length. They say nothing about time.
 
 /// Prints a line: by semihosting on a board.
 #[macro_export]
@@ -39,8 +39,8 @@ macro_rules! program {
     };
 }
 
-/// An image of one function, which is never called: what start-up code and the function weigh. It links only if no way leads
-/// to a panic.
+/// An image of one function, which is never called: what start-up code and the function weigh. It links only if no way
+/// leads to a panic.
 #[macro_export]
 macro_rules! image {
     ($function:path) => {

@@ -1,7 +1,8 @@
-//! One function for each thing that firmware may want, from raw buffers to the result: what an image of it alone weighs.
+//! One function for each thing that firmware may want, from raw buffers to the result: what an image of it alone
+//! weighs.
 //!
-//! All options and sizes arrive behind references, so that no branch is known when compiling. Never inlined: a caller's frame
-//! is not theirs.
+//! All options and sizes arrive behind references, so that no branch is known when compiling. Never inlined: a caller's
+//! frame is not theirs.
 
 use attn_core::int8::{self, Int8Attention, Int8RingCache, QuantizedRingCache, ScaledRows};
 use attn_core::kv_cache::RingCache;

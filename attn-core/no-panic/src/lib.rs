@@ -1,8 +1,8 @@
 //! Entry points into every engine of `attn-core`, linked into one image in which no panic may be reachable.
 //!
-//! Options, views and tables arrive behind references that the optimiser cannot see through, so that every branch on them is
-//! live: what `cargo xtask no-panic` finds to be out of reach is out of reach for all inputs. The functions are never
-//! called. Exported names are the only thing here that counts as `unsafe`.
+//! Options, views and tables arrive behind references that the optimiser cannot see through, so that every branch on
+//! them is live: what `cargo xtask no-panic` finds to be out of reach is out of reach for all inputs. The functions are
+//! never called. Exported names are the only thing here that counts as `unsafe`.
 #![no_std]
 
 mod embedded;

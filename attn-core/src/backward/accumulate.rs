@@ -47,7 +47,8 @@ impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {
     }
 }
 
-/// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len) elements.
+/// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len)
+/// elements.
 pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Modifier>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,

@@ -1,11 +1,12 @@
 //! A cache in int8 with scales, to be read by any engine: numbers in any layout, and what they are multiplied by.
 //!
-//! Keys have a scale per token, or one per channel: their outliers lie in a few channels, which per-channel scales keep from the
-//! others (KIVI, Liu et al. 2024, arXiv 2402.02750). Values have a scale per token. A token's scale multiplies its score or its
-//! weight and a channel's the query, so that nothing is widened in memory and reading costs a quarter of `f32`. Zero points are 0.
+//! Keys have a scale per token, or one per channel: their outliers lie in a few channels, which per-channel scales keep
+//! from the others (KIVI, Liu et al. 2024, arXiv 2402.02750). Values have a scale per token. A token's scale multiplies
+//! its score or its weight and a channel's the query, so that nothing is widened in memory and reading costs a quarter
+//! of `f32`. Zero points are 0.
 //!
-//! All of it is `#[inline]`: without generics it would be compiled here, and what it calls with it, which changes the code that firmware
-//! at `opt-level = "s"` shares (32 bytes of stack in calls that use none of this).
+//! All of it is `#[inline]`: without generics it would be compiled here, and what it calls with it, which changes the
+//! code that firmware at `opt-level = "s"` shares (32 bytes of stack in calls that use none of this).
 
 use crate::error::{AttnError, Result};
 use crate::kv_cache::{CacheView, TokenRun};
@@ -20,15 +21,15 @@ pub enum KeyScales<'c> {
     PerChannel(View<'c, f32>),
 }
 
-/// Keys and values in int8 with their scales, wherever they lie: a key is `number · scale`, in per-channel scales channel by
-/// channel, a value `number · scale`.
+/// Keys and values in int8 with their scales, wherever they lie: a key is `number · scale`, in per-channel scales
+/// channel by channel, a value `number · scale`.
 ///
 /// # How exact
 ///
-/// Engines compute what they would on the dequantised numbers in `f32`, to the same accuracy. Against the numbers before they were
-/// [quantised](quantize), a score is off by at most `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the scale of a key's element, as
-/// each element is off by half a scale. An output is then off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·½·Σⱼ pⱼsⱼ`, `sⱼ` the scale
-/// of a value. (Soft-caps only lessen that.)
+/// Engines compute what they would on the dequantised numbers in `f32`, to the same accuracy. Against the numbers
+/// before they were [quantised](quantize), a score is off by at most `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the
+/// scale of a key's element, as each element is off by half a scale. An output is then off by at most
+/// `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·½·Σⱼ pⱼsⱼ`, `sⱼ` the scale of a value. (Soft-caps only lessen that.)
 ///
 /// ```
 /// use attn_core::int8::{KeyScales, QuantizedView, quantize};
@@ -130,8 +131,8 @@ fn check_sizes(what: &'static str, wanted: [usize; 4], found: [usize; 4]) -> Res
     wanted.into_iter().zip(found).try_for_each(|(wanted, found)| AttnError::check_size(what, wanted, found))
 }
 
-/// Writes the nearest numbers of a token and returns their scale: its largest magnitude divided by 127, so that each element is
-/// off by at most half a scale. A NaN or ±∞ gives the scale NaN: the whole token becomes NaN.
+/// Writes the nearest numbers of a token and returns their scale: its largest magnitude divided by 127, so that each
+/// element is off by at most half a scale. A NaN or ±∞ gives the scale NaN: the whole token becomes NaN.
 #[inline]
 pub fn quantize(x: &[f32], numbers: &mut [i8]) -> f32 {
     let scale = scale_of(x.iter().copied());
@@ -139,8 +140,8 @@ pub fn quantize(x: &[f32], numbers: &mut [i8]) -> f32 {
     scale
 }
 
-/// Writes the nearest numbers of a token, channel by channel, in scales that were [chosen](channel_scales) before. What lies beyond
-/// 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
+/// Writes the nearest numbers of a token, channel by channel, in scales that were [chosen](channel_scales) before. What
+/// lies beyond 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
 ///
 /// ```
 /// use attn_core::int8::{channel_scales, quantize_by};
@@ -157,7 +158,8 @@ pub fn quantize_by(scales: &[f32], x: &[f32], numbers: &mut [i8]) {
     numbers.iter_mut().zip(x.iter().zip(scales)).for_each(|(n, (&x, &scale))| *n = nearest(x, scale));
 }
 
-/// The scale of each channel of one head's keys, `k` being `[batch, kv_heads, tokens, head_dim]`: the largest magnitude divided by
+/// The scale of each channel of one head's keys, `k` being `[batch, kv_heads, tokens, head_dim]`: the largest magnitude
+/// divided by
 /// 127. NaN where one is NaN or ±∞.
 #[inline]
 pub fn channel_scales(k: View<'_, f32>, sequence: usize, kv_head: usize, scales: &mut [f32]) {

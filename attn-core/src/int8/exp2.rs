@@ -1,8 +1,8 @@
 //! Two to the power of a negative fixed-point number, in integers.
 //!
 //! The whole part is a shift, as in I-BERT (Kim et al. 2021, arXiv 2101.01321, §3.4), which takes a parabola for the
-//! fraction and is off by 1.9·10⁻³. Here sixteen constants come before the parabola, which then has a sixteenth of the way
-//! to go: 64 bytes of table for 6·10⁻⁷ ([`RELATIVE_ERROR`], checked for every fraction).
+//! fraction and is off by 1.9·10⁻³. Here sixteen constants come before the parabola, which then has a sixteenth of the
+//! way to go: 64 bytes of table for 6·10⁻⁷ ([`RELATIVE_ERROR`], checked for every fraction).
 
 /// `2³¹ · 2^(−i/16)`.
 const SIXTEENTHS: [u32; 16] = [

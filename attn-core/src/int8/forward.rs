@@ -15,9 +15,10 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
     shape.value_dim
 }
 
-/// Computes attention over int8 tensors: q `[batch, q_heads, q_len, head_dim]`, k `[batch, kv_heads, kv_len, head_dim]`, v
-/// `[batch, kv_heads, kv_len, value_dim]`, out `[batch, q_heads, q_len, value_dim]`; `scratch` holds [`scratch_len`]
-/// elements. A row that sees nothing is the output's zero point.
+/// Computes attention over int8 tensors: q `[batch, q_heads, q_len, head_dim]`, k
+/// `[batch, kv_heads, kv_len, head_dim]`, v `[batch, kv_heads, kv_len, value_dim]`, out
+/// `[batch, q_heads, q_len, value_dim]`; `scratch` holds [`scratch_len`] elements. A row that sees nothing is the
+/// output's zero point.
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
@@ -34,9 +35,9 @@ pub fn forward<O: Int8Output>(
     resume::run_all(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc })
 }
 
-/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are done.
-/// Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun. See
-/// [`crate::resume`].
+/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are
+/// done. Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun.
+/// See [`crate::resume`].
 ///
 /// # Errors
 /// As [`forward`]; [`AttnError::Index`] for a cursor of a call of another shape.

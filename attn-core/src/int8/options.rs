@@ -19,10 +19,12 @@ pub struct HeadScales {
 }
 
 impl HeadScales {
-    /// From the scales of q, k, v and the output, each above 0, and the scale of the scores (`1/√head_dim` is [`default_scale`](crate::default_scale)).
+    /// From the scales of q, k, v and the output, each above 0, and the scale of the scores (`1/√head_dim` is
+    /// [`default_scale`](crate::default_scale)).
     ///
     /// # Errors
-    /// [`AttnError::Option`] for a scale without meaning, or that [`Attention::scale`](crate::Attention::scale) refuses.
+    /// [`AttnError::Option`] for a scale without meaning, or that [`Attention::scale`](crate::Attention::scale)
+    /// refuses.
     pub const fn new(q: f32, k: f32, v: f32, out: f32, scale: f64) -> Result<Self> {
         match (Quant::new(q, 0), Quant::new(k, 0), Quant::new(v, 0), Quant::new(out, 0)) {
             (Ok(_), Ok(_), Ok(_), Ok(_)) => {}
@@ -39,10 +41,11 @@ impl HeadScales {
     }
 }
 
-/// Attention over int8 tensors: the scales and zero points of q, k, v and the output, the scale of the scores, and a mask.
+/// Attention over int8 tensors: the scales and zero points of q, k, v and the output, the scale of the scores, and a
+/// mask.
 ///
-/// Everything is `const`: made in a constant, nothing of it is computed on the target, and no floating-point instruction is
-/// left in the image.
+/// Everything is `const`: made in a constant, nothing of it is computed on the target, and no floating-point
+/// instruction is left in the image.
 ///
 /// ```
 /// use attn_core::int8::{Int8Attention, Quant};
@@ -92,8 +95,8 @@ impl<'a> Int8Attention<'a> {
         self
     }
 
-    /// Scales of their own for each query head, `[q_heads]`, in place of those of the tensors: quantisation along the axis
-    /// of the heads. The zero points stay (TensorFlow Lite wants them 0 where scales differ along an axis).
+    /// Scales of their own for each query head, `[q_heads]`, in place of those of the tensors: quantisation along the
+    /// axis of the heads. The zero points stay (TensorFlow Lite wants them 0 where scales differ along an axis).
     pub const fn per_head(mut self, scales: &'a [HeadScales]) -> Self {
         self.per_head = Some(scales);
         self

@@ -14,8 +14,8 @@ mod sealed {
 
 /// A number type that int8 attention can write. Sealed: `i8`, `i16`, `i32` and `f32`.
 ///
-/// The integers hold `real/s_out + z_out`, rounded to nearest and saturated: with a small `s_out`, `i32` is a fixed-point
-/// number of the whole precision. `f32` holds the real number itself, whatever the output's scale.
+/// The integers hold `real/s_out + z_out`, rounded to nearest and saturated: with a small `s_out`, `i32` is a
+/// fixed-point number of the whole precision. `f32` holds the real number itself, whatever the output's scale.
 pub trait Int8Output: Copy + sealed::Sealed {
     /// What a mean of values is multiplied by.
     #[doc(hidden)]

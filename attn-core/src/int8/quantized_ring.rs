@@ -1,8 +1,8 @@
 //! A KV cache in int8 for tokens in f32: each key and value keeps a scale of its own.
 //!
-//! Scales per token are what streams need, whose range nobody knows in advance; they cost four bytes beside `head_dim`. A
-//! key's scale multiplies its score and a value's its weight, so that nothing is widened in memory (the per-token values of
-//! KIVI, Liu et al. 2024, arXiv 2402.02750; it quantises keys along channels, which needs groups of tokens).
+//! Scales per token are what streams need, whose range nobody knows in advance; they cost four bytes beside `head_dim`.
+//! A key's scale multiplies its score and a value's its weight, so that nothing is widened in memory (the per-token
+//! values of KIVI, Liu et al. 2024, arXiv 2402.02750; it quantises keys along channels, which needs groups of tokens).
 
 use super::cache::{KeyScales, QuantizedView, nearest, scale_of};
 use crate::error::{AttnError, Result};
@@ -17,10 +17,11 @@ use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::view::{Row, View, ViewMut};
 
-/// One of a cache's two tensors: numbers `[batch, kv_heads, slots, dim]` and their scales `[batch, kv_heads, slots, 1]`.
+/// One of a cache's two tensors: numbers `[batch, kv_heads, slots, dim]` and their scales
+/// `[batch, kv_heads, slots, 1]`.
 ///
-/// A row stands for `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off by
-/// at most half a scale. A row with a NaN or ±∞ becomes NaN.
+/// A row stands for `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off
+/// by at most half a scale. A row with a NaN or ±∞ becomes NaN.
 #[derive(Debug)]
 pub struct ScaledRows<'c> {
     numbers: ViewMut<'c, i8>,
@@ -126,7 +127,8 @@ impl<'c> QuantizedRingCache<'c> {
         QuantizedView::of_checked(numbers, KeyScales::PerToken(self.k.scales.as_view()), self.v.scales.as_view())
     }
 
-    /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`.
+    /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new`
+    /// `[batch, kv_heads, n, value_dim]`.
     ///
     /// # Errors
     /// [`AttnError::Size`], before anything is written.
@@ -164,11 +166,13 @@ impl<'c> QuantizedRingCache<'c> {
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
-    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key displaces the
-    /// oldest and the query sees what is held; options are those of one query against `kv_len` = the tokens held.
+    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key
+    /// displaces the oldest and the query sees what is held; options are those of one query against `kv_len` = the
+    /// tokens held.
     ///
     /// # Errors
-    /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] for dropout and for the full weights.
+    /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] for dropout and for the full
+    /// weights.
     pub fn advance<'o, M: Modifier>(
         &mut self,
         attn: &Attention<'_, M>,

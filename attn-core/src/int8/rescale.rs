@@ -2,12 +2,12 @@
 
 use crate::error::{AttnError, Result};
 
-/// A real factor as an integer: `factor ≈ mantissa · 2⁻ˢʰⁱᶠᵗ` with 31 bits of mantissa, so that it is right to `2⁻³¹` of
-/// itself.
+/// A real factor as an integer: `factor ≈ mantissa · 2⁻ˢʰⁱᶠᵗ` with 31 bits of mantissa, so that it is right to `2⁻³¹`
+/// of itself.
 ///
 /// What TensorFlow Lite calls a quantised multiplier (Jacob et al. 2018, arXiv 1712.05877, §2.2), rounded once, as its
-/// single-rounding kernels do. [`Rescale::new`] reads the bits of the `f64` and is `const`: made in a constant, a factor
-/// costs no floating-point instruction at run time.
+/// single-rounding kernels do. [`Rescale::new`] reads the bits of the `f64` and is `const`: made in a constant, a
+/// factor costs no floating-point instruction at run time.
 ///
 /// ```
 /// use attn_core::int8::Rescale;
@@ -78,8 +78,8 @@ impl Rescale {
 
     /// This factor, which must be above 0, divided by a positive integer below `2³¹`.
     ///
-    /// Restoring division, one bit a round: 32 rounds for each row of an output cost less than a 64-bit division routine
-    /// in flash.
+    /// Restoring division, one bit a round: 32 rounds for each row of an output cost less than a 64-bit division
+    /// routine in flash.
     pub(super) const fn over(self, divisor: u32) -> Self {
         if divisor == 0 || divisor >> 31 != 0 || self.mantissa <= 0 {
             return Self::ZERO;

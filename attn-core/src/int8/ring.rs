@@ -12,8 +12,8 @@ use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 
 /// Sinks and a ring of the last tokens in int8, for each sequence of a batch: what
-/// [`RingCache`](crate::kv_cache::RingCache) is for reals. All keys share a scale and a zero point, and all values; or each
-/// head has a scale of its own ([`Int8Attention::per_head`]).
+/// [`RingCache`](crate::kv_cache::RingCache) is for reals. All keys share a scale and a zero point, and all values; or
+/// each head has a scale of its own ([`Int8Attention::per_head`]).
 ///
 /// | tensor | shape |
 /// |---|---|
@@ -88,9 +88,9 @@ impl<'c> Int8RingCache<'c> {
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
-    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key displaces the
-    /// oldest and the query sees what is held, less what the mask hides; the mask is that of one query against `kv_len` = the
-    /// tokens held, in ascending order.
+    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key
+    /// displaces the oldest and the query sees what is held, less what the mask hides; the mask is that of one query
+    /// against `kv_len` = the tokens held, in ascending order.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written.

@@ -1,10 +1,10 @@
 //! The softmax of a row as a running state, in integers.
 //!
-//! [`RowState`](crate::RowState) keeps weights relative to the largest score, so that a larger one rescales what came before
-//! by `exp(old − new)`. Here scores are in log2 units and weights are relative to a **whole** power of two at or above the
-//! largest, so that rescaling is a shift: nothing is multiplied and at most one unit in the last place is lost however
-//! often it happens (each shift halves what the ones before it lost). The same shift keeps the accumulators inside 32 bits:
-//! when the weights add up to more than `2²³`, the reference is raised by one.
+//! [`RowState`](crate::RowState) keeps weights relative to the largest score, so that a larger one rescales what came
+//! before by `exp(old − new)`. Here scores are in log2 units and weights are relative to a **whole** power of two at or
+//! above the largest, so that rescaling is a shift: nothing is multiplied and at most one unit in the last place is
+//! lost however often it happens (each shift halves what the ones before it lost). The same shift keeps the
+//! accumulators inside 32 bits: when the weights add up to more than `2²³`, the reference is raised by one.
 //!
 //! ```text
 //! score       t  = log2(e)·scale·s_q·s_k · Σ(q − z_q)(k − z_k)        units of 2⁻¹⁶
@@ -17,8 +17,8 @@
 use super::exp2::{FRACTION_BITS, ONE_BITS, exp2_neg};
 use super::rescale::Rescale;
 
-/// Scores are clipped to this on either side, `2¹⁴` in log2 units (11 356 in natural ones), so that no difference of two
-/// overflows.
+/// Scores are clipped to this on either side, `2¹⁴` in log2 units (11 356 in natural ones), so that no difference of
+/// two overflows.
 const LARGEST_SCORE: i32 = 1 << 30;
 
 /// The weights of a row may add up to this.

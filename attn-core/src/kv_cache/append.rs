@@ -1,7 +1,7 @@
 //! The plain cache: each sequence has a row of slots and a length.
 //!
-//! Slots from a sequence's length on are never read, whatever they hold. [`AppendCache::sequence`] hands a sequence's keys
-//! and values to any other engine without copying.
+//! Slots from a sequence's length on are never read, whatever they hold. [`AppendCache::sequence`] hands a sequence's
+//! keys and values to any other engine without copying.
 
 use super::attend::{self, Sequence};
 use super::{check_at_most, check_new, copy_token};
@@ -167,8 +167,8 @@ impl<'c, T: Element> AppendCache<'c, T> {
         self.attend_counts(attn, q, None, outputs.into(), scratch)
     }
 
-    /// As [`attend`](Self::attend), where only the first `q_lens[b]` queries of sequence `b` are tokens: its last ones. The
-    /// rows of the others are 0, their lse −∞.
+    /// As [`attend`](Self::attend), where only the first `q_lens[b]` queries of sequence `b` are tokens: its last ones.
+    /// The rows of the others are 0, their lse −∞.
     ///
     /// # Errors
     /// As [`attend`](Self::attend).

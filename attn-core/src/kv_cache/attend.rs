@@ -1,7 +1,7 @@
 //! Streaming attention over rows that a cache finds for itself.
 //!
-//! The same arithmetic in the same order as [`streaming`](crate::streaming), so that a cache gives the bits of a plain call
-//! over the same keys. What differs is where a key's row lies, which each cache answers by a closure.
+//! The same arithmetic in the same order as [`streaming`](crate::streaming), so that a cache gives the bits of a plain
+//! call over the same keys. What differs is where a key's row lies, which each cache answers by a closure.
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
@@ -95,8 +95,8 @@ pub(crate) fn write<O: Element>(
     outputs.set_lse(shape.row(batch, head, query), state.lse());
 }
 
-/// One sequence of a cache: the first `q_lens` of its queries are its last tokens; the other rows of the output are padding
-/// and become 0.
+/// One sequence of a cache: the first `q_lens` of its queries are its last tokens; the other rows of the output are
+/// padding and become 0.
 pub(super) struct Sequence<'s, T: Element, K, V> {
     /// Index in the batch.
     pub(super) batch: usize,
@@ -260,7 +260,8 @@ pub(super) mod tests {
         }
     }
 
-    /// Compares rows `0..counts[b]` of a chunk of `n` queries with those from `starts[b]` on; the others must be padding.
+    /// Compares rows `0..counts[b]` of a chunk of `n` queries with those from `starts[b]` on; the others must be
+    /// padding.
     pub(in crate::kv_cache) fn assert_same_bits(
         want: &Plain,
         out: &[f32],

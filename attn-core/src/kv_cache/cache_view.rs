@@ -1,8 +1,9 @@
 //! Any cache, to be read by any engine: two tensors and where each token lies in them.
 //!
-//! All layouts are one thing to a kernel: the tokens of a sequence lie in *runs* of neighbouring slots of k and v. A plain
-//! tensor is one run, a ring has up to three (sinks, the older part, the newer part), pages are as many as there are. A view is
-//! checked when the cache is, and copies nothing. It also says whether keys are to be turned by their place while they are read.
+//! All layouts are one thing to a kernel: the tokens of a sequence lie in *runs* of neighbouring slots of k and v. A
+//! plain tensor is one run, a ring has up to three (sinks, the older part, the newer part), pages are as many as there
+//! are. A view is checked when the cache is, and copies nothing. It also says whether keys are to be turned by their
+//! place while they are read.
 
 use super::paged::{Negative, Table};
 use super::slots::Slots;
@@ -38,8 +39,8 @@ pub struct CacheView<'c, T> {
     turn: Option<Turn<'c>>,
 }
 
-/// Tables by which keys are turned while they are read, by their place in the cache, and queries with them: the keys of a sequence
-/// of `n` tokens stand at `0..n`, its last query at `n − 1`. Of the type that the cache is computed in.
+/// Tables by which keys are turned while they are read, by their place in the cache, and queries with them: the keys of
+/// a sequence of `n` tokens stand at `0..n`, its last query at `n − 1`. Of the type that the cache is computed in.
 #[derive(Clone, Copy, Debug)]
 pub enum Turn<'c> {
     /// For caches of `f32` and of what is widened to it.
@@ -181,8 +182,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Self::new(k, v, Place::Ring { seen, slots })
     }
 
-    /// The same tokens as the continuation of `before` others that lie elsewhere: they are numbered from there on, and lengths count
-    /// the others.
+    /// The same tokens as the continuation of `before` others that lie elsewhere: they are numbered from there on, and
+    /// lengths count the others.
     ///
     /// # Errors
     /// [`AttnError::Overflow`] where the tokens cannot be counted.
@@ -199,8 +200,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         }
     }
 
-    /// The same tokens, keys to be turned by their place while they are read, and queries with them. The keys stay unturned in
-    /// memory. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
+    /// The same tokens, keys to be turned by their place while they are read, and queries with them. The keys stay
+    /// unturned in memory. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
     /// [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
     ///
     /// # Errors
@@ -283,8 +284,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         matches!(&self.place, Place::Pages { table, .. } if table.has_evicted())
     }
 
-    /// How many tokens from one on lie in pages that were [given back](PagedCache::with_evicted): hidden keys. 0 where the token is
-    /// there, or where the sequence has no such token.
+    /// How many tokens from one on lie in pages that were [given back](PagedCache::with_evicted): hidden keys. 0 where
+    /// the token is there, or where the sequence has no such token.
     pub fn evicted(&self, sequence: usize, token: usize) -> usize {
         let Place::Pages { table, lens } = &self.place else { return 0 };
         let Some(token) = token.checked_sub(self.first) else { return 0 };
@@ -293,8 +294,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         if row == usize::MAX { left.min(table.page_size().saturating_sub(slot)) } else { 0 }
     }
 
-    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or its page was
-    /// [given back](PagedCache::with_evicted).
+    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or
+    /// its page was [given back](PagedCache::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
         let token = token.checked_sub(self.first)?;
@@ -316,7 +317,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         (run.len > 0 && run.row != usize::MAX).then_some(run)
     }
 
-    /// The sizes of attention to this cache by queries `[batch, q_heads, q_len, head_dim]`; `kv_len` is the longest sequence.
+    /// The sizes of attention to this cache by queries `[batch, q_heads, q_len, head_dim]`; `kv_len` is the longest
+    /// sequence.
     ///
     /// # Errors
     /// [`AttnError::Size`] or [`AttnError::Heads`] where they do not fit.
@@ -336,8 +338,8 @@ impl<T: Element> AppendCache<'_, T> {
 }
 
 impl<T: Element> RingCache<'_, T> {
-    /// The tokens held, in ascending order, to be read by any engine, which turns them by their place in a cache that is
-    /// [relative](RingCache::cache_relative).
+    /// The tokens held, in ascending order, to be read by any engine, which turns them by their place in a cache that
+    /// is [relative](RingCache::cache_relative).
     pub fn view(&self) -> CacheView<'_, T> {
         let (k, v, place) = self.parts();
         CacheView { turn: self.rope().and_then(Turn::new), ..CacheView::new(k, v, place) }

@@ -1,9 +1,9 @@
 //! A cache in pages: sequences grow page by page, and a table says which pages are whose.
 //!
 //! The layout of PagedAttention (Kwon et al. 2023, vLLM, arXiv 2309.06180): token `t` of sequence `b` lies in page
-//! `block_table[b, t/page_size]`, slot `t mod page_size`. Pages may be of any size and stand in any order, and sequences may
-//! share the pages of a common prefix. Who owns which page is the caller's affair; here every entry that would be used is
-//! checked before use, and a page that another sequence reads is not written.
+//! `block_table[b, t/page_size]`, slot `t mod page_size`. Pages may be of any size and stand in any order, and
+//! sequences may share the pages of a common prefix. Who owns which page is the caller's affair; here every entry that
+//! would be used is checked before use, and a page that another sequence reads is not written.
 
 use super::attend::{self, Sequence};
 use super::cache_view::Place;
@@ -58,8 +58,8 @@ impl<'c> Table<'c> {
         Ok(table)
     }
 
-    /// Checks that the table has a valid page for each of the first `len` tokens of a sequence. Pages below `needed` may have been
-    /// given back where such are allowed.
+    /// Checks that the table has a valid page for each of the first `len` tokens of a sequence. Pages below `needed`
+    /// may have been given back where such are allowed.
     fn check_len(&self, sequence: usize, len: usize, needed: usize) -> Result<()> {
         let used = len.div_ceil(self.page_size.max(1));
         check_at_most("seq_lens in pages against the block_table's width", sequence, used, self.width)?;
@@ -152,8 +152,8 @@ impl<'c, T: Element> PagedCache<'c, T> {
         Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?, lens })
     }
 
-    /// As [`new`](Self::new), where a negative entry stands for a page that was given back: its tokens are hidden keys that keep
-    /// their numbers. So a sliding window needs no more pages than the window has.
+    /// As [`new`](Self::new), where a negative entry stands for a page that was given back: its tokens are hidden keys
+    /// that keep their numbers. So a sliding window needs no more pages than the window has.
     ///
     /// ```
     /// use attn_core::kv_cache::PagedCache;
@@ -224,8 +224,8 @@ impl<'c, T: Element> PagedCache<'c, T> {
         self.attend_counts(attn, q, None, outputs.into(), scratch)
     }
 
-    /// As [`attend`](Self::attend), where only the first `q_lens[b]` queries of sequence `b` are tokens: its last ones. The
-    /// rows of the others are 0, their lse −∞.
+    /// As [`attend`](Self::attend), where only the first `q_lens[b]` queries of sequence `b` are tokens: its last ones.
+    /// The rows of the others are 0, their lse −∞.
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
@@ -318,8 +318,8 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
     /// `[batch, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where the table has no page for a token, [`AttnError::Overlap`] where a page that would be written
-    /// is in use elsewhere, [`AttnError::Size`]. Nothing has been written then.
+    /// [`AttnError::Index`] where the table has no page for a token, [`AttnError::Overlap`] where a page that would be
+    /// written is in use elsewhere, [`AttnError::Size`]. Nothing has been written then.
     pub fn append(&mut self, k_new: View<'_, T>, v_new: View<'_, T>) -> Result<()> {
         self.append_counts(k_new, v_new, None)
     }
@@ -356,8 +356,8 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         Ok(())
     }
 
-    /// Checks that no page which new tokens would be written to is used a second time. The pages to be written are taken some at a
-    /// time, and all tables are looked through once for each of these portions.
+    /// Checks that no page which new tokens would be written to is used a second time. The pages to be written are
+    /// taken some at a time, and all tables are looked through once for each of these portions.
     fn check_alone(&self, count: &impl Fn(usize) -> usize) -> Result<()> {
         let page_size = self.table.page_size.max(1);
         let len = |b: usize| self.lens.get(b).copied().unwrap_or(0);

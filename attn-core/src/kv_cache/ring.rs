@@ -1,15 +1,15 @@
 //! A cache of fixed size for endless streams: the first tokens and the last ones.
 //!
-//! A sliding window alone breaks models, because they park attention on the very first tokens; keeping a few of those beside
-//! the window does not (Xiao et al. 2023, StreamingLLM, arXiv 2309.17453). Token `t` sees key `j ≤ t` when `t − j < window`
-//! or `j < sinks`: the window counts the token itself.
+//! A sliding window alone breaks models, because they park attention on the very first tokens; keeping a few of those
+//! beside the window does not (Xiao et al. 2023, StreamingLLM, arXiv 2309.17453). Token `t` sees key `j ≤ t` when
+//! `t − j < window` or `j < sinks`: the window counts the token itself.
 //!
 //! The slots behind the sinks are a ring, so that nothing is ever moved ([`slots`](super::slots)). Keys are read in the
 //! order of their tokens.
 //!
-//! With rotary positions, either turn queries and keys by their place in the stream before they come here, or leave them
-//! unturned and have them turned by their place in the cache ([`RingCache::cache_relative`]), which keeps positions within the
-//! length that a model was trained for: StreamingLLM's choice.
+//! With rotary positions, either turn queries and keys by their place in the stream before they come here, or leave
+//! them unturned and have them turned by their place in the cache ([`RingCache::cache_relative`]), which keeps
+//! positions within the length that a model was trained for: StreamingLLM's choice.
 
 use super::attend;
 use super::cache_view::Place;
@@ -42,7 +42,8 @@ use crate::view::{Row, View, ViewMut};
 /// let x = [0.0f32, 10.0, 20.0, 31.0, 44.0];
 /// let zero = View::matrix(&[0.0f32; 5], 5, 1)?; // every score 0: outputs are means
 /// let mut out = [0.0f32; 5];
-/// cache.advance(&Attention::new(), zero, zero, View::matrix(&x, 5, 1)?, ViewMut::matrix(&mut out, 5, 1)?, &mut [0.0])?;
+/// let (v, to) = (View::matrix(&x, 5, 1)?, ViewMut::matrix(&mut out, 5, 1)?);
+/// cache.advance(&Attention::new(), zero, zero, v, to, &mut [0.0])?;
 /// assert_eq!(out, [0.0, 5.0, 10.0, 17.0, 25.0]); // the last: (0 + 31 + 44)/3
 /// assert!(cache.positions(0).eq([0, 3, 4]));
 /// # Ok::<(), attn_core::AttnError>(())
@@ -81,9 +82,9 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(Self { k, v, seen, slots, rope: None })
     }
 
-    /// Turns queries and keys by their place in the cache: at each token the `n` keys held stand at `0..n`, the query at
-    /// `n − 1`. The keys stay unturned in memory. `tables` are `[1, 1, at least sinks + window, rotary_dim/2]`, made by
-    /// [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
+    /// Turns queries and keys by their place in the cache: at each token the `n` keys held stand at `0..n`, the query
+    /// at `n − 1`. The keys stay unturned in memory. `tables` are `[1, 1, at least sinks + window, rotary_dim/2]`, made
+    /// by [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
     ///
     /// # Errors
     /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
@@ -132,7 +133,8 @@ impl<'c, T: Element> RingCache<'c, T> {
         (0..held.len).map(move |i| held.position(i))
     }
 
-    /// Key of the `i`-th token held (`i < len`), in ascending order of the tokens, as cached. Empty where there is none.
+    /// Key of the `i`-th token held (`i < len`), in ascending order of the tokens, as cached. Empty where there is
+    /// none.
     pub fn key(&self, sequence: usize, kv_head: usize, i: usize) -> Row<'_, T> {
         held_row(self.k.as_view(), (sequence, kv_head), self.held(sequence), i)
     }
@@ -170,13 +172,15 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(())
     }
 
-    /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and a turned query where there are tables.
+    /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and a turned query where there are
+    /// tables.
     pub fn scratch_len(&self) -> usize {
         let ([.., head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         if self.rope.is_some() { value_dim.saturating_add(head_dim) } else { value_dim }
     }
 
-    /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`.
+    /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new`
+    /// `[batch, kv_heads, n, value_dim]`.
     ///
     /// # Errors
     /// [`AttnError::Size`], before anything is written.
@@ -202,8 +206,9 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
-    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key displaces the
-    /// oldest and the query sees what is held, so that chunks longer than the window follow the same rule.
+    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key
+    /// displaces the oldest and the query sees what is held, so that chunks longer than the window follow the same
+    /// rule.
     ///
     /// To the options each token is a call of one query against the keys held, in logical order (see
     /// [the module](crate::kv_cache)); no causal mask is needed.

@@ -46,8 +46,8 @@ impl Align {
 
 /// A sliding window: inclusive distances to the left and to the right of a query's position; `None` is no bound.
 ///
-/// FlashAttention and ONNX count this way. vLLM and ONNX Runtime's `local_window_size` count the token itself: their `w`
-/// is `left = w − 1` here.
+/// FlashAttention and ONNX count this way. vLLM and ONNX Runtime's `local_window_size` count the token itself: their
+/// `w` is `left = w − 1` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Window {

@@ -19,7 +19,8 @@ pub(crate) const fn below(n: usize) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
 
-/// Packs eight bools into eight bits, the first in the lowest: the multiplication gathers each byte's bit in the top byte.
+/// Packs eight bools into eight bits, the first in the lowest: the multiplication gathers each byte's bit in the top
+/// byte.
 #[inline]
 pub(crate) fn pack8(keep: [bool; 8]) -> u64 {
     let bytes = u64::from_le_bytes(keep.map(u8::from));

@@ -4,8 +4,8 @@ use crate::error::{AttnError, Result};
 use crate::shape::AttnShape;
 use crate::view::View;
 
-/// Block-sparse visibility (Child et al. 2019, arXiv 1904.10509; BigBird, arXiv 2007.14062): query `i` sees key `j` where
-/// `blocks[batch, head, i / block_q, j / block_k]` is true. Axes of size 1 for batch and heads broadcast.
+/// Block-sparse visibility (Child et al. 2019, arXiv 1904.10509; BigBird, arXiv 2007.14062): query `i` sees key `j`
+/// where `blocks[batch, head, i / block_q, j / block_k]` is true. Axes of size 1 for batch and heads broadcast.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSparse<'a> {
     /// `[batch or 1, q_heads or 1, ⌈q_len / block_q⌉, ⌈kv_len / block_k⌉]`.

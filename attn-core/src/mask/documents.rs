@@ -7,8 +7,8 @@ use crate::error::{AttnError, Result};
 use crate::shape::AttnShape;
 
 /// Documents laid end to end along the sequence axis: document `n` owns the queries `cu_q[n]..cu_q[n + 1]` and the keys
-/// `cu_k[n]..cu_k[n + 1]` (FlashAttention's `cu_seqlens`). Either side of a document may be empty. Queries behind the last
-/// document see nothing.
+/// `cu_k[n]..cu_k[n + 1]` (FlashAttention's `cu_seqlens`). Either side of a document may be empty. Queries behind the
+/// last document see nothing.
 ///
 /// Causal order and windows are relative to the document: its first query and its first key stand at 0.
 ///

@@ -3,8 +3,8 @@
 use crate::error::{AttnError, Result};
 use crate::shape::AttnShape;
 
-/// The last `q_len` keys are the nodes of a forest, in the order of the queries; a node sees itself, its ancestors, and all
-/// keys before the forest (Miao et al., SpecInfer, arXiv 2305.09781).
+/// The last `q_len` keys are the nodes of a forest, in the order of the queries; a node sees itself, its ancestors, and
+/// all keys before the forest (Miao et al., SpecInfer, arXiv 2305.09781).
 ///
 /// ```
 /// use attn_core::{At, AttnShape, Mask, Tree};
@@ -41,8 +41,8 @@ impl Tree<'_> {
     /// Calls `f` with the node of `query` and every ancestor, upwards; stops when `f` says so.
     fn walk(&self, query: usize, mut f: impl FnMut(usize) -> bool) {
         let mut node = query;
-        // Parents come before their children, so that the walk ends; a table that breaks this was refused by `check`, and
-        // the bound on the steps keeps it finite even then.
+        // Parents come before their children, so that the walk ends; a table that breaks this was refused by `check`,
+        // and the bound on the steps keeps it finite even then.
         for _ in 0..self.parents.len() {
             if f(node) {
                 return;

@@ -10,11 +10,11 @@ use crate::mask::{Align, Mask};
 use crate::options::Attention;
 use crate::view::View;
 
-/// [`SelfAttention`] under a causal mask: token `i` sees tokens `j ≤ i`. Weights may be dropped (in training), and a further
-/// mask may hide padding.
+/// [`SelfAttention`] under a causal mask: token `i` sees tokens `j ≤ i`. Weights may be dropped (in training), and a
+/// further mask may hide padding.
 ///
-/// Inputs and outputs as there. For other options (a scale, a bias, closures) give `SelfAttention` a causal mask yourself:
-/// [`options`](Self::options) is all that this type adds.
+/// Inputs and outputs as there. For other options (a scale, a bias, closures) give `SelfAttention` a causal mask
+/// yourself: [`options`](Self::options) is all that this type adds.
 ///
 /// ```
 /// use attn_core::module::{CausalAttention, LayerOutputs, Reference, SelfAttention};

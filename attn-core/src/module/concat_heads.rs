@@ -15,10 +15,10 @@ use crate::view::{View, ViewMut};
 
 /// `concat(head_1, …, head_h)`: multi-head attention as a textbook first writes it, without output projection.
 ///
-/// All heads have the same `d_model`, `d_k` and `d_v`. Each projects with its own matrices; the attention itself is one call
-/// over all heads, so that an engine can share them out, and masks, slopes, sinks and dropout know which head they are in.
-/// It is the same function as [`MultiHeadAttention`](super::MultiHeadAttention) whose fused matrices hold the heads' side by
-/// side.
+/// All heads have the same `d_model`, `d_k` and `d_v`. Each projects with its own matrices; the attention itself is one
+/// call over all heads, so that an engine can share them out, and masks, slopes, sinks and dropout know which head they
+/// are in. It is the same function as [`MultiHeadAttention`](super::MultiHeadAttention) whose fused matrices hold the
+/// heads' side by side.
 ///
 /// ```
 /// use attn_core::module::{ConcatHeads, SelfAttention, Streaming};
@@ -122,8 +122,8 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
         self.layer.scratch_len(engine, &self.layer.shape(batch, seq, seq)?)
     }
 
-    /// Runs all heads on `x` `[batch, 1, seq, d_model]`; the result is `[batch, 1, seq, heads·d_v]`, the weights (if asked
-    /// for) `[batch, heads, seq, seq]`.
+    /// Runs all heads on `x` `[batch, 1, seq, d_model]`; the result is `[batch, 1, seq, heads·d_v]`, the weights (if
+    /// asked for) `[batch, heads, seq, seq]`.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.

@@ -12,8 +12,8 @@ use crate::{reference, streaming};
 
 /// Who does the work of a module whose weights and inputs are `T`.
 ///
-/// A crate with kernels implements it for a type that owns its workspace and threads; then every module of this crate runs
-/// on them. Only [`attend`](Self::attend) must be written: the two projections have plain defaults.
+/// A crate with kernels implements it for a type that owns its workspace and threads; then every module of this crate
+/// runs on them. Only [`attend`](Self::attend) must be written: the two projections have plain defaults.
 ///
 /// ```
 /// use attn_core::module::{Engine, Streaming};
@@ -102,8 +102,8 @@ impl<T: Element> Engine<T> for Reference {
     }
 }
 
-/// Runs a module on the [`streaming`](mod@crate::streaming) engine: everything in [`Element::Compute`], `f32` for all but
-/// `f64`.
+/// Runs a module on the [`streaming`](mod@crate::streaming) engine: everything in [`Element::Compute`], `f32` for all
+/// but `f64`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streaming;
 

@@ -13,8 +13,8 @@ use crate::options::Attention;
 use crate::projection::Linear;
 use crate::view::{View, ViewMut};
 
-/// Multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2): `concat(head_1, …, head_h)·W_o`, head `h` being
-/// columns `h·head_dim..(h + 1)·head_dim` of the projections.
+/// Multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2): `concat(head_1, …, head_h)·W_o`, head `h`
+/// being columns `h·head_dim..(h + 1)·head_dim` of the projections.
 ///
 /// Fewer key/value heads than query heads are grouped-query attention (arXiv 2305.13245), one is multi-query attention
 /// (arXiv 1911.02150). Without [`output`](Self::output) the heads side by side are the result.
@@ -163,8 +163,8 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
         Ok(self)
     }
 
-    /// Appends a learned key and value, `[kv_heads·head_dim]` and `[kv_heads·value_dim]`, after the projections (torch's
-    /// `add_bias_kv`). No mask and no bias reaches it.
+    /// Appends a learned key and value, `[kv_heads·head_dim]` and `[kv_heads·value_dim]`, after the projections
+    /// (torch's `add_bias_kv`). No mask and no bias reaches it.
     ///
     /// # Errors
     /// [`AttnError::Size`].
@@ -177,8 +177,8 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
         Ok(self)
     }
 
-    /// Appends a key and a value of zeros, after those of [`bias_kv`](Self::bias_kv) (torch's `add_zero_attn`). No mask and
-    /// no bias reaches it.
+    /// Appends a key and a value of zeros, after those of [`bias_kv`](Self::bias_kv) (torch's `add_zero_attn`). No mask
+    /// and no bias reaches it.
     pub fn zero_attn(mut self) -> Self {
         self.layer.appended.zero = true;
         self
@@ -214,7 +214,8 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
         self.layer.appended.len()
     }
 
-    /// Elements of scratch that [`forward`](Self::forward) needs: q, k, v, the context, a number per row, and the engine's.
+    /// Elements of scratch that [`forward`](Self::forward) needs: q, k, v, the context, a number per row, and the
+    /// engine's.
     ///
     /// # Errors
     /// [`AttnError::Overflow`].
@@ -222,8 +223,8 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
         self.layer.scratch_len(engine, &self.layer.shape(batch, q_len, kv_len)?)
     }
 
-    /// Projects, attends, joins. `attn` are the options of the attention in the middle (scale `1/√head_dim` unless given);
-    /// masks and biases broadcast to `[batch, q_heads, q_len, kv_len]`, the appended keys not counted.
+    /// Projects, attends, joins. `attn` are the options of the attention in the middle (scale `1/√head_dim` unless
+    /// given); masks and biases broadcast to `[batch, q_heads, q_len, kv_len]`, the appended keys not counted.
     ///
     /// `outputs` is a [`ViewMut`] or [`LayerOutputs`]; `scratch` holds [`scratch_len`](Self::scratch_len) elements.
     ///
@@ -248,8 +249,8 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
         self.layer.backward_scratch_len(&self.layer.shape(batch, q_len, kv_len)?)
     }
 
-    /// The gradients of `Σ y·dy` by inputs, weights, biases, appended key and value: see [`ModuleGradients`] for what can be
-    /// asked for. In `f64` throughout; `dy` has the shape of the result; `scratch` holds
+    /// The gradients of `Σ y·dy` by inputs, weights, biases, appended key and value: see [`ModuleGradients`] for what
+    /// can be asked for. In `f64` throughout; `dy` has the shape of the result; `scratch` holds
     /// [`backward_scratch_len`](Self::backward_scratch_len) elements.
     ///
     /// # Errors

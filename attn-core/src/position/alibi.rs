@@ -1,11 +1,12 @@
 //! ALiBi: each head prefers near keys, each by its own measure.
 //!
-//! Head `h` adds `−slope[h]·distance` to its scores (Press et al. 2022, "Train Short, Test Long", arXiv 2108.12409). For a
-//! power of two `n` of heads the slopes are `2^(−8(h+1)/n)`. For other counts the authors' code takes the slopes of the
-//! largest power of two below, `m`, for the first `m` heads, and every second slope of `2m` heads for the others.
+//! Head `h` adds `−slope[h]·distance` to its scores (Press et al. 2022, "Train Short, Test Long", arXiv 2108.12409).
+//! For a power of two `n` of heads the slopes are `2^(−8(h+1)/n)`. For other counts the authors' code takes the slopes
+//! of the largest power of two below, `m`, for the first `m` heads, and every second slope of `2m` heads for the
+//! others.
 //!
-//! [`Attention::alibi`](crate::Attention::alibi) uses the slopes without storing anything; [`bias`] writes the whole matrix
-//! for those who want to look at it.
+//! [`Attention::alibi`](crate::Attention::alibi) uses the slopes without storing anything; [`bias`] writes the whole
+//! matrix for those who want to look at it.
 //!
 //! ```
 //! use attn_core::position::alibi_slopes;

@@ -1,7 +1,7 @@
 //! Learned positions: one trained row per position, looked up and added to the embeddings.
 //!
-//! What GPT-2 and BERT do (the alternative of arXiv 1706.03762, §3.5). A position beyond the table has no row, and is an
-//! error here rather than a wrong row.
+//! What GPT-2 and BERT do (the alternative of arXiv 1706.03762, §3.5). A position beyond the table has no row, and is
+//! an error here rather than a wrong row.
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};
@@ -12,8 +12,8 @@ use crate::view::{View, ViewMut};
 /// `[1, 1, rows, d_model]` ([`View::matrix`]).
 ///
 /// # Errors
-/// [`AttnError::Index`] where a position is not a row of the table; [`AttnError::Size`] where sizes disagree. Nothing has
-/// been written then.
+/// [`AttnError::Index`] where a position is not a row of the table; [`AttnError::Size`] where sizes disagree. Nothing
+/// has been written then.
 ///
 /// ```
 /// use attn_core::position::{Positions, learned};

@@ -1,8 +1,8 @@
 //! Rotary position embedding: each pair of dims of a query or key is turned by an angle that grows with the position.
 //!
-//! `(x₁, x₂) → (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)` with `θ = position · base^(−2i/d)` for pair `i` of `d` rotary dims
-//! (Su et al. 2021, RoFormer, arXiv 2104.09864). The dot product of a turned query and a turned key depends on the distance
-//! of their positions only. Dims from `d` on pass through (partial rotary).
+//! `(x₁, x₂) → (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)` with `θ = position · base^(−2i/d)` for pair `i` of `d`
+//! rotary dims (Su et al. 2021, RoFormer, arXiv 2104.09864). The dot product of a turned query and a turned key depends
+//! on the distance of their positions only. Dims from `d` on pass through (partial rotary).
 //!
 //! Two conventions pair the dims, and a checkpoint is useless under the wrong one:
 //!
@@ -11,8 +11,8 @@
 //! Pairing::Interleaved  (0, 1) (2, 3) …          the paper, GPT-J, Llama as Meta published it, DeepSeek
 //! ```
 //!
-//! [`Rope`] computes everything in `f64` from positions, needs no table and rounds once. [`RopeTables`] takes cos and sin
-//! from the caller, made by [`Rope::tables`] once per model or given by a file (ONNX `RotaryEmbedding`).
+//! [`Rope`] computes everything in `f64` from positions, needs no table and rounds once. [`RopeTables`] takes cos and
+//! sin from the caller, made by [`Rope::tables`] once per model or given by a file (ONNX `RotaryEmbedding`).
 
 mod tables;
 
@@ -87,8 +87,8 @@ impl<'a> Rope<'a> {
         self
     }
 
-    /// The length of the sequence, which the dynamic and LongRoPE scalings look at. By default the largest position of a call
-    /// plus 1. Keys that were cached under another length keep the frequencies of that time.
+    /// The length of the sequence, which the dynamic and LongRoPE scalings look at. By default the largest position of
+    /// a call plus 1. Keys that were cached under another length keep the frequencies of that time.
     pub const fn seq_len(mut self, len: usize) -> Self {
         self.seq_len = Some(len);
         self
@@ -149,8 +149,8 @@ impl<'a> Rope<'a> {
         Ok(())
     }
 
-    /// Writes cos and sin of every token and pair, times the attention factor: `[batch, heads, seq, rotary_dim/2]`, every head
-    /// alike (a table has one). A table for [`RopeTables`] has batch 1 and one row per position.
+    /// Writes cos and sin of every token and pair, times the attention factor: `[batch, heads, seq, rotary_dim/2]`,
+    /// every head alike (a table has one). A table for [`RopeTables`] has batch 1 and one row per position.
     ///
     /// # Errors
     /// As [`dims`](Self::dims); [`AttnError::Size`].
@@ -215,8 +215,8 @@ impl<'a> Rope<'a> {
         Ok(())
     }
 
-    /// Calls `f(batch, seq, pair, cos, sin)`, both times the attention factor. Pairs are outermost, so that a frequency is
-    /// raised to its power once.
+    /// Calls `f(batch, seq, pair, cos, sin)`, both times the attention factor. Pairs are outermost, so that a frequency
+    /// is raised to its power once.
     fn each_angle(
         &self,
         dim: usize,

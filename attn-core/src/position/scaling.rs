@@ -1,7 +1,7 @@
 //! How RoPE's frequencies are changed so that a model reads further than it was trained to.
 //!
-//! A rotary pair `i` of `d` dims turns by `fᵢ = base^(−2i/d)` a position. Each method slows the hands in its own way; `L` is
-//! the length of the present sequence, `M` the one of training.
+//! A rotary pair `i` of `d` dims turns by `fᵢ = base^(−2i/d)` a position. Each method slows the hands in its own way;
+//! `L` is the length of the present sequence, `M` the one of training.
 //!
 //! | method | frequencies | source |
 //! |---|---|---|
@@ -220,8 +220,8 @@ impl Scaling<'_> {
         }
     }
 
-    /// The frequency of every pair for `dim` rotary dims, a given base and a sequence of `seq_len` positions, as a function
-    /// of the pair.
+    /// The frequency of every pair for `dim` rotary dims, a given base and a sequence of `seq_len` positions, as a
+    /// function of the pair.
     pub(crate) fn frequencies(&self, dim: usize, base: f64, seq_len: usize) -> impl Fn(usize) -> f64 + '_ {
         let d = dim as f64;
         let ntk = |stretch: f64| base * libm::pow(stretch, d / (d - 2.0));
@@ -238,7 +238,8 @@ impl Scaling<'_> {
             _ => (0.0, 1.0),
         };
         move |pair| {
-            // With two dims the NTK forms have an infinite base; its power 0, the only one asked for, is 1 all the same.
+            // With two dims the NTK forms have an infinite base; its power 0, the only one asked for, is 1 all the
+            // same.
             let f = 1.0 / libm::pow(base, 2.0 * pair as f64 / d);
             match self {
                 Self::None | Self::Ntk { .. } | Self::Dynamic { .. } => f,

@@ -1,7 +1,7 @@
 //! Linear attention: without the softmax, keys and values fold into a state of fixed size.
 //!
-//! Replace `exp(q·k)` by `φ(q)·φ(k)` with `φ(x) = elu(x) + 1` and the sum over keys can be taken first (Katharopoulos et al.
-//! 2020, "Transformers are RNNs", arXiv 2006.16236, eq. 4-12):
+//! Replace `exp(q·k)` by `φ(q)·φ(k)` with `φ(x) = elu(x) + 1` and the sum over keys can be taken first (Katharopoulos
+//! et al. 2020, "Transformers are RNNs", arXiv 2006.16236, eq. 4-12):
 //!
 //! ```text
 //! yᵢ = φ(qᵢ)·S / (φ(qᵢ)·z + eps),   S = Σⱼ φ(kⱼ)·vⱼᵀ  [head_dim, value_dim],   z = Σⱼ φ(kⱼ)  [head_dim]

@@ -1,7 +1,8 @@
-//! Multi-head latent attention: one small vector per token is cached, and every head reads its keys and values out of it.
+//! Multi-head latent attention: one small vector per token is cached, and every head reads its keys and values out of
+//! it.
 //!
-//! DeepSeek-V2 (arXiv 2405.04434, §2.1), in the convention `x·W`; `r` is the latent's size, `dn` and `dr` the dims of a head
-//! without and with rotary position, `dv` those of a value:
+//! DeepSeek-V2 (arXiv 2405.04434, §2.1), in the convention `x·W`; `r` is the latent's size, `dn` and `dr` the dims of a
+//! head without and with rotary position, `dv` those of a value:
 //!
 //! ```text
 //! c_kv   = rms(x·w_dkv) [r]        the latent: cached
@@ -12,10 +13,10 @@
 //! Absorbed: score = (q_nope·w_ukᵀ)·c_kv + q_rope·k_rope, context = (weights·c_kv)·w_uv
 //! ```
 //!
-//! Both forms are the same by associativity. The expanded one spends `kv_len·r·(dn + dv)` a head before it attends and suits
-//! prefill; the absorbed one never makes keys and values, but attends in `r + dr` dims as one key head for all query heads:
-//! it suits decoding. The cache is one tensor `[batch, 1, capacity, r + dr]` that holds `c_kv | k_rope`, so that the absorbed
-//! form reads it as it is.
+//! Both forms are the same by associativity. The expanded one spends `kv_len·r·(dn + dv)` a head before it attends and
+//! suits prefill; the absorbed one never makes keys and values, but attends in `r + dr` dims as one key head for all
+//! query heads: it suits decoding. The cache is one tensor `[batch, 1, capacity, r + dr]` that holds `c_kv | k_rope`,
+//! so that the absorbed form reads it as it is.
 
 mod layer;
 #[cfg(test)]
@@ -57,8 +58,8 @@ pub enum MlaQuery<'a, T> {
     },
 }
 
-/// The weights of a layer, `x·W`; all sizes follow from theirs. Views have any strides, so that transposed weights need no
-/// copy.
+/// The weights of a layer, `x·W`; all sizes follow from theirs. Views have any strides, so that transposed weights need
+/// no copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Mla<'a, T> {
     /// Queries.
@@ -147,8 +148,8 @@ impl<'a, T: Element> Mla<'a, T> {
         Ok(Sizes { heads, tokens, past, latent, nope, rotary, value, q_rank, out })
     }
 
-    /// Elements of scratch that [`forward`](Self::forward) needs for `tokens` new tokens after `past` cached ones, whatever
-    /// the batch.
+    /// Elements of scratch that [`forward`](Self::forward) needs for `tokens` new tokens after `past` cached ones,
+    /// whatever the batch.
     ///
     /// # Errors
     /// The weight that does not fit the others; [`AttnError::Overflow`].
@@ -163,8 +164,8 @@ impl<'a, T: Element> Mla<'a, T> {
     }
 
     /// Caches the latents of new tokens and attends with them, causally: `x` `[batch, 1, tokens, d_model]`, `out`
-    /// `[batch, 1, tokens, d_out]`. The first `past` rows of `cache`, `[batch, 1, at least past + tokens, r + dr]`, hold
-    /// `c_kv | k_rope` of the tokens before, normed and rotated; the next `tokens` rows are written. Computes in
+    /// `[batch, 1, tokens, d_out]`. The first `past` rows of `cache`, `[batch, 1, at least past + tokens, r + dr]`,
+    /// hold `c_kv | k_rope` of the tokens before, normed and rotated; the next `tokens` rows are written. Computes in
     /// [`Element::Compute`].
     ///
     /// # Errors
@@ -177,7 +178,9 @@ impl<'a, T: Element> Mla<'a, T> {
     /// let w: Vec<f32> = (0..64).map(|i| (i as f32 * 1.3).sin()).collect();
     /// let (heads, d_model, r, dn, dr, dv) = (2, 4, 3, 2, 2, 2);
     /// let weights = |rows, columns| View::matrix(&w, rows, columns);
-    /// let up = |columns| View::strided(&w, [1, heads, r, columns], [0, (r * columns) as isize, columns as isize, 1], 0);
+    /// let up = |columns| {
+    ///     View::strided(&w, [1, heads, r, columns], [0, (r * columns) as isize, columns as isize, 1], 0)
+    /// };
     /// let mla = Mla {
     ///     query: MlaQuery::Full(weights(d_model, heads * (dn + dr))?),
     ///     w_dkv: weights(d_model, r)?,

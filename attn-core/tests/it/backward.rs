@@ -82,7 +82,8 @@ impl Case {
         Ok([dq, dk, dv, dbias, dsinks])
     }
 
-    /// Checks all gradients against differences. `options` makes the options from a bias and sinks, which it may ignore.
+    /// Checks all gradients against differences. `options` makes the options from a bias and sinks, which it may
+    /// ignore.
     fn check<M: Modifier>(&self, name: &str, options: impl for<'x> Fn(View<'x, f64>, &'x [f32]) -> Attention<'x, M>) {
         let (q, k, v) = (&self.q[..], &self.k[..], &self.v[..]);
         let attn = options(self.bias_view(&self.bias), &self.sinks);

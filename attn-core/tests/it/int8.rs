@@ -1,4 +1,5 @@
-//! int8 attention against the reference in f64 on the dequantised inputs: every mask, layout, head ratio and output type.
+//! int8 attention against the reference in f64 on the dequantised inputs: every mask, layout, head ratio and output
+//! type.
 
 use attn_core::int8::{self, HeadScales, Int8Attention, Int8Output, Quant};
 use attn_core::{

@@ -1,5 +1,5 @@
-//! The int8 ring caches: the integer one against a plain call with the rule as a mask, the one for f32 tokens against a ring
-//! of what it stored.
+//! The int8 ring caches: the integer one against a plain call with the rule as a mask, the one for f32 tokens against a
+//! ring of what it stored.
 
 use attn_core::int8::{self, Int8Attention, Int8RingCache, Quant, QuantizedRingCache, ScaledRows};
 use attn_core::kv_cache::RingCache;

@@ -1,4 +1,5 @@
-//! Caches as a server uses them: many pages, pages that were given back, continuations, lengths at the ends of their types.
+//! Caches as a server uses them: many pages, pages that were given back, continuations, lengths at the ends of their
+//! types.
 
 use attn_core::kv_cache::{CacheView, PagedCache, PagedCacheMut};
 use attn_core::{AttnError, Layout, View, ViewMut};
@@ -30,7 +31,8 @@ fn a_page_that_is_used_twice_is_found_among_many() {
         result
     };
     append(&table).unwrap();
-    // (where, which page stands there instead): an old page of its own, one of the other's, a new one of either, near and far.
+    // (where, which page stands there instead): an old page of its own, one of the other's, a new one of either, near
+    // and far.
     for (at, instead) in [
         (old, page(0, 0)),
         (old, page(0, 299)),

@@ -1,4 +1,5 @@
-//! Masks as the tiled engines ask them, against the definitions key by key: one key, a row's range, 64 keys as bits, a tile.
+//! Masks as the tiled engines ask them, against the definitions key by key: one key, a row's range, 64 keys as bits, a
+//! tile.
 
 use attn_core::{At, AttnShape, Mask, TileCover};
 use attn_testing::cases::{OwnedTerm, kinds, shape};

@@ -95,7 +95,8 @@ fn a_cursor_of_another_call_is_refused_and_a_finished_one_does_nothing() {
         let progress = streaming::resume(&attn, q, k, v, to, &mut [0.0; 2], cursor.turn(keys));
         (progress, out)
     };
-    assert_eq!(step(&inputs, &mut cursor, 12).0, Ok(Progress::Pending)); // three rows and the fourth's keys: 2 + 3 + 4 + 3
+    // Three rows and the fourth's keys: 2 + 3 + 4 + 3.
+    assert_eq!(step(&inputs, &mut cursor, 12).0, Ok(Progress::Pending));
     assert_eq!(cursor.row(), [0, 0, 3]);
     let shorter = Inputs::<f32>::plain(shape((1, 2, 1, 3, 3, 2, 2)), 1);
     let before = cursor;

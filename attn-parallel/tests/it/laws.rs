@@ -1,4 +1,5 @@
-//! The laws that every engine obeys, at every level of this machine, on the threads of the global pool. Their bodies are in `attn_testing::laws`.
+//! The laws that every engine obeys, at every level of this machine, on the threads of the global pool. Their bodies
+//! are in `attn_testing::laws`.
 
 use attn_core::Dtype;
 use attn_parallel::{Queries, Step};

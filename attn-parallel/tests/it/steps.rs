@@ -86,7 +86,8 @@ fn the_same_bits_for_one_to_sixteen_threads() {
     }
 }
 
-/// Chunks of a prompt into a ring, as steps: the bits of the whole prompt over a contiguous cache, by any number of threads.
+/// Chunks of a prompt into a ring, as steps: the bits of the whole prompt over a contiguous cache, by any number of
+/// threads.
 #[test]
 fn a_prompt_may_come_in_chunks_into_a_ring() {
     let (tokens, dim) = (1400, 24);

@@ -10,8 +10,8 @@
 //!         softmax    scores become weights; maxima, sums and factors
 //!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
-//! Every element of K and V comes from memory once, whatever the number of rows. Keys that are turned by their place (rotary
-//! positions of a cache) are turned in a copy of the tile.
+//! Every element of K and V comes from memory once, whatever the number of rows. Keys that are turned by their place
+//! (rotary positions of a cache) are turned in a copy of the tile.
 
 use core::ops::Range;
 
@@ -31,7 +31,8 @@ use crate::isa::rows::{self, Stored, TILE};
 use crate::job::Scoring;
 use crate::workspace::{Cutter, Line, lines_for};
 
-/// Query rows that read the same keys and values: `rows` of them from `first` on, counted as `query · group + head of the group`.
+/// Query rows that read the same keys and values: `rows` of them from `first` on, counted as
+/// `query · group + head of the group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     /// Which sequence, to masks and to the cache; of shared keys, the sequence of the first row.
@@ -140,7 +141,8 @@ impl Piece<'_, '_> {
         }
     }
 
-    /// The loop over tiles. It is compiled once per type of cache; only the phases that it calls are compiled per level.
+    /// The loop over tiles. It is compiled once per type of cache; only the phases that it calls are compiled per
+    /// level.
     fn over<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
         let Self { job, calls, q, unit, rows, chunks, state, buffers: b } = self;
         let (shape, level, n) = (&job.shape, job.level, unit.rows);
@@ -188,7 +190,8 @@ impl Piece<'_, '_> {
                 b.rest[..padded * wide].fill(0.0);
                 fresh = false;
             }
-            // The scores of several tiles, then their values: each stream of memory goes on for longer before the other one comes.
+            // The scores of several tiles, then their values: each stream of memory goes on for longer before the other
+            // one comes.
             let (mut taken, mut at) = (0, key);
             for (tile, s) in seen.iter_mut().zip(b.s.chunks_exact_mut(padded * TILE)).take(slots) {
                 let keys = tile_at(at);
@@ -278,9 +281,9 @@ const TILES: usize = CHUNK / TILE;
 /// Rows times tiles of a group: 8 KiB of scores, which stay in the first cache.
 const GROUPED: usize = 32;
 
-/// Tiles of a group of so many rows. Keys and values are two streams from memory, and each goes on for longer where scores of several
-/// tiles come before their values. Measured on Zen 5 over cold caches, against one tile: 1.02 to 1.07 times as fast for four rows, 1.06 to
-/// 1.2 for one. No bit depends on it.
+/// Tiles of a group of so many rows. Keys and values are two streams from memory, and each goes on for longer where
+/// scores of several tiles come before their values. Measured on Zen 5 over cold caches, against one tile: 1.02 to 1.07
+/// times as fast for four rows, 1.06 to 1.2 for one. No bit depends on it.
 fn tiles_for(rows: usize) -> usize {
     (GROUPED / rows.max(1)).clamp(1, TILES)
 }

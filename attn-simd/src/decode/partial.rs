@@ -1,7 +1,9 @@
-//! Attention to some of the keys: what one of several processes or machines computes, to be merged with what the others have.
+//! Attention to some of the keys: what one of several processes or machines computes, to be merged with what the others
+//! have.
 //!
-//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::partial`]). The plan is that
-//! of the whole call, so that masks, biases and positions mean what they mean there; k and v hold only the part.
+//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::partial`]). The
+//! plan is that of the whole call, so that masks, biases and positions mean what they mean there; k and v hold only the
+//! part.
 
 use attn_core::kv_cache::CacheView;
 use attn_core::{AttnError, Modifier, Outputs, Result, View, partial};
@@ -25,12 +27,12 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         super::lines(self.level().vectors(), self.shape())
     }
 
-    /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`, and leaves
-    /// behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are merged by
-    /// [`attn_core::partial::merge`] and end with [`finish`](Self::finish).
+    /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`,
+    /// and leaves behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are
+    /// merged by [`attn_core::partial::merge`] and end with [`finish`](Self::finish).
     ///
-    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`](crate::decode) merges them (two halves of
-    /// a power of two of chunks each), give the bits of the whole call by the decode kernel.
+    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`](crate::decode) merges them (two
+    /// halves of a power of two of chunks each), give the bits of the whole call by the decode kernel.
     ///
     /// ```
     /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut, partial};
@@ -54,7 +56,8 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
     /// ```
     ///
     /// # Errors
-    /// Sizes that are not the plan's, keys beyond `kv_len`, rows or scratch of the wrong length; nothing has been written then.
+    /// Sizes that are not the plan's, keys beyond `kv_len`, rows or scratch of the wrong length; nothing has been
+    /// written then.
     pub fn partial<Q: KernelElement, T: KernelElement>(
         &self,
         first: usize,
@@ -115,7 +118,8 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         Ok(())
     }
 
-    /// Ends a call whose [parts](Self::partial) have been merged: takes the sinks in, divides, and writes outputs and lse.
+    /// Ends a call whose [parts](Self::partial) have been merged: takes the sinks in, divides, and writes outputs and
+    /// lse.
     ///
     /// # Errors
     /// [`AttnError::Size`] where rows or outputs have not the plan's sizes; nothing has been written then.

@@ -45,8 +45,8 @@ impl Part {
     }
 }
 
-/// The pieces of a call, in order: shared keys by key/value head, rows, chunks; then the others by sequence, key/value head, rows,
-/// chunks.
+/// The pieces of a call, in order: shared keys by key/value head, rows, chunks; then the others by sequence, key/value
+/// head, rows, chunks.
 pub struct Parts<'s, 'w> {
     call: &'s Call<'w>,
     cut: Cut,
@@ -56,7 +56,8 @@ pub struct Parts<'s, 'w> {
     before: usize,
     /// Rows of this round that come before its sequence, per key/value head; of shared keys 0.
     earlier: usize,
-    /// Its rows in all, over all units of its key/value head (and of its sequence, unless keys are shared): from and to.
+    /// Its rows in all, over all units of its key/value head (and of its sequence, unless keys are shared): from and
+    /// to.
     rows: Range<usize>,
     level: u32,
     nodes: Range<usize>,

@@ -1,4 +1,5 @@
-//! The phases of the [kernel](super::chunk) that are compiled per level: what happens to one tile, and to a chunk when it ends.
+//! The phases of the [kernel](super::chunk) that are compiled per level: what happens to one tile, and to a chunk when
+//! it ends.
 
 use core::ops::Range;
 
@@ -171,12 +172,13 @@ impl Run<()> for Close<'_, '_> {
         let Self { job, state, rows, o: [o, rest], wide, slot } = self;
         for (r, row) in slot.chunks_exact_mut(job.shape.value_dim + 2).enumerate().take(rows) {
             let (max, sum) = state.of_row::<I>(r);
-            // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is made.
+            // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is
+            // made.
             let exact = f64::from(max) * job.to_ln;
             let finite = exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
             let natural = if max.is_finite() { finite } else { max };
-            // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third order.
-            // Of a row that has seen no key −∞ is left: −∞ − −∞ would be an invalid operation.
+            // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third
+            // order. Of a row that has seen no key −∞ is left: −∞ − −∞ would be an invalid operation.
             let moved = exact - f64::from(finite);
             let follow =
                 if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
@@ -198,8 +200,8 @@ pub(super) struct Poison<'p, 'c, T> {
 }
 
 impl<T: Stored> Poison<'_, '_, T> {
-    /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words` say which keys
-    /// each row sees.
+    /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words`
+    /// say which keys each row sees.
     pub(super) fn weighted(
         &self,
         job: &Scoring<'_>,

@@ -1,7 +1,8 @@
 //! Which queries of a call are computed together, and into how large pieces their keys are cut.
 //!
-//! A piece leaves a state of `2 + value_dim` numbers per row behind, so that a long prompt's states must not all exist at once:
-//! the queries are taken in rounds of bounded size. No bit depends on that: a row is computed alike in any round.
+//! A piece leaves a state of `2 + value_dim` numbers per row behind, so that a long prompt's states must not all exist
+//! at once: the queries are taken in rounds of bounded size. No bit depends on that: a row is computed alike in any
+//! round.
 
 use super::split::Call;
 

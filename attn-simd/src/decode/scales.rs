@@ -1,5 +1,5 @@
-//! Keys and values that are not read as they lie: int8, whose scales meet scores and weights, and keys that are turned by their
-//! place in the cache.
+//! Keys and values that are not read as they lie: int8, whose scales meet scores and weights, and keys that are turned
+//! by their place in the cache.
 
 use attn_core::Row;
 use attn_core::View;

@@ -1,5 +1,5 @@
-//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, closures; and what
-//! hides a score.
+//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, closures; and
+//! what hides a score.
 //!
 //! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::kernel::score).
 
@@ -12,8 +12,8 @@ use crate::kernel::visible::Tile;
 use crate::level::Run;
 use crate::math::tanh;
 
-/// Turns the products of one row into finished scores (temperature is left to the exponent). `tile` has one row. `seen` says which of
-/// its keys are visible; keys whose bias is −∞ are taken out of it.
+/// Turns the products of one row into finished scores (temperature is left to the exponent). `tile` has one row. `seen`
+/// says which of its keys are visible; keys whose bias is −∞ are taken out of it.
 #[inline(always)]
 pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, seen: &mut u64, s: &mut [f32]) {
     let s = &mut s[..tile.keys.next_multiple_of(I::LANES)];
@@ -86,7 +86,8 @@ fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: Tile, seen: &mut u64, s: &mut
     }
 }
 
-/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays finite.
+/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays
+/// finite.
 fn narrow(bias: f64) -> f32 {
     if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }

@@ -91,8 +91,8 @@ impl Sight {
         this
     }
 
-    /// Fills the words of a tile, of whose keys those in `there` can be seen. Says whether any row sees any key, and whether all see
-    /// all.
+    /// Fills the words of a tile, of whose keys those in `there` can be seen. Says whether any row sees any key, and
+    /// whether all see all.
     #[inline(always)]
     pub(super) fn look(
         &mut self,

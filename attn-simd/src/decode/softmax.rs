@@ -1,7 +1,8 @@
-//! The streaming softmax of one tile where lanes are keys: new maxima, factors on what came before, scores become weights.
+//! The streaming softmax of one tile where lanes are keys: new maxima, factors on what came before, scores become
+//! weights.
 //!
-//! The same steps as in the [tiled kernel](crate::kernel::softmax), row by row: only the maximum is needed across lanes, once per
-//! row and tile. Sums stay in lanes until a chunk of keys ends.
+//! The same steps as in the [tiled kernel](crate::kernel::softmax), row by row: only the maximum is needed across
+//! lanes, once per row and tile. Sums stay in lanes until a chunk of keys ends.
 
 use crate::isa::Isa;
 use crate::isa::rows::TILE;
@@ -27,8 +28,8 @@ impl State<'_> {
         self.rest.fill(0.0);
     }
 
-    /// Takes the scores of one tile, `s[row][key]`, which become weights. Hidden scores are −∞; `keys` is the number of keys
-    /// rounded up to whole vectors.
+    /// Takes the scores of one tile, `s[row][key]`, which become weights. Hidden scores are −∞; `keys` is the number of
+    /// keys rounded up to whole vectors.
     #[inline(always)]
     pub(super) fn push<I: Isa>(&mut self, isa: I, to_log2: f32, rows: usize, keys: usize, s: &mut [f32]) {
         let lanes = I::LANES;

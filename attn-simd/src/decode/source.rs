@@ -112,7 +112,8 @@ impl<'c> Source<'c> {
         numbers!(self, cache => cache.has_dropped(sequence))
     }
 
-    /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand behind both.
+    /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand
+    /// behind both.
     pub(super) fn check_turn_before(&self, behind: &Self) -> Result<()> {
         let rows = |source: &Self| match numbers!(source, cache => cache.turn())? {
             Turn::Single(tables) => Some(tables.sizes()[2]),

@@ -1,12 +1,12 @@
 //! One decode call, cut over keys: pieces that any threads compute in any order, and a finish that merges them.
 //!
-//! The rows of a group of heads share a pass over keys and values, which is cut into chunks and those into pieces. How many chunks
-//! a piece takes depends on the number of threads and changes nothing else: what a piece leaves behind is a node of the fixed
-//! [tree](super::tree). [`round`](super::round) says which queries are computed together, [`parts`](super::parts) lists their
-//! pieces.
+//! The rows of a group of heads share a pass over keys and values, which is cut into chunks and those into pieces. How
+//! many chunks a piece takes depends on the number of threads and changes nothing else: what a piece leaves behind is a
+//! node of the fixed [tree](super::tree). [`round`](super::round) says which queries are computed together,
+//! [`parts`](super::parts) lists their pieces.
 //!
-//! Keys that all sequences share come first: the rows of all sequences go over them together, and what a row has seen there is
-//! merged with what it sees of its own sequence.
+//! Keys that all sequences share come first: the rows of all sequences go over them together, and what a row has seen
+//! there is merged with what it sees of its own sequence.
 
 use core::fmt;
 use core::ops::Range;
@@ -157,8 +157,9 @@ impl<'w> Split<'w> {
         Cut::all(&self.call, threads)
     }
 
-    /// As [`cut`](Self::cut), but only as many of the first queries as leave behind states of about `floats` (at least one): a call
-    /// with many queries is computed in rounds, each [finished](Self::finish) before the [next](Self::next_round).
+    /// As [`cut`](Self::cut), but only as many of the first queries as leave behind states of about `floats` (at least
+    /// one): a call with many queries is computed in rounds, each [finished](Self::finish) before the
+    /// [next](Self::next_round).
     pub fn first_round(&self, threads: usize, floats: usize) -> Cut {
         Cut::first_round(&self.call, threads, floats)
     }
@@ -181,8 +182,8 @@ impl<'w> Split<'w> {
     /// Computes one piece. Any number of threads may do so at once, each with scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError`] where the piece is not of this call, the state has not its length or the scratch is too short; nothing has been done
-    /// then.
+    /// [`AttnError`] where the piece is not of this call, the state has not its length or the scratch is too short;
+    /// nothing has been done then.
     pub fn compute(&self, part: &Part, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
         if !self.call.has(part.unit()) {
             return Err(AttnError::Unsupported { what: "a piece of another call" });
@@ -193,8 +194,8 @@ impl<'w> Split<'w> {
         Ok(())
     }
 
-    /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output: of all queries, or those of one
-    /// [round](Self::first_round).
+    /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output: of all queries, or
+    /// those of one [round](Self::first_round).
     ///
     /// # Errors
     /// [`AttnError::Size`] where the states have another length; nothing has been written then.
@@ -434,7 +435,8 @@ impl Call<'_> {
         if seen.is_empty() { 0..0 } else { seen.start / CHUNK..seen.end.div_ceil(CHUNK) }
     }
 
-    /// The state of a unit together with what its rows have seen of shared keys, whose states of the round lie in `before`.
+    /// The state of a unit together with what its rows have seen of shared keys, whose states of the round lie in
+    /// `before`.
     fn with_prefix<'s>(&self, part: &Part, cut: Cut, before: &'s mut [f32], state: &'s mut [f32]) -> &'s [f32] {
         if self.prefix.is_none() {
             return state;

@@ -14,16 +14,17 @@ use crate::input::KernelElement;
 use crate::job::Scoring;
 use crate::level::Level;
 
-/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache holds already.
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
+/// holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries<'q> {
     /// q is `[batch, q_heads, q_len, head_dim]`, all of it queries.
     All,
-    /// q is `[batch, q_heads, q_len, head_dim]`; only the first `lens[b]` rows of sequence `b` are queries. The others are padding:
-    /// their outputs are 0, their lse −∞.
+    /// q is `[batch, q_heads, q_len, head_dim]`; only the first `lens[b]` rows of sequence `b` are queries. The others
+    /// are padding: their outputs are 0, their lse −∞.
     First(&'q [usize]),
-    /// q is `[1, q_heads, total, head_dim]`: sequences one after the other, sequence `b` at `cu[b]..cu[b + 1]` (FlashAttention's
-    /// `cu_seqlens`). Rows behind the last are padding.
+    /// q is `[1, q_heads, total, head_dim]`: sequences one after the other, sequence `b` at `cu[b]..cu[b + 1]`
+    /// (FlashAttention's `cu_seqlens`). Rows behind the last are padding.
     Packed(&'q [usize]),
 }
 
@@ -54,9 +55,10 @@ impl Queries<'_> {
 
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
 ///
-/// Each sequence is a call of its own shape to the options, as in [`attn_core::kv_cache`]: causal at the bottom right, `batch` as in
-/// the cache, its own `kv_len`. A row gets the bits that it gets from a [reproducible](Attention::reproducible) call without a
-/// cache, whatever the layout of the cache, the other sequences and the way the stream was cut into calls.
+/// Each sequence is a call of its own shape to the options, as in [`attn_core::kv_cache`]: causal at the bottom right,
+/// `batch` as in the cache, its own `kv_len`. A row gets the bits that it gets from a
+/// [reproducible](Attention::reproducible) call without a cache, whatever the layout of the cache, the other sequences
+/// and the way the stream was cut into calls.
 ///
 /// ```
 /// use attn_core::kv_cache::PagedCache;
@@ -74,7 +76,8 @@ impl Queries<'_> {
 /// let step = Step::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache.view(), Level::detect())?;
 /// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 4, 16])?;
 /// step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
-/// assert_eq!(out[16..32], pages.row(1, 0, 0).iter().collect::<Vec<_>>()); // the second sequence's first token sees itself
+/// // The second sequence's first token sees itself.
+/// assert_eq!(out[16..32], pages.row(1, 0, 0).iter().collect::<Vec<_>>());
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +100,8 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
     /// ([`QuantizedView`](attn_core::int8::QuantizedView)).
     ///
     /// # Errors
-    /// [`AttnError`]: sizes that disagree, lengths that do not fit, options without meaning; dropout, which has no place here.
+    /// [`AttnError`] if sizes disagree, lengths do not fit, or an option has no meaning in a decode step, such as
+    /// dropout.
     pub fn new(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
@@ -108,12 +112,13 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         Self::of(attn, q, queries, None, cache.into(), level)
     }
 
-    /// As [`new`](Self::new), where every sequence begins with the tokens of `prefix`, a cache of one sequence: a system prompt that
-    /// many answers share. To the options they are the first tokens of each sequence, and those in `cache` the ones behind them,
-    /// among them all queries. The queries of all sequences go over the prefix together, up to 32 rows of a key/value head in a
-    /// pass, so that it is read once where reading it for each sequence would cost as often as there are sequences. What a row
-    /// has seen there is merged with what it sees of its own sequence ([`RowState`](attn_core::RowState)): results differ from
-    /// those of a cache that holds both by rounding only. The two caches may be of different types.
+    /// As [`new`](Self::new), where every sequence begins with the tokens of `prefix`, a cache of one sequence: a
+    /// system prompt that many answers share. To the options they are the first tokens of each sequence, and those in
+    /// `cache` the ones behind them, among them all queries. The queries of all sequences go over the prefix together,
+    /// up to 32 rows of a key/value head in a pass, so that it is read once where reading it for each sequence would
+    /// cost as often as there are sequences. What a row has seen there is merged with what it sees of its own sequence
+    /// ([`RowState`](attn_core::RowState)): results differ from those of a cache that holds both by rounding only. The
+    /// two caches may be of different types.
     ///
     /// ```
     /// use attn_core::kv_cache::CacheView;
@@ -139,9 +144,10 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence, has other heads or dims or is a continuation
-    /// itself; [`AttnError::TooShort`] where keys are turned while they are read and its tables have no rows for what follows;
-    /// [`AttnError::Unsupported`] where it has dropped tokens, or only one of the two has tables.
+    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence, has other heads or dims or is a
+    /// continuation itself; [`AttnError::TooShort`] where keys are turned while they are read and its tables have no
+    /// rows for what follows; [`AttnError::Unsupported`] where it has dropped tokens, or only one of the two has
+    /// tables.
     pub fn with_prefix(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
@@ -220,7 +226,8 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         Ok(this)
     }
 
-    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what a step reads at most in one pass.
+    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what a step reads at most in
+    /// one pass.
     pub fn bytes(&self) -> usize {
         let before = self.prefix.map_or(0, |prefix| prefix.len(0));
         let own = (0..self.shape.batch).map(|n| self.source.len(n).saturating_sub(before));
@@ -266,7 +273,8 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
     /// The call on tensors of these sizes, to be [run](Split::run) or shared by threads.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where q or the outputs have other sizes; [`AttnError::Unsupported`] where the full weights are asked for.
+    /// [`AttnError::Size`] where q or the outputs have other sizes; [`AttnError::Unsupported`] where the full weights
+    /// are asked for.
     pub fn split<'w, 'o: 'w, Q: KernelElement, O: KernelElement>(
         &'w self,
         q: View<'w, Q>,

@@ -1,8 +1,9 @@
 //! Merges the parts of a row in a fixed tree, so that bits do not depend on who computed which part, or when.
 //!
-//! The leaves are chunks of [`CHUNK`](super::CHUNK) keys, numbered from key 0 on. A node of level `l` covers `2ˡ` chunks from a
-//! multiple of `2ˡ` on: the tree is a function of a key's position and of nothing else. A chunk without visible keys changes no bit
-//! of what it is merged with, so that longer sequences, windows and masks do not change the tree of the keys that are seen.
+//! The leaves are chunks of [`CHUNK`](super::CHUNK) keys, numbered from key 0 on. A node of level `l` covers `2ˡ`
+//! chunks from a multiple of `2ˡ` on: the tree is a function of a key's position and of nothing else. A chunk without
+//! visible keys changes no bit of what it is merged with, so that longer sequences, windows and masks do not change the
+//! tree of the keys that are seen.
 //!
 //! [`Fold`] walks the leaves in order and keeps the nodes that wait for their right sibling: at most one per level.
 
@@ -19,7 +20,8 @@ pub(super) struct Fold<'s> {
     waiting: usize,
 }
 
-/// Slots that a walk over this many leaves needs: one for each node that can wait, and one for the leaf that is written.
+/// Slots that a walk over this many leaves needs: one for each node that can wait, and one for the leaf that is
+/// written.
 pub(super) const fn slots_for(leaves: usize) -> usize {
     (usize::BITS - leaves.leading_zeros()) as usize + 1
 }

@@ -1,15 +1,16 @@
 //! AMX: the tile unit of x86-64 servers, through inline assembly (the intrinsics are not stable).
 //!
-//! **Detection.** CPUID must list AMX-TILE, AMX-BF16 and the one palette of eight tiles of 16 × 64 bytes, XCR0 must show that the
-//! system saves tile state, and Linux must give this process permission to use it (`arch_prctl`, which may be refused). Where one of them is
-//! missing the level is absent, and its error says which.
+//! **Detection.** CPUID must list AMX-TILE, AMX-BF16 and the one palette of eight tiles of 16 × 64 bytes, XCR0 must
+//! show that the system saves tile state, and Linux must give this process permission to use it (`arch_prctl`, which
+//! may be refused). Where one of them is missing the level is absent, and its error says which.
 //!
-//! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, puts back what it found: it cannot be sent to
-//! another thread, and calls inside calls (from a caller's closure) leave the outer one's configuration as it was. By the calling
-//! convention any function may use the unit for itself, which is why code that calls closures asks for [`refresh`](TileProduct::refresh).
+//! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, puts back what it found: it cannot be
+//! sent to another thread, and calls inside calls (from a caller's closure) leave the outer one's configuration as it
+//! was. By the calling convention any function may use the unit for itself, which is why code that calls closures asks
+//! for [`refresh`](TileProduct::refresh).
 //!
-//! **State.** No tile lives longer than one assembly block: each loads its sums, does all its steps and stores them. The compiler knows
-//! nothing of tiles and need not.
+//! **State.** No tile lives longer than one assembly block: each loads its sums, does all its steps and stores them.
+//! The compiler knows nothing of tiles and need not.
 
 #![allow(unsafe_code, reason = "the leaf: assembly behind a token that proves the CPU and the system allow it")]
 
@@ -20,8 +21,8 @@ use super::avx512::Avx512;
 use crate::level::LevelError;
 use crate::tile::unit::{Products, Square, Tile, TileProduct, with_products};
 
-/// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else. Made only by
-/// `level`.
+/// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else.
+/// Made only by `level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Amx {
     pub(crate) vectors: Avx512,
@@ -29,8 +30,8 @@ pub struct Amx {
 }
 
 impl Amx {
-    /// What keeps this process from the tile unit, if anything does. Asks the CPU and the system, and for permission: to be kept, not
-    /// repeated.
+    /// What keeps this process from the tile unit, if anything does. Asks the CPU and the system, and for permission:
+    /// to be kept, not repeated.
     #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         let (cpu, system) = cpu_and_system();
@@ -60,8 +61,8 @@ impl Amx {
     #[inline]
     pub(crate) fn open(self) -> Unit {
         let mut before = Config([0; 64]);
-        // SAFETY: the token proves the instructions and the permission. The first writes 64 bytes, which `before` has; the second
-        // reads 64 bytes of a configuration that palette 1 allows.
+        // SAFETY: the token proves the instructions and the permission. The first writes 64 bytes, which `before` has;
+        // the second reads 64 bytes of a configuration that palette 1 allows.
         unsafe {
             asm!("sttilecfg [{}]", in(reg) &raw mut before, options(nostack, preserves_flags));
         }
@@ -71,8 +72,8 @@ impl Amx {
     }
 }
 
-/// From what the CPU has, whether the system saves the state of tiles, and what it answers when asked for permission: 0, or an error below.
-/// It is asked last, for the answer binds the process.
+/// From what the CPU has, whether the system saves the state of tiles, and what it answers when asked for permission:
+/// 0, or an error below. It is asked last, for the answer binds the process.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn verdict(cpu: bool, system: bool, permission: impl FnOnce() -> i64) -> Option<LevelError> {
     match (cpu, system) {
@@ -95,8 +96,8 @@ fn cpu_and_system() -> (bool, bool) {
         // SAFETY: register 0 always exists where XGETBV does.
         unsafe { _xgetbv(0) }
     }
-    // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is. XGETBV runs only where OSXSAVE says
-    // that the system has turned it on.
+    // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is. XGETBV runs only where
+    // OSXSAVE says that the system has turned it on.
     unsafe {
         if __cpuid(0).eax < 0x1d || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
             return (false, false);
@@ -108,15 +109,17 @@ fn cpu_and_system() -> (bool, bool) {
     }
 }
 
-/// Asks Linux to let this process use tile data: it is then saved for every thread that touches it. Refused where a thread's alternate
-/// signal stack could not hold it, by a filter of system calls, or by a kernel older than 5.16. Returns 0, or an error's number below 0.
+/// Asks Linux to let this process use tile data: it is then saved for every thread that touches it. Refused where a
+/// thread's alternate signal stack could not hold it, by a filter of system calls, or by a kernel older than 5.16.
+/// Returns 0, or an error's number below 0.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn permission() -> i64 {
     const SYS_ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let answer: i64;
-    // SAFETY: a system call that takes two numbers and touches no memory of this program; the kernel clobbers RCX and R11.
+    // SAFETY: a system call that takes two numbers and touches no memory of this program; the kernel clobbers RCX and
+    // R11.
     unsafe {
         asm!(
             "syscall",
@@ -161,8 +164,8 @@ pub(crate) struct Unit {
 impl Drop for Unit {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a unit exists only where its token did. A configuration with palette 0 is none at all: TILERELEASE puts that back;
-        // any other was in force on this thread and so is valid.
+        // SAFETY: a unit exists only where its token did. A configuration with palette 0 is none at all: TILERELEASE
+        // puts that back; any other was in force on this thread and so is valid.
         unsafe {
             if self.before.0[0] == 0 {
                 asm!("tilerelease", options(nostack, preserves_flags, nomem));
@@ -173,8 +176,8 @@ impl Drop for Unit {
     }
 }
 
-/// The instructions of one load or one product, as text: sums in tmm0 to tmm3, A in tmm4 and tmm5, B in tmm6 and tmm7. A part is a
-/// pair of tiles, 2 KiB.
+/// The instructions of one load or one product, as text: sums in tmm0 to tmm3, A in tmm4 and tmm5, B in tmm6 and tmm7.
+/// A part is a pair of tiles, 2 KiB.
 macro_rules! text {
     (A0) => { text!(@a "0", "1024") };
     (A1) => { text!(@a "2048", "3072") };
@@ -211,9 +214,10 @@ macro_rules! blocks {
         $($(#[$doc:meta])* $name:ident $in_a:literal $in_b:literal $([$($load:ident)+])+;)*) => {
         match $products {
             $(Products::$name => {
-                // SAFETY: the unit is configured: eight tiles of 16 × 64 bytes. `check` has shown that A and B hold `steps` ≥ 1 steps
-                // of $in_a and $in_b pairs of tiles, 1 KiB each, of which the loop reads each once or more and none beyond; C is 32 rows of
-                // 128 bytes, of which the four tiles are the quarters. Flags and the tiles are declared as clobbered.
+                // SAFETY: the unit is configured: eight tiles of 16 × 64 bytes. `check` has shown that A and B hold
+                // `steps` ≥ 1 steps of $in_a and $in_b pairs of tiles, 1 KiB each, of which the loop reads each once or
+                // more and none beyond; C is 32 rows of 128 bytes, of which the four tiles are the quarters. Flags and
+                // the tiles are declared as clobbered.
                 unsafe {
                     asm!(
                         "test {fresh}, {fresh}",
@@ -319,7 +323,8 @@ mod tests {
         assert_eq!(verdict(true, true, || 0), None);
     }
 
-    /// A filter of system calls on a thread of its own refuses `arch_prctl`: no crash, but an answer, and the level falls back.
+    /// A filter of system calls on a thread of its own refuses `arch_prctl`: no crash, but an answer, and the level
+    /// falls back.
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_refused_permission_is_an_answer() {

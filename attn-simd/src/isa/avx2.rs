@@ -132,7 +132,8 @@ impl Isa for Avx2 {
     fn split(self, x: __m256) -> (__m256, __m256) {
         // SAFETY: the token proves AVX.
         unsafe {
-            // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later. A NaN stays.
+            // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later.
+            // A NaN stays.
             let x = _mm256_max_ps(_mm256_set1_ps(-126.0), x);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));

@@ -147,13 +147,15 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn load_f16(self, src: &[f16]) -> __m512 {
         assert!(src.len() >= 16);
-        // SAFETY: sixteen halves of two bytes were asserted above, `f16` is a transparent u16; the token proves AVX-512F.
+        // SAFETY: sixteen halves of two bytes were asserted above, `f16` is a transparent u16; the token proves
+        // AVX-512F.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.as_ptr().cast())) }
     }
     #[inline(always)]
     fn load_bf16(self, src: &[bf16]) -> __m512 {
         assert!(src.len() >= 16);
-        // SAFETY: sixteen halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves AVX-512F.
+        // SAFETY: sixteen halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves
+        // AVX-512F.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -265,8 +267,8 @@ impl Isa for Avx512 {
     unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
         // SAFETY: the caller vouches for 16 rows of 16 floats on either side. The token proves the instructions.
         unsafe {
-            // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one per
-            // 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.
+            // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one
+            // per 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.
             for g in 0..4 {
                 let gather = |r: isize| {
                     let at = |row: isize| _mm_loadu_ps(src.offset(row * src_stride + 4 * g));

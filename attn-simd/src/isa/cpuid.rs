@@ -3,7 +3,8 @@
 #![allow(unsafe_code, reason = "CPUID is not a safe function in the oldest compiler that is promised")]
 #![allow(unused_unsafe, reason = "it is one in newer compilers")]
 
-/// Bytes of the second cache, 0 where CPUID lists none. Intel and its like list caches in leaf 4, AMD in leaf 0x8000001d, in one form.
+/// Bytes of the second cache, 0 where CPUID lists none. Intel and its like list caches in leaf 4, AMD in leaf
+/// 0x8000001d, in one form.
 #[cfg(not(miri))]
 pub(crate) fn second_cache() -> usize {
     use core::arch::x86_64::{__cpuid, __cpuid_count};

@@ -1,4 +1,5 @@
-//! A test: the caller's floating-point control register is as it was, whatever it says, and no flag is raised that is not due.
+//! A test: the caller's floating-point control register is as it was, whatever it says, and no flag is raised that is
+//! not due.
 #![allow(unsafe_code, reason = "reads and writes the register")]
 
 use core::arch::asm;
@@ -103,7 +104,8 @@ fn invalid_in_any(attn: &Attention<'_>, shape: AttnShape, what: &str) -> usize {
         + invalid(attn, &Inputs::<bf16>::plain(shape, 62), what)
 }
 
-/// Rows that see nothing of a tile, of the first ones, of all; decoded and not. Who traps invalid operations would be ended by one.
+/// Rows that see nothing of a tile, of the first ones, of all; decoded and not. Who traps invalid operations would be
+/// ended by one.
 #[test]
 fn no_mask_raises_an_invalid_operation() {
     let mut count = 0;

@@ -1,7 +1,9 @@
-//! Halves to floats and back where the vectors are NEON's: four at a time, of which compilers make four scalars otherwise.
+//! Halves to floats and back where the vectors are NEON's: four at a time, of which compilers make four scalars
+//! otherwise.
 //!
-//! FCVTL and FCVTN between half and single precision belong to the base of NEON, round to nearest even as programs start, and know
-//! subnormal numbers whatever the mode. Their intrinsics are younger than the oldest compiler that is promised.
+//! FCVTL and FCVTN between half and single precision belong to the base of NEON, round to nearest even as programs
+//! start, and know subnormal numbers whatever the mode. Their intrinsics are younger than the oldest compiler that is
+//! promised.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics, and two instructions without one")]
 
@@ -15,7 +17,8 @@ use attn_core::half::{bf16, f16};
 /// Widens four; exact.
 #[inline(always)]
 pub(crate) fn widen_f16(src: &[f16; 4]) -> [f32; 4] {
-    // SAFETY: four elements are read, which are words of 16 bits (`repr(transparent)`); the instruction touches its two registers only.
+    // SAFETY: four elements are read, which are words of 16 bits (`repr(transparent)`); the instruction touches its two
+    // registers only.
     floats(unsafe {
         let (narrow, wide): (uint16x4_t, float32x4_t);
         narrow = vld1_u16(src.as_ptr().cast());
@@ -35,7 +38,8 @@ pub(crate) fn widen_bf16(src: &[bf16; 4]) -> [f32; 4] {
 /// Rounds four to nearest even; a NaN stays one.
 #[inline(always)]
 pub(crate) fn narrow_f16(src: [f32; 4], dst: &mut [f16; 4]) {
-    // SAFETY: four floats are read and four words of 16 bits written (`repr(transparent)`); the instruction touches its two registers only.
+    // SAFETY: four floats are read and four words of 16 bits written (`repr(transparent)`); the instruction touches its
+    // two registers only.
     unsafe {
         let (wide, narrow): (float32x4_t, uint16x4_t);
         wide = vld1q_f32(src.as_ptr());

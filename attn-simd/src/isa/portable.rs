@@ -1,7 +1,8 @@
-//! The level of the build itself, through `wide`: SSE2 on stock x86-64, NEON on aarch64, simd128 on WASM, scalars elsewhere.
+//! The level of the build itself, through `wide`: SSE2 on stock x86-64, NEON on aarch64, simd128 on WASM, scalars
+//! elsewhere.
 //!
-//! `wide` chooses its instructions when the crate is compiled, so this is the native level wherever the build target has
-//! vectors, and the fallback on x86. Four lanes are what all of these have in one register.
+//! `wide` chooses its instructions when the crate is compiled, so this is the native level wherever the build target
+//! has vectors, and the fallback on x86. Four lanes are what all of these have in one register.
 
 #![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `product` has checked")]
 
@@ -107,8 +108,8 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn split(self, x: f32x4) -> (f32x4, f32x4) {
-        // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later, which most processors
-        // stumble over. A NaN is put back at the end.
+        // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later,
+        // which most processors stumble over. A NaN is put back at the end.
         let x = f32x4::splat(-126.0).fast_max(x);
         // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
         let magic = f32x4::splat(12_582_912.0);

@@ -8,9 +8,10 @@
 //! | scores `Sᵀ = K·Qᵀ` | keys | key | channel of the head | `q[channel][query]` | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
-//! Each accumulator is a chain over `k`, in order; a score is a sum of some (see `parts_of`), and so is an output (see [`PART`]). What is
-//! added to what follows from the place of `k` alone, so that a score or an output depends on nothing but its own row. A last group of fewer than `M` rows reads its last row again instead of having code of its own; what that computes is stored
-//! into padding.
+//! Each accumulator is a chain over `k`, in order; a score is a sum of some (see `parts_of`), and so is an output (see
+//! [`PART`]). What is added to what follows from the place of `k` alone, so that a score or an output depends on
+//! nothing but its own row. A last group of fewer than `M` rows reads its last row again instead of having code of its
+//! own; what that computes is stored into padding.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that the doors have checked against their slices")]
 
@@ -57,11 +58,12 @@ pub(crate) const fn padded(rows: usize, m: usize) -> usize {
     rows.div_ceil(m) * m
 }
 
-/// Which keys of a tile each vector of queries needs: vector `n` those in `start[n]..end[n]`, neither of which ever decreases.
+/// Which keys of a tile each vector of queries needs: vector `n` those in `start[n]..end[n]`, neither of which ever
+/// decreases.
 ///
-/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block, under a window they start
-/// later for the last ones. What lies outside of a vector's reach is not computed; nothing changes by that, not even in the
-/// last bit, because a hidden key's weight is 0.
+/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block, under a window they
+/// start later for the last ones. What lies outside of a vector's reach is not computed; nothing changes by that, not
+/// even in the last bit, because a hidden key's weight is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach<const NQ: usize> {
     pub(crate) start: [usize; NQ],
@@ -97,7 +99,8 @@ impl<const NQ: usize> Reach<NQ> {
         }
     }
 
-    /// How many vectors to leave out, at the front and at the back, for a few keys from `first` on; `None` where none needs them.
+    /// How many vectors to leave out, at the front and at the back, for a few keys from `first` on; `None` where none
+    /// needs them.
     #[inline(always)]
     fn for_keys(&self, first: usize, count: usize) -> Option<(usize, usize)> {
         let front = self.end.iter().filter(|&&end| end <= first).count();
@@ -128,10 +131,12 @@ macro_rules! with_vectors {
 }
 pub(crate) use with_vectors;
 
-/// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows` rounded up to
-/// `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called before each group of `M`.
+/// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows`
+/// rounded up to `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called
+/// before each group of `M`.
 ///
-/// A function of its own, as [`values`] is: what the kernel around it keeps in registers is not in the way of its loops.
+/// A function of its own, as [`values`] is: what the kernel around it keeps in registers is not in the way of its
+/// loops.
 #[inline(never)]
 pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -167,9 +172,9 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
     let part = depth.div_ceil(parts_of::<I>(depth)).next_multiple_of(UNROLL);
-    // SAFETY: every row index is below `rows` or clamped to `rows − 1`, so each pointer is the start of a row that `checked` has
-    // bounded, with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room for M rows from `first`
-    // on; both were asserted above.
+    // SAFETY: every row index is below `rows` or clamped to `rows − 1`, so each pointer is the start of a row that
+    // `checked` has bounded, with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room
+    // for M rows from `first` on; both were asserted above.
     unsafe {
         let all = reach.is_all(rows);
         let mut first = 0;
@@ -195,10 +200,12 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Chains that a score is made of: of equal length, at most `Isa::CHAIN`, and three at least of all but the smallest dims.
+/// Chains that a score is made of: of equal length, at most `Isa::CHAIN`, and three at least of all but the smallest
+/// dims.
 ///
-/// Where two weights compete, an output takes the whole error of a score. One chain of 64 or 128 exceeded `2u(2 + S)` in one output of
-/// some thousands (1.4 times; a chain of 32 and another of 1 by 1.5); equal parts stay below, for 1 % of the time.
+/// Where two weights compete, an output takes the whole error of a score. One chain of 64 or 128 exceeded `2u(2 + S)`
+/// in one output of some thousands (1.4 times; a chain of 32 and another of 1 by 1.5); equal parts stay below, for 1 %
+/// of the time.
 const fn parts_of<I: Isa>(depth: usize) -> usize {
     match (depth.div_ceil(I::CHAIN), depth) {
         (1, ..5) => 1,
@@ -211,8 +218,8 @@ const fn parts_of<I: Isa>(depth: usize) -> usize {
 /// The scores of `M` keys, for all vectors but FRONT at the front and BACK at the back, in chains of `part`.
 ///
 /// # Safety
-/// Each of `starts` is readable for `depth` elements, `q` for `depth` rows of `NQ` vectors, and `s` is readable and writable for
-/// `M` of them.
+/// Each of `starts` is readable for `depth` elements, `q` for `depth` rows of `NQ` vectors, and `s` is readable and
+/// writable for `M` of them.
 #[inline(always)]
 unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
@@ -240,10 +247,10 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
     }
 }
 
-/// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth` keys; without
-/// factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach is read; `factor`: `[NQ·LANES]`;
-/// `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. The first key is the `phase`-th of its tile. `between` is called before
-/// each group of `M`.
+/// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth`
+/// keys; without factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach
+/// is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. The first key is the
+/// `phase`-th of its tile. `between` is called before each group of `M`.
 #[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -285,13 +292,14 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     let mut first = 0;
     while first < columns {
         between();
-        // SAFETY: every column is below `columns` or clamped to `columns − 1`, so each pointer lies in row 0 of the panel and
-        // reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of `NQ` vectors and
-        // `o` has room for M rows from `first` on; both were asserted above, and that no reach is beyond `depth`, and that the keys
-        // are those of one tile.
+        // SAFETY: every column is below `columns` or clamped to `columns − 1`, so each pointer lies in row 0 of the
+        // panel and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth`
+        // rows of `NQ` vectors and `o` has room for M rows from `first` on; both were asserted above, and that no reach
+        // is beyond `depth`, and that the keys are those of one tile.
         unsafe {
             let o = c.add(first * width);
-            // Several ways to the same bits: where no vector stops short, and no row is read twice, the loops are simpler.
+            // Several ways to the same bits: where no vector stops short, and no row is read twice, the loops are
+            // simpler.
             let sizes = (b, depth);
             if all && first + M <= columns {
                 let starts: [*const f32; M] = core::array::from_fn(|m| a.add(first + m));
@@ -309,8 +317,8 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the same way:
-/// a chain of 8 is off by 2.5u at most, one of 12 by 3.3u, one of 64 by 16.5u. (16: 4.5u, more than may be.)
+/// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the
+/// same way: a chain of 8 is off by 2.5u at most, one of 12 by 3.3u, one of 64 by 16.5u. (16: 4.5u, more than may be.)
 pub(crate) const PART: usize = 8;
 /// The same where there are 16 registers, or short ones.
 const LONG_PART: usize = 12;
@@ -320,13 +328,13 @@ const _: () = assert!(PART.is_multiple_of(UNROLL) && LONG_PART.is_multiple_of(UN
 
 /// `M` columns of the output from all keys, a part of them at a time. `phase` is the place of the first in its tile.
 ///
-/// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of parts wait in memory,
-/// and parts are longer. Measured on Zen 4, shares of the rate of one chain: AVX-512 in registers (2 × 4 × 3) 0.99, in memory (8 × 3) 0.9;
-/// AVX2 in memory (6 × 2) 0.92 to 0.95, and with parts of 8 0.88 to 0.91.
+/// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of
+/// parts wait in memory, and parts are longer. Measured on Zen 4, shares of the rate of one chain: AVX-512 in registers
+/// (2 × 4 × 3) 0.99, in memory (8 × 3) 0.9; AVX2 in memory (6 × 2) 0.92 to 0.95, and with parts of 8 0.88 to 0.91.
 ///
 /// # Safety
-/// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ` vectors, and no
-/// reach goes beyond; `o` is readable and writable for `M` of them.
+/// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`
+/// vectors, and no reach goes beyond; `o` is readable and writable for `M` of them.
 #[inline(always)]
 unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -337,7 +345,8 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
     factors: &Option<[I::F; NQ]>,
     o: *mut f32,
 ) {
-    // SAFETY: the caller vouches for these addresses; parts and halves are below `depth`, and `Waiting` holds what is stored there.
+    // SAFETY: the caller vouches for these addresses; parts and halves are below `depth`, and `Waiting` holds what is
+    // stored there.
     unsafe {
         if I::LANES < 16 {
             const { assert!(I::LANES == 16 || NQ * M * I::LANES <= Waiting::LEN) };
@@ -489,11 +498,12 @@ unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Steps of the hot loop between two branches: enough that a branch predictor foresees the end of a short loop. Measured on
-/// Zen 5: 4 takes 4 to 5 % off the whole call at head_dim 64.
+/// Steps of the hot loop between two branches: enough that a branch predictor foresees the end of a short loop.
+/// Measured on Zen 5: 4 takes 4 to 5 % off the whole call at head_dim 64.
 const UNROLL: usize = 4;
 
-/// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for all vectors but FRONT at the front and BACK at the back.
+/// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for all vectors but FRONT at the front and BACK at the
+/// back.
 ///
 /// # Safety
 /// `a[m] + k·step` is readable for every `m < M` and k of the range, and `b` for the vectors of those rows.

@@ -1,22 +1,23 @@
 //! Products with few queries: lanes are channels, and every element of a key or value is read once for all rows.
 //!
-//! With as many queries as lanes, [`product`](super::product) keeps all lanes busy and reads keys by broadcast. With a few, most of
-//! its lanes would idle, and an element would cost an instruction. Here a vector of a key's channels is loaded (and widened) once
-//! and meets `R` query rows in registers; `K` keys are taken together, so that their `R·K` sums over lanes are formed in one go
-//! ([`Isa::sum_fours`]). More than four keys at once would be as many streams from memory, which prefetchers do not like: measured
-//! on Zen 4, 16 keys at a time read memory at 0.6 of the speed of 4.
+//! With as many queries as lanes, [`product`](super::product) keeps all lanes busy and reads keys by broadcast. With a
+//! few, most of its lanes would idle, and an element would cost an instruction. Here a vector of a key's channels is
+//! loaded (and widened) once and meets `R` query rows in registers; `K` keys are taken together, so that their `R·K`
+//! sums over lanes are formed in one go ([`Isa::sum_fours`]). More than four keys at once would be as many streams from
+//! memory, which prefetchers do not like: measured on Zen 4, 16 keys at a time read memory at 0.6 of the speed of 4.
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
-//! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile, then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
+//! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile,
+//!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are as fast as memory if it is always asked for as much as it can bring, and for no more: lines are asked for far ahead, twice,
-//! and one by one between the products, never in bursts.
+//! Both are as fast as memory if it is always asked for as much as it can bring, and for no more: lines are asked for
+//! far ahead, twice, and one by one between the products, never in bursts.
 //!
-//! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all alike. How
-//! many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an
-//! output one chain over each 8 keys of a tile.
+//! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
+//! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`
+//! steps, and an output one chain over each 8 keys of a tile.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
@@ -66,21 +67,24 @@ stored! {
     i8 => load_i8_ptr, f32::from;
 }
 
-/// How far ahead rows are asked for, in bytes, into the nearest cache. Measured on Zen 5, four rows over caches of 32 to 256 MiB: against
-/// 8 KiB, f32 reads 0.96 to 1.0 times as fast and halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of this. Into the second cache only, 4 KiB
-/// ahead, it was 0.7 to 0.8 of this.
+/// How far ahead rows are asked for, in bytes, into the nearest cache. Measured on Zen 5, four rows over caches of 32
+/// to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of
+/// this. Into the second cache only, 4 KiB ahead, it was 0.7 to 0.8 of this.
 const AHEAD: usize = 12 << 10;
 
-/// How far ahead they are asked for again. A processor forgets what it is asked for while all its miss buffers are taken (on Zen 5 lines
-/// can be asked for six times as fast as memory brings them), and a line that is not there when it is read holds up everything. Measured
-/// there, asking twice is 1.09 to 1.2 times as fast as once, and asking for every other line only, either time, is not.
+/// How far ahead they are asked for again. A processor forgets what it is asked for while all its miss buffers are
+/// taken (on Zen 5 lines can be asked for six times as fast as memory brings them), and a line that is not there when
+/// it is read holds up everything. Measured there, asking twice is 1.09 to 1.2 times as fast as once, and asking for
+/// every other line only, either time, is not.
 const AGAIN: usize = 4 << 10;
 
-/// How far ahead one row of every group is asked for besides, so that the address of its page is translated before its rows are asked
-/// for: walking the tables can take as long as reading the page, above all in a virtual machine. Without, 0.79 to 0.92 of the speed.
+/// How far ahead one row of every group is asked for besides, so that the address of its page is translated before its
+/// rows are asked for: walking the tables can take as long as reading the page, above all in a virtual machine.
+/// Without, 0.79 to 0.92 of the speed.
 const PAGES_AHEAD: usize = 32 << 10;
 
-/// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one repeated.
+/// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one
+/// repeated.
 pub(crate) type Starts = [usize; 2 * TILE];
 
 /// Writes where the rows of a tile start that lie a step apart, from `first` on, the last of `len` repeated.
@@ -150,8 +154,8 @@ impl<T> Rows<'_, T> {
         unsafe { self.data.as_ptr().add(start) }
     }
 
-    /// Bytes from a row to the one that is asked for while it is read. Exact where rows are evenly apart, as they are but at the ends
-    /// of pages; a hint elsewhere.
+    /// Bytes from a row to the one that is asked for while it is read. Exact where rows are evenly apart, as they are
+    /// but at the ends of pages; a hint elsewhere.
     #[inline(always)]
     fn lead(&self, row: usize, ahead: usize) -> usize {
         self.at(row + ahead).addr().wrapping_sub(self.at(row).addr())
@@ -199,7 +203,8 @@ const fn in_line<T>(lanes: usize) -> usize {
     if vectors == 0 { 1 } else { vectors }
 }
 
-/// Rounds a number of query rows up to one that is compiled: 1, 2, 4 or 8 (with four lanes at most 4), and 3 or 6 with 16 lanes.
+/// Rounds a number of query rows up to one that is compiled: 1, 2, 4 or 8 (with four lanes at most 4), and 3 or 6 with
+/// 16 lanes.
 pub(crate) const fn rows_for(rows: usize, lanes: usize) -> usize {
     match rows {
         0 | 1 => 1,
@@ -223,8 +228,9 @@ pub(crate) const fn padded(rows: usize, lanes: usize) -> usize {
     if rest == 0 { whole } else { whole + rows_for(rest, lanes) }
 }
 
-/// Evaluates an expression with the constants of the instance for a number of rows: rows R, keys K that are taken together (`R·K` is a
-/// multiple of 4), steps S of K keys whose sums are finished together, vectors C of channels of an output at a time.
+/// Evaluates an expression with the constants of the instance for a number of rows: rows R, keys K that are taken
+/// together (`R·K` is a multiple of 4), steps S of K keys whose sums are finished together, vectors C of channels of an
+/// output at a time.
 macro_rules! with_rows {
     ($I:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $rows, $R, $K, $S, $C, $body;

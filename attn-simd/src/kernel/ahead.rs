@@ -1,8 +1,8 @@
-//! Asks for the lines at a block's borders while its last tile keeps the multipliers busy: those of its own output, which are
-//! written when it ends, and those of the queries of the block that comes next.
+//! Asks for the lines at a block's borders while its last tile keeps the multipliers busy: those of its own output,
+//! which are written when it ends, and those of the queries of the block that comes next.
 //!
-//! Both lie beyond the caches next to the core. Asked for at once they would stop it, for only some dozens of requests can be on
-//! their way; so they are spread over the groups of the two products, a few at a time.
+//! Both lie beyond the caches next to the core. Asked for at once they would stop it, for only some dozens of requests
+//! can be on their way; so they are spread over the groups of the two products, a few at a time.
 
 use super::pack;
 use crate::isa::Isa;

@@ -15,8 +15,8 @@ pub(crate) struct State<'s> {
     pub(crate) rest: Option<&'s [f32]>,
 }
 
-/// Writes the rows of a block from `o[channel][query]`, rows `width` apart, and what is missing in it. Sums are multiplied by `sums` first
-/// and outputs by `outputs`, powers of two: what a kernel has kept larger than it is.
+/// Writes the rows of a block from `o[channel][query]`, rows `width` apart, and what is missing in it. Sums are
+/// multiplied by `sums` first and outputs by `outputs`, powers of two: what a kernel has kept larger than it is.
 #[inline(always)]
 pub(crate) fn write<I: Isa>(
     isa: I,

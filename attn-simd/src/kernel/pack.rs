@@ -66,8 +66,8 @@ fn widen<I: Isa, T: Copy + Default>(isa: I, src: &[T], dst: &mut [f32], load: im
     }
 }
 
-/// Packs `count` rows from `first` on of one head, transposed: `dst[channel][row]`, rows `width` apart, for `channels` channels
-/// from `from` on. Lanes beyond `count` and channels beyond the last are zero or left over.
+/// Packs `count` rows from `first` on of one head, transposed: `dst[channel][row]`, rows `width` apart, for `channels`
+/// channels from `from` on. Lanes beyond `count` and channels beyond the last are zero or left over.
 #[inline(always)]
 pub(crate) fn transposed<I: Isa>(
     isa: I,
@@ -106,7 +106,8 @@ pub(crate) fn transposed<I: Isa>(
     }
 }
 
-/// Widens a square of halves whose channels lie side by side, `rows` of it; the rest is 0. Says whether they are and do.
+/// Widens a square of halves whose channels lie side by side, `rows` of it; the rest is 0. Says whether they are and
+/// do.
 #[inline(always)]
 fn widened_square<I: Isa>(
     isa: I,
@@ -125,7 +126,8 @@ fn widened_square<I: Isa>(
     }
 }
 
-/// Widens a vector of each row from `first` on, from a channel on, where channels lie side by side. Says whether they do.
+/// Widens a vector of each row from `first` on, from a channel on, where channels lie side by side. Says whether they
+/// do.
 #[inline(always)]
 fn widen_vectors<I: Isa, T: Copy>(
     isa: I,
@@ -147,7 +149,8 @@ fn widen_vectors<I: Isa, T: Copy>(
     true
 }
 
-/// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. For hints: not checked.
+/// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. For hints:
+/// not checked.
 #[inline(always)]
 pub(crate) fn start(input: &Input<'_>, [batch, head, seq]: [usize; 3]) -> Option<(*const f32, isize)> {
     let Input::F32(view) = input else { return None };
@@ -184,7 +187,8 @@ pub(crate) fn is_direct(input: &Input<'_>) -> bool {
     }
 }
 
-/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`, unless they are `there` already.
+/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`, unless they are `there`
+/// already.
 #[inline(always)]
 pub(crate) fn panel<'a, I: Isa>(
     isa: I,

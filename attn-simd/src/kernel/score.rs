@@ -1,4 +1,5 @@
-//! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi, closures.
+//! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi,
+//! closures.
 
 use attn_core::Bias;
 
@@ -9,8 +10,8 @@ use crate::isa::Isa;
 use crate::job::Job;
 use crate::math::tanh;
 
-/// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes (temperature is
-/// left to the exponent). `scratch` holds a transposed tile of the bias.
+/// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes
+/// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias.
 #[inline(always)]
 pub(crate) fn finish<I: Isa, const NQ: usize>(
     isa: I,
@@ -119,7 +120,8 @@ fn add_bias<I: Isa, const NQ: usize>(
     }
 }
 
-/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays finite.
+/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays
+/// finite.
 fn narrow(bias: f64) -> f32 {
     if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }

@@ -1,13 +1,14 @@
 //! The streaming softmax of one tile: new maximum, factor on what came before, scores become weights, sums grow.
 //!
-//! Weights are relative to a reference: the largest score of the first tile that a row sees. Where a later score is larger, the reference
-//! goes to it, or as far as halves all weights if that is farther. So it moves once per factor 2 at most, and scores that rise a little
-//! with every tile do not round what has been summed up as often as there are tiles.
+//! Weights are relative to a reference: the largest score of the first tile that a row sees. Where a later score is
+//! larger, the reference goes to it, or as far as halves all weights if that is farther. So it moves once per factor 2
+//! at most, and scores that rise a little with every tile do not round what has been summed up as often as there are
+//! tiles.
 //!
-//! Each lane is a row, so everything is vertical. A row that has seen nothing yet has the maximum −∞ and is exponentiated
-//! against 0 instead, which gives weights of 0; its factor is 0 as well, and there is nothing to multiply by it. The
-//! difference is taken before it is multiplied by the scale, so that the largest score of the first tile has the weight 1 exactly
-//! however large it is.
+//! Each lane is a row, so everything is vertical. A row that has seen nothing yet has the maximum −∞ and is
+//! exponentiated against 0 instead, which gives weights of 0; its factor is 0 as well, and there is nothing to multiply
+//! by it. The difference is taken before it is multiplied by the scale, so that the largest score of the first tile has
+//! the weight 1 exactly however large it is.
 
 use crate::isa::Isa;
 use crate::isa::product::{Reach, with_vectors};
@@ -30,8 +31,8 @@ impl State<'_> {
         self.sum.fill(0.0);
     }
 
-    /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches. The first key is the `phase`-th
-    /// of its tile.
+    /// Takes the scores of one tile, `s[key][query]`, which become weights as far as each vector reaches. The first key
+    /// is the `phase`-th of its tile.
     #[inline(never)]
     pub(crate) fn push<I: Isa, const NQ: usize>(
         &mut self,
@@ -108,8 +109,8 @@ fn ahead(to_log2: f32) -> f32 {
     if ahead.is_finite() { ahead } else { 0.0 }
 }
 
-/// Sums of weights of a tile: of four keys, of four such sums, and of all. Four equal numbers are added up without an error, so that a
-/// row's sum is off by less than its outputs.
+/// Sums of weights of a tile: of four keys, of four such sums, and of all. Four equal numbers are added up without an
+/// error, so that a row's sum is off by less than its outputs.
 struct Sums<F, const NQ: usize> {
     levels: [[F; NQ]; 3],
 }
@@ -140,7 +141,8 @@ fn add_and_clear<I: Isa, const NQ: usize>(isa: I, from: &mut [I::F; NQ], to: &mu
     }
 }
 
-/// Largest scores of some keys, for all vectors but FRONT at the front and BACK at the back, in two chains (even and odd keys): one would wait for itself.
+/// Largest scores of some keys, for all vectors but FRONT at the front and BACK at the back, in two chains (even and
+/// odd keys): one would wait for itself.
 #[inline(always)]
 fn largest<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     isa: I,

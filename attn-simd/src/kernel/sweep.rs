@@ -1,7 +1,8 @@
 //! Blocks of query rows over all of their keys: the loop over tiles.
 //!
-//! A strip is one block, or several that meet each tile of keys one after the other, so that the tile is widened or gathered once. The
-//! first of them may be narrower: it takes what is left over of full blocks. A block's arithmetic does not depend on its strip.
+//! A strip is one block, or several that meet each tile of keys one after the other, so that the tile is widened or
+//! gathered once. The first of them may be narrower: it takes what is left over of full blocks. A block's arithmetic
+//! does not depend on its strip.
 
 use core::ops::Range;
 
@@ -27,7 +28,8 @@ pub(crate) struct Buffers<'w> {
     out: Each<'w>,
     max: Each<'w>,
     sum: Each<'w>,
-    /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they are relative to.
+    /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they
+    /// are relative to.
     totals: [Each<'w>; 5],
     factor: &'w mut [f32],
     scores: &'w mut [f32],
@@ -111,7 +113,8 @@ fn strip(job: &Job<'_>, claim: Claim<'_, '_>, buffers: &mut Buffers<'_>) {
     }
 }
 
-/// Names, per instruction set, the widths and tile rows that are compiled, for it and no other; `Tiles::of` states the same.
+/// Names, per instruction set, the widths and tile rows that are compiled, for it and no other; `Tiles::of` states the
+/// same.
 macro_rules! instances {
     ($name:ident, $isa:ty, $score_rows:literal, $value_rows:literal, [$($vecs:literal),*]) => {
         fn $name(isa: $isa, visit: Visit<'_, '_>) {

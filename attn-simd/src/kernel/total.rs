@@ -1,11 +1,11 @@
 //! Sums over more keys than a few tiles: what [`GROUP`] tiles have added up joins a total of two floats.
 //!
-//! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two, whatever n is: it keeps
-//! what each addition rounds off and adds it to the next term ([`add_compensated`]).
+//! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two,
+//! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]).
 //!
-//! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its total, so that a row
-//! does not depend on what its neighbours see. Where a row's maximum has grown since the last group its total is multiplied by
-//! a factor; what that rounds off is kept too.
+//! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its
+//! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
+//! group its total is multiplied by a factor; what that rounds off is kept too.
 
 use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};
@@ -30,8 +30,8 @@ pub(crate) struct Total<'w> {
 }
 
 impl Total<'_> {
-    /// Takes what a group has added up, relative to `max`; the group's sums of weights begin anew. Without a total yet (`first`), that is
-    /// what it becomes. `out` holds rows of `width` lanes.
+    /// Takes what a group has added up, relative to `max`; the group's sums of weights begin anew. Without a total yet
+    /// (`first`), that is what it becomes. `out` holds rows of `width` lanes.
     #[inline(never)]
     pub(crate) fn join<I: Isa>(
         &mut self,

@@ -1,8 +1,9 @@
 //! Which queries of a block see which keys of a tile, as bits.
 //!
-//! Masks answer by row (their tables lie by row): 64 keys at a time as a word. The kernels need them by key, one bit per query,
-//! because their lanes are queries. So the words of a block are transposed, once per tile that is only partly visible; where rows
-//! see ranges, the words by key follow from the ends of the ranges alone. Full tiles are recognised first and cost nothing.
+//! Masks answer by row (their tables lie by row): 64 keys at a time as a word. The kernels need them by key, one bit
+//! per query, because their lanes are queries. So the words of a block are transposed, once per tile that is only
+//! partly visible; where rows see ranges, the words by key follow from the ends of the ranges alone. Full tiles are
+//! recognised first and cost nothing.
 
 use core::ops::Range;
 
@@ -97,7 +98,8 @@ impl<const ROWS: usize> Ranges<ROWS> {
                 *last = within(end).max(*last);
             }
         }
-        // Neither may decrease: a vector needs at least what later ones need at the left, and earlier ones at the right.
+        // Neither may decrease: a vector needs at least what later ones need at the left, and earlier ones at the
+        // right.
         for n in 1..NQ {
             reach.end[n] = reach.end[n].max(reach.end[n - 1]);
             reach.start[NQ - 1 - n] = reach.start[NQ - 1 - n].min(reach.start[NQ - n]);
@@ -184,7 +186,8 @@ fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) 
     dense.mask.row(pick(batch, nb), pick(head, nh), pick(query, nq)).as_slice()?.get(key..)?.first_chunk()
 }
 
-/// Clears the bits of positions whose bias, `bias[key][query]` in rows of `width`, is −∞. The bits of a full tile are set first.
+/// Clears the bits of positions whose bias, `bias[key][query]` in rows of `width`, is −∞. The bits of a full tile are
+/// set first.
 #[inline(always)]
 pub(crate) fn hide_by_bias(tile: Tile, cover: Cover, width: usize, bias: &[f32], bits: &mut [u64; KV_TILE]) {
     if cover == Cover::Full {

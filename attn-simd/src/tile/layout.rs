@@ -1,10 +1,11 @@
 //! Where everything of a call on tiles lies, and how large it is: pure functions of shape and method.
 //!
-//! A work item is some blocks of 32 queries of one head: up to 2048 queries, all of a shorter head's where one thread has it to itself, so
-//! that keys and values are packed once. They are packed a super-block at a time, and all blocks of the item meet it before the next one is
-//! packed: that is what packing is paid by, and why the super-block stays in the second cache (2 MiB where there are tiles)
-//! while the blocks' queries and outputs pass through it. What one block touches over and over (a chunk of scores, its weights, the block's queries
-//! and output) stays in the first: at head_dim 64 and one part each, 28 KiB.
+//! A work item is some blocks of 32 queries of one head: up to 2048 queries, all of a shorter head's where one thread
+//! has it to itself, so that keys and values are packed once. They are packed a super-block at a time, and all blocks
+//! of the item meet it before the next one is packed: that is what packing is paid by, and why the super-block stays in
+//! the second cache (2 MiB where there are tiles) while the blocks' queries and outputs pass through it. What one block
+//! touches over and over (a chunk of scores, its weights, the block's queries and output) stays in the first: at
+//! head_dim 64 and one part each, 28 KiB.
 
 use attn_core::{AttnShape, Dtype};
 
@@ -18,12 +19,14 @@ const PACKED_BYTES: usize = 640 << 10;
 const ITEM_BYTES: usize = 768 << 10;
 /// Most blocks of an item: 2048 queries, by then packing is a hundredth of the work.
 pub(crate) const MAX_BLOCKS: usize = 64;
-/// Fewest blocks of an item that threads share a call by, if there are as many: packing is paid by the blocks that use it.
+/// Fewest blocks of an item that threads share a call by, if there are as many: packing is paid by the blocks that use
+/// it.
 const MIN_BLOCKS: usize = 4;
 /// Most chunks of a super-block.
 pub(crate) const MAX_CHUNKS: usize = 16;
 
-/// Chunks that are added up as they come before they join a total. Products of parts have 16 bits, so that sums of 256 like ones are exact.
+/// Chunks that are added up as they come before they join a total. Products of parts have 16 bits, so that sums of 256
+/// like ones are exact.
 pub(crate) const GROUP: usize = 8;
 
 /// Sizes of a call on tiles.
@@ -63,8 +66,8 @@ impl Layout {
         self.blocks * SIDE
     }
 
-    /// Queries of a work item where a call of this shape is to be cut into `items` at least: as many as scratch holds, so that keys and
-    /// values are packed as seldom as may be, or as few as leave enough items.
+    /// Queries of a work item where a call of this shape is to be cut into `items` at least: as many as scratch holds,
+    /// so that keys and values are packed as seldom as may be, or as few as leave enough items.
     pub(crate) fn rows_for(&self, shape: &AttnShape, items: usize) -> usize {
         let heads = shape.batch.saturating_mul(shape.q_heads);
         let all = heads.saturating_mul(shape.q_len.div_ceil(SIDE));

@@ -19,9 +19,9 @@ pub(crate) struct Method {
 impl Method {
     /// By the types of inputs and output.
     ///
-    /// A score must be as good as one computed in f32, because its error is multiplied by its size: `Exact` leaves out nothing that a
-    /// float would show. Weights and values only need what the output shows, so that a narrow output is content with weights of 16
-    /// bits; weights of 8, which `Fast` takes of bf16, show in every output but bf16.
+    /// A score must be as good as one computed in f32, because its error is multiplied by its size: `Exact` leaves out
+    /// nothing that a float would show. Weights and values only need what the output shows, so that a narrow output is
+    /// content with weights of 16 bits; weights of 8, which `Fast` takes of bf16, show in every output but bf16.
     pub(crate) const fn of(input: Dtype, output: Dtype, precision: Precision) -> Self {
         use Products::{Five, Four, One, OneByThree, OneByTwo, Six, Three};
         let wide = matches!(output, Dtype::F32) || !same(input, output);
@@ -54,8 +54,8 @@ impl Method {
         self.values.parts().1
     }
 
-    /// Chunks of keys that the value product takes at a time. One product per chunk would be lost in loading and storing its
-    /// sums; with many, the tiles of two chunks would not stay in L1.
+    /// Chunks of keys that the value product takes at a time. One product per chunk would be lost in loading and
+    /// storing its sums; with many, the tiles of two chunks would not stay in L1.
     pub(crate) const fn chunks(self) -> usize {
         if self.v_parts() == 1 { 2 } else { 1 }
     }

@@ -1,4 +1,5 @@
-//! The tile instructions in plain Rust, exactly as the processor computes them: what tests, Miri and machines without tiles run.
+//! The tile instructions in plain Rust, exactly as the processor computes them: what tests, Miri and machines without
+//! tiles run.
 //!
 //! From the description of TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). The real
 //! instructions gave the same bits on an emulated processor (Bochs); no silicon has been asked. Per element of C the
@@ -6,9 +7,10 @@
 //! the two sums are added, and the result to C. Everything rounds to nearest even whatever MXCSR says, subnormal
 //! operands count as 0 and subnormal results become 0. TILELOADD zeroes what lies beyond the tile's rows and columns.
 //!
-//! In doubles: a product of two bfloat16 has 16 bits and is exact; adding a float to it rounds twice, to 53 bits and to 24, which
-//! differs from rounding once only where the first rounding lands on the middle between two floats. The sum is exact wherever it comes
-//! that near: the smaller term then begins no lower than the 25th bit of the sum, and has at most 24 bits itself.
+//! In doubles: a product of two bfloat16 has 16 bits and is exact; adding a float to it rounds twice, to 53 bits and to
+//! 24, which differs from rounding once only where the first rounding lands on the middle between two floats. The sum
+//! is exact wherever it comes that near: the smaller term then begins no lower than the 25th bit of the sum, and has at
+//! most 24 bits itself.
 
 use super::unit::{Load, Products, SIDE, Square, Tile, TileProduct};
 
@@ -229,7 +231,8 @@ mod tests {
         assert!(element(0.0, &[(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0)]).is_nan());
     }
 
-    /// Two roundings in doubles are one: against the fused operation of the library, over products and sums of all relative sizes.
+    /// Two roundings in doubles are one: against the fused operation of the library, over products and sums of all
+    /// relative sizes.
     #[test]
     fn products_and_sums_round_once() {
         let mut seed = 1u64;

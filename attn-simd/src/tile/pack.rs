@@ -1,15 +1,16 @@
 //! Rows of q, k and v become tiles of bf16 parts; rows with numbers that the parts cannot hold become 0 and are marked.
 //!
-//! A part is the nearest bfloat16 to what the parts before it have left over, so that two hold any f16 and three any f32 of ordinary
-//! size, exactly. Rows of bf16 that lie side by side are one part as they are: their bits are copied. Rows beyond the last, and channels
-//! beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
+//! A part is the nearest bfloat16 to what the parts before it have left over, so that two hold any f16 and three any
+//! f32 of ordinary size, exactly. Rows of bf16 that lie side by side are one part as they are: their bits are copied.
+//! Rows beyond the last, and channels beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
 //!
 //! # Sizes
-//! The tile unit takes subnormal numbers for 0, and drops sums that are. Of a score that costs nothing: with q and k up to 2⁴⁸, at most
-//! 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the exponent: far below the 2⁻²² that f32
-//! loses on any score. So q and k have an upper bound only. Values are kept 2²⁴ times as large where they are f32: every bit of the
-//! smallest one is then a normal number, and none is lost. Of a product of a weight (which is raised as well) and a value less than 2⁻¹⁷⁴ is
-//! dropped, or 2⁻¹⁵⁰ where values are halves: less than any output of their type shows. A bf16 value that is subnormal is marked.
+//! The tile unit takes subnormal numbers for 0, and drops sums that are. Of a score that costs nothing: with q and k up
+//! to 2⁴⁸, at most 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the
+//! exponent: far below the 2⁻²² that f32 loses on any score. So q and k have an upper bound only. Values are kept 2²⁴
+//! times as large where they are f32: every bit of the smallest one is then a normal number, and none is lost. Of a
+//! product of a weight (which is raised as well) and a value less than 2⁻¹⁷⁴ is dropped, or 2⁻¹⁵⁰ where values are
+//! halves: less than any output of their type shows. A bf16 value that is subnormal is marked.
 
 use attn_core::half::bf16;
 use attn_core::{Dtype, View};
@@ -33,7 +34,8 @@ impl Sizes {
     /// Of q and k: their products, added up and scaled, stay finite.
     const CHANNELS: Self = Self { least: 1, most: (127 + 48) << 23 };
 
-    /// Of v: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys. A bf16 is not raised, and must be normal by itself.
+    /// Of v: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys. A bf16 is not raised, and must be normal by
+    /// itself.
     const fn of_values(dtype: Dtype) -> Self {
         match dtype {
             Dtype::Bf16 => Self { least: 1 << 23, most: (127 + 64) << 23 },
@@ -69,8 +71,8 @@ pub(crate) struct Rows {
     pub(crate) count: usize,
 }
 
-/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; what is not there is 0. Returns one bit per row that `sizes`
-/// do not hold, and reads that one as 0.
+/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; what is not there is 0. Returns one bit
+/// per row that `sizes` do not hold, and reads that one as 0.
 #[inline(always)]
 fn read<I: Isa>(
     isa: I,
@@ -100,8 +102,8 @@ fn read<I: Isa>(
     odd
 }
 
-/// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and marked, a bit each;
-/// so are those beyond the last, without a mark. `None` where the channels are strewn.
+/// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and
+/// marked, a bit each; so are those beyond the last, without a mark. `None` where the channels are strewn.
 #[inline(always)]
 fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
     let Input::Bf16(view) = input else { return None };
@@ -184,8 +186,8 @@ fn put<I: Isa, const TRANSPOSED: bool>(isa: I, words: &[f32; 256], tile: &mut Ti
     }
 }
 
-/// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries transposed, words of
-/// two channels by queries. Returns the rows that tiles cannot hold.
+/// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries
+/// transposed, words of two channels by queries. Returns the rows that tiles cannot hold.
 #[inline(always)]
 pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     isa: I,
@@ -232,8 +234,9 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     odd
 }
 
-/// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys, [`value_factor`] times as large.
-/// `place(square)` says where the tiles of 32 channels start, `[part][16 channels]`. Returns the rows that tiles cannot hold.
+/// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys, [`value_factor`]
+/// times as large. `place(square)` says where the tiles of 32 channels start, `[part][16 channels]`. Returns the rows
+/// that tiles cannot hold.
 #[inline(always)]
 pub(crate) fn along_rows<I: Isa>(
     isa: I,

@@ -1,30 +1,33 @@
 //! The streaming softmax of one chunk of 32 keys by 32 queries, whose weights become tiles.
 //!
-//! Weights are taken against a reference that lags behind the largest score: only when a row's maximum has grown by more than a factor
-//! 2⁸ of its weight is the row brought up to date (FlashAttention-4's conditional rescaling, here per row, so that no row depends on
-//! its neighbours). Until then nothing is multiplied; weights up to 2⁸ lose nothing, because their precision is relative.
+//! Weights are taken against a reference that lags behind the largest score: only when a row's maximum has grown by
+//! more than a factor 2⁸ of its weight is the row brought up to date (FlashAttention-4's conditional rescaling, here
+//! per row, so that no row depends on its neighbours). Until then nothing is multiplied; weights up to 2⁸ lose nothing,
+//! because their precision is relative.
 //!
-//! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it, where they are
-//! rounded best. In the root mean square that is 1.31 against 1.40 of correct rounding. So there the reference catches up twice per octave
-//! of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of a row's keys, and seldom enough to cost nothing.
+//! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it,
+//! where they are rounded best. In the root mean square that is 1.31 against 1.40 of correct rounding. So there the
+//! reference catches up twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
+//! a row's keys, and seldom enough to cost nothing.
 //!
-//! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the smallest weight that
-//! is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
+//! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the
+//! smallest weight that is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
 
 use super::unit::Tile;
 use crate::isa::Isa;
 use crate::kernel::softmax::State;
 use crate::math::{exp2, exp2_raised};
 
-/// Most that a weight may grow to before the reference follows, as a power of 2, at a chunk of keys (its number from the first key on).
+/// Most that a weight may grow to before the reference follows, as a power of 2, at a chunk of keys (its number from
+/// the first key on).
 pub(crate) const fn lag(parts: usize, chunk: usize) -> f32 {
     // All bits below the two highest are 0.
     let catches_up = chunk & (chunk.next_power_of_two() >> 2).wrapping_sub(1) == 0 || chunk < 4;
     if parts == 1 && catches_up { 0.0 } else { 8.0 }
 }
 
-/// Takes the scores `s[key][query]` of a chunk into account: the reference of each row follows where it lags too much. Returns whether
-/// any has, and so whether outputs are to be multiplied by `state.factor`; the sums already are.
+/// Takes the scores `s[key][query]` of a chunk into account: the reference of each row follows where it lags too much.
+/// Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums already are.
 #[inline(always)]
 pub(crate) fn raise<I: Isa, const NQ: usize>(
     isa: I,
@@ -97,8 +100,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         }
     }
 
-    /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. `kept` has a bit per query for each key whose weight
-    /// dropout keeps; the sums count them all. The exponential has a polynomial of `DEGREE`.
+    /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. `kept` has a bit per query for each
+    /// key whose weight dropout keeps; the sums count them all. The exponential has a polynomial of `DEGREE`.
     #[inline(always)]
     pub(crate) fn weigh<const PARTS: usize, const DEGREE: usize>(
         &mut self,
@@ -118,7 +121,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                 let mut rest =
                     [self.weight::<DEGREE>(isa, isa.load(even), n), self.weight::<DEGREE>(isa, isa.load(odd), n)];
                 if PARTS == 1 {
-                    // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse they are.
+                    // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse
+                    // they are.
                     rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
                 }
                 self.sums[quarter][n] = isa.add(self.sums[quarter][n], isa.add(rest[0], rest[1]));

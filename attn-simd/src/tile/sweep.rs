@@ -1,12 +1,14 @@
-//! A work item on tiles: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at a time.
+//! A work item on tiles: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at
+//! a time.
 //!
-//! Within a block the work on neighbouring chunks of 32 keys overlaps: while the tile unit multiplies the keys of the next chunk and the
-//! values of the last group, the vector units turn the scores of this one into weights.
+//! Within a block the work on neighbouring chunks of 32 keys overlaps: while the tile unit multiplies the keys of the
+//! next chunk and the values of the last group, the vector units turn the scores of this one into weights.
 //!
 //! ```text
 //! for each super-block:  pack its keys and values
 //!   for each block:      s(first) = k·q
-//!     for each chunk:    finish s: mask, bias, …; largest scores; where they have outgrown the reference: catch up, multiply o
+//!     for each chunk:    finish s: mask, bias, …; largest scores
+//!                        where they have outgrown the reference: catch up, multiply o
 //!                        s(next) = k·q   |
 //!                        o += v·p(last)  |  p = weights of s, split into parts
 //! for each block:        o / sums, transpose, round, write
@@ -73,8 +75,8 @@ impl<'w> Buffers<'w> {
     }
 }
 
-/// Works on items of the queue until none is left. `lines` holds as many as the layout asks for, and `vector_lines` as many as the
-/// vector kernel does.
+/// Works on items of the queue until none is left. `lines` holds as many as the layout asks for, and `vector_lines` as
+/// many as the vector kernel does.
 pub(crate) fn work(
     level: Level,
     job: &Job<'_>,
@@ -92,7 +94,8 @@ pub(crate) fn work(
     }
 }
 
-/// The unit is called through a pointer: a call costs little beside the products of a square, and the kernel is compiled once.
+/// The unit is called through a pointer: a call costs little beside the products of a square, and the kernel is
+/// compiled once.
 fn items(
     unit: &mut dyn TileProduct,
     job: &Job<'_>,
@@ -159,8 +162,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         let any = |pick: fn(&Ranges<SIDE>) -> usize| ranges.iter().flatten().filter(|r| !r.any.is_empty()).map(pick);
         let (first, end) = (any(|r| r.any.start).min().unwrap_or(0), any(|r| r.any.end).max().unwrap_or(0));
 
-        // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups whatever its
-        // neighbours see.
+        // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups
+        // whatever its neighbours see.
         let mut held = [Held { group: None, total: false }; MAX_BLOCKS];
         let mut chunk = first / SIDE;
         while chunk * SIDE < end {
@@ -214,8 +217,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         )
     }
 
-    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a bit per key that tiles cannot
-    /// hold, or whose value they cannot, a word per chunk.
+    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a bit per key
+    /// that tiles cannot hold, or whose value they cannot, a word per chunk.
     #[inline(always)]
     fn pack<I: Isa>(&mut self, isa: I, chunks: core::ops::Range<usize>, base: usize) -> [u32; MAX_CHUNKS] {
         let (job, layout, buffers) = (self.job, self.layout, &mut *self.buffers);
@@ -362,8 +365,8 @@ fn total_of<'t>(totals: &'t mut [&mut [f32]; 5], layout: &Layout, block: usize) 
     }
 }
 
-/// Everything between the product and the softmax: scale, cap, bias, closures, mask. Returns the rows that see one of the keys
-/// `unfit`, a bit each.
+/// Everything between the product and the softmax: scale, cap, bias, closures, mask. Returns the rows that see one of
+/// the keys `unfit`, a bit each.
 #[inline(always)]
 fn finish_scores<I: Isa, const NQ: usize>(
     isa: I,

@@ -1,17 +1,20 @@
-//! The seam between the tile kernel and what multiplies tiles: sixteen rows of sixteen words, a word being two bfloat16.
+//! The seam between the tile kernel and what multiplies tiles: sixteen rows of sixteen words, a word being two
+//! bfloat16.
 //!
-//! One operation does both products: a square of 32 × 32 sums, four tiles, grows by products of two tiles each of A and B per step.
+//! One operation does both products: a square of 32 × 32 sums, four tiles, grows by products of two tiles each of A and
+//! B per step.
 //!
 //! | product | A: rows × words | B: words × columns | C |
 //! |---|---|---|---|
 //! | scores `Sᵀ = K·Qᵀ` | 16 keys × 32 channels | 32 channels × 16 queries | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | 16 channels × 32 keys | 32 keys × 16 queries | `o[channel][query]` |
 //!
-//! Where numbers are split into parts, a step has a pair of tiles per part, largest part first, and [`Products`] says which parts
-//! meet: each list changes one operand at a time, so that few tiles are loaded twice, and comes to the largest product last where that
-//! costs no load more, so that the small ones are added up before it.
+//! Where numbers are split into parts, a step has a pair of tiles per part, largest part first, and [`Products`] says
+//! which parts meet: each list changes one operand at a time, so that few tiles are loaded twice, and comes to the
+//! largest product last where that costs no load more, so that the small ones are added up before it.
 
-/// Sixteen rows of sixteen words: two bfloat16 each, of which the first is the lower half. As floats they have no meaning.
+/// Sixteen rows of sixteen words: two bfloat16 each, of which the first is the lower half. As floats they have no
+/// meaning.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Tile(pub(crate) [f32; 256]);
@@ -36,7 +39,8 @@ pub(crate) enum Load {
     B(usize),
 }
 
-/// Calls a macro with the table of products: name, parts of A, parts of B, and for each product the parts that are loaded before it.
+/// Calls a macro with the table of products: name, parts of A, parts of B, and for each product the parts that are
+/// loaded before it.
 macro_rules! with_products {
     ($callback:ident $(, $argument:tt)*) => {
         $callback! { [$($argument)*]
@@ -110,7 +114,8 @@ pub(crate) trait TileProduct {
 
     /// `c += Σ a·b` over `steps` (or `c = Σ a·b` if `fresh`): `a[step][part][row / 16]`, `b[step][part][column / 16]`.
     ///
-    /// Subnormal numbers count as 0, on either side and in every sum; see [`model`](super::model) for the order of additions.
+    /// Subnormal numbers count as 0, on either side and in every sum; see [`model`](super::model) for the order of
+    /// additions.
     ///
     /// # Panics
     /// Unless `a` and `b` hold that many steps.
@@ -123,8 +128,8 @@ mod tests {
 
     use super::*;
 
-    /// Every list multiplies each pair of parts at most once, leaves out none that is larger than one it has, and changes one operand
-    /// at a time.
+    /// Every list multiplies each pair of parts at most once, leaves out none that is larger than one it has, and
+    /// changes one operand at a time.
     #[test]
     fn products_are_the_largest_ones() {
         use Products::*;

@@ -19,7 +19,8 @@ impl Values {
         Self { open: None, ready: None, buffer: 0 }
     }
 
-    /// Makes room for the weights of a chunk; returns how many pieces of the ready group should be multiplied meanwhile.
+    /// Makes room for the weights of a chunk; returns how many pieces of the ready group should be multiplied
+    /// meanwhile.
     #[inline(always)]
     pub(crate) fn turn_to(
         &mut self,

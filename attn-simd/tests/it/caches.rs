@@ -1,4 +1,5 @@
-//! Steps over caches: every layout of the same tokens gives the same bits, in any mixture of decode steps and prefill chunks.
+//! Steps over caches: every layout of the same tokens gives the same bits, in any mixture of decode steps and prefill
+//! chunks.
 
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, RingCache};
@@ -32,7 +33,8 @@ fn step<T: KernelElement>(
     Ok((out, lse))
 }
 
-/// Rows `counts` from `starts` on of each sequence, from a plain reproducible call on the tokens so far: `[heads, rows, WIDE]`.
+/// Rows `counts` from `starts` on of each sequence, from a plain reproducible call on the tokens so far:
+/// `[heads, rows, WIDE]`.
 fn plain(level: Level, attn: &Attention<'_>, all: &Inputs<f32>, sequence: usize, first: usize, end: usize) -> Vec<f32> {
     let causal = attn.mask(attn.get_mask().and(Mask::causal(Align::BottomRight)));
     let cut = |x: &Tensor4<f32>, from: usize, to: usize| {

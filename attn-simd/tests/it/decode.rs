@@ -1,5 +1,5 @@
-//! The decode kernel: chosen for few queries and under `reproducible`, right over chunks and row blocks, and the same bits however
-//! a call is cut.
+//! The decode kernel: chosen for few queries and under `reproducible`, right over chunks and row blocks, and the same
+//! bits however a call is cut.
 
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::CacheView;

@@ -36,7 +36,8 @@ fn assert_close(what: &str, got: &[f64], want: &[f64]) {
     }
 }
 
-/// A closure that makes a finite number of −∞ does not bring back what a bias has hidden, nor the NaN that stands there.
+/// A closure that makes a finite number of −∞ does not bring back what a bias has hidden, nor the NaN that stands
+/// there.
 #[test]
 fn a_closure_does_not_show_what_a_bias_hides() {
     let [q, mut k, mut v] = inputs();

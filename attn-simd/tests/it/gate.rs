@@ -1,5 +1,5 @@
-//! The accuracy gate where it is tightest: wide scores, of which a few compete for the weight, so that an output takes the whole error
-//! of a dot product.
+//! The accuracy gate where it is tightest: wide scores, of which a few compete for the weight, so that an output takes
+//! the whole error of a dot product.
 
 use attn_core::{Attention, AttnShape, Dtype, Layout, ViewMut};
 use attn_simd::{Level, Workspace, forward_at};

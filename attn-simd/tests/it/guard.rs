@@ -1,5 +1,5 @@
-//! Buffers between pages that may not be touched: reading or writing an element too many ends the program, in assembly and tile loads
-//! too, where no sanitizer looks. And buffers that start anywhere: alignment changes no bit.
+//! Buffers between pages that may not be touched: reading or writing an element too many ends the program, in assembly
+//! and tile loads too, where no sanitizer looks. And buffers that start anywhere: alignment changes no bit.
 
 #![cfg(all(unix, not(miri)))]
 #![allow(unsafe_code, reason = "memory that is laid out by the page has no safe door")]
@@ -64,8 +64,8 @@ impl Guarded {
             Place::Before => self.bytes - count * size_of::<T>(),
         };
         assert!(from.is_multiple_of(align_of::<T>()) && from + count * size_of::<T>() <= self.bytes);
-        // SAFETY: inside the pages that may be touched and aligned, as was just asserted (pages are aligned to more); they were zeroed
-        // and hold nothing but plain numbers, and are borrowed through `self`.
+        // SAFETY: inside the pages that may be touched and aligned, as was just asserted (pages are aligned to more);
+        // they were zeroed and hold nothing but plain numbers, and are borrowed through `self`.
         unsafe {
             let start = self.map.byte_add(rustix::param::page_size() + from);
             core::slice::from_raw_parts_mut(start.cast::<T>(), count)

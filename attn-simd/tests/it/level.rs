@@ -1,4 +1,5 @@
-//! Which level runs is the one that a run expects: emulated processors say so, or a silent fallback would look like a pass.
+//! Which level runs is the one that a run expects: emulated processors say so, or a silent fallback would look like a
+//! pass.
 
 use attn_simd::{Level, LevelError};
 

@@ -164,8 +164,8 @@ fn a_prefix_is_turned_with_what_follows() {
     }
 }
 
-/// Pages that were given back hide their tokens and nothing else, wherever they are; what lies in other pages' place does not
-/// matter.
+/// Pages that were given back hide their tokens and nothing else, wherever they are; what lies in other pages' place
+/// does not matter.
 #[test]
 fn tokens_of_evicted_pages_are_hidden() {
     let (page_size, len) = (16, 700);

@@ -218,7 +218,8 @@ fn prefixes_that_do_not_fit_are_refused() {
     // Queries are tokens of the sequence itself, not of the prefix.
     assert!(matches!(refused(prefix, Queries::First(&[1, 1, 2])), AttnError::Index { at: 2, value: 2, limit: 2, .. }));
     assert!(matches!(cache.after(usize::MAX), Err(AttnError::Overflow { .. })));
-    // A ring that is full is a prefix as good as any; one that has dropped tokens is not, for what it held was seen by later ones.
+    // A ring that is full is a prefix as good as any; one that has dropped tokens is not, for what it held was seen by
+    // later ones.
     let [mut k, mut v] = [DIM, WIDE].map(|dim| vec![0.0f32; 2 * 10 * dim]);
     let mut seen = [0];
     let keys = ViewMut::new(&mut k, Layout::Bhsd, [1, 2, 10, DIM]).expect("keys");

@@ -1,12 +1,12 @@
-//! A few small calls that pass through every phase of the kernel: quick enough for Miri, which runs each instruction set whose
-//! features the build turns on.
+//! A few small calls that pass through every phase of the kernel: quick enough for Miri, which runs each instruction
+//! set whose features the build turns on.
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, Element, Layout, Mask, Outputs, Precision, View, ViewMut, streaming};
 use attn_simd::{KernelElement, Level, Workspace};
 
-/// Every level against the streaming engine. Lengths are one more than a block, a vector or nothing at all; the queries lie with
-/// heads inside, and rows have a gap behind, so that strides matter.
+/// Every level against the streaming engine. Lengths are one more than a block, a vector or nothing at all; the queries
+/// lie with heads inside, and rows have a gap behind, so that strides matter.
 fn agrees<T: KernelElement>(attn: &Attention<'_>, sizes: [usize; 4], tolerance: f64) {
     agrees_at::<T>(Level::available(), attn, sizes, tolerance);
 }
@@ -61,7 +61,8 @@ fn plain_f32() {
     agrees::<f32>(&Attention::new(), [1, 3, 16, 16], 1e-5);
 }
 
-/// Tiles of bf16 through the model of the tile instructions: the smallest calls that pass through every phase of that kernel too.
+/// Tiles of bf16 through the model of the tile instructions: the smallest calls that pass through every phase of that
+/// kernel too.
 #[test]
 fn on_tiles() {
     let model = || Level::by_name("amx-model").into_iter();

@@ -1,5 +1,6 @@
-//! Blocks that share widened or gathered tiles compute what each computes alone: the bits of the same numbers as plain `f32` rows,
-//! which every block reads for itself. So do blocks that share what they read of a sequence too long for the caches.
+//! Blocks that share widened or gathered tiles compute what each computes alone: the bits of the same numbers as plain
+//! `f32` rows, which every block reads for itself. So do blocks that share what they read of a sequence too long for
+//! the caches.
 
 use attn_core::half::f16;
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
@@ -30,7 +31,8 @@ fn bits_on<T: KernelElement>(
     out.iter().chain(&lse).map(|x| x.to_bits()).collect()
 }
 
-/// The same numbers as halves, as `f32` with gaps between the channels, and as plain rows, with some values that are not finite.
+/// The same numbers as halves, as `f32` with gaps between the channels, and as plain rows, with some values that are
+/// not finite.
 fn check(attn: &Attention<'_>, [q_len, kv_len, head_dim, value_dim]: [usize; 4], broken: &[(usize, f32)]) {
     let numbers = |n: usize, seed: f32| -> Vec<f16> {
         (0..n).map(|i| f16::from_f32((seed + i as f32 * 0.7).sin() * 2.0)).collect()
@@ -106,8 +108,8 @@ fn caches_of_any_size() {
     for mask in masks {
         let attn = Attention::new().mask(mask);
         for level in Level::available() {
-            // So large a cache holds everything: block by block. The others hold strips of one, of some and of all blocks, but not the
-            // sequence.
+            // So large a cache holds everything: block by block. The others hold strips of one, of some and of all
+            // blocks, but not the sequence.
             let want = bits_on(Caches { l2: 1 << 30 }, level, &attn, [q, kv, kv], 1);
             for l2 in [0, 60 << 10, 140 << 10] {
                 for threads in [1, 2] {

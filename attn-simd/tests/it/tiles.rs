@@ -1,5 +1,5 @@
-//! The kernels on matrix tiles: the accuracy that each precision promises, and the rows that tiles cannot hold. On the model of the
-//! tile instructions, and on the processor's own where it has them.
+//! The kernels on matrix tiles: the accuracy that each precision promises, and the rows that tiles cannot hold. On the
+//! model of the tile instructions, and on the processor's own where it has them.
 
 mod bits;
 mod promises;
@@ -97,7 +97,8 @@ fn wide(dims: AttnShape) -> Inputs<f32> {
     inputs
 }
 
-/// What f32 may cost on tiles: the gate of every engine, and no more than the vector kernel does, in the root mean square.
+/// What f32 may cost on tiles: the gate of every engine, and no more than the vector kernel does, in the root mean
+/// square.
 #[test]
 fn f32_is_as_exact_as_on_vectors() {
     let mut cases: Vec<_> = CASES
@@ -151,8 +152,8 @@ fn fast_f32_is_as_good_as_it_says() {
     }
 }
 
-/// Values and keys at the ends of each type: the rows that meet them are computed by the vector kernel, bit for bit, and the others are
-/// what they are without.
+/// Values and keys at the ends of each type: the rows that meet them are computed by the vector kernel, bit for bit,
+/// and the others are what they are without.
 #[test]
 fn numbers_that_tiles_cannot_hold_go_to_the_vector_kernel() {
     fn check<T: KernelElement + Number<Compute = f32>>(level: Level, extreme: f64) {
@@ -198,7 +199,8 @@ fn numbers_that_tiles_cannot_hold_go_to_the_vector_kernel() {
     }
 }
 
-/// Inputs with numbers of any size down to the smallest subnormal: every third number is `tiny` of its place, in one of the tensors.
+/// Inputs with numbers of any size down to the smallest subnormal: every third number is `tiny` of its place, in one of
+/// the tensors.
 fn with_tiny<T: Number>(place: usize, tiny: f64) -> Inputs<T> {
     let mut inputs = Inputs::<T>::plain(shape((1, 2, 1, 40, 90, 33, 20)), 39);
     let tensor = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
@@ -211,7 +213,8 @@ fn with_tiny<T: Number>(place: usize, tiny: f64) -> Inputs<T> {
     inputs
 }
 
-/// Tiny numbers cost nothing: beside others they stay on tiles (a row of the vector kernel has other bits) and within the gate.
+/// Tiny numbers cost nothing: beside others they stay on tiles (a row of the vector kernel has other bits) and within
+/// the gate.
 #[test]
 fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
     fn check<T: KernelElement + Number<Compute = f32>>(level: Level, slack: f64) {
@@ -223,7 +226,8 @@ fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
                 let what = (level, T::DTYPE, place, tiny);
                 oracle(&attn, &inputs).near_f32(slack, &ours, &what);
                 let vectors = attend::<T, f32>(level.vectors(), &attn, &inputs);
-                // Only a bf16 below the normal ones goes to the vector kernel, and only as a value (the numbers are some tenths).
+                // Only a bf16 below the normal ones goes to the vector kernel, and only as a value (the numbers are
+                // some tenths).
                 let odd = place == 2 && T::DTYPE == Dtype::Bf16 && tiny < 1e-36;
                 assert_eq!(ours.out == vectors.out, odd, "{what:?}");
             }
@@ -235,8 +239,9 @@ fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
     }
 }
 
-/// A value that is tiny itself and has a tiny weight, where nothing else covers what is lost of it: down to where an f32 has no bits left.
-/// And the heaviest keys' values being 0, a light key's large value: weights count down to 2⁻¹²⁶ of the largest, as on vectors.
+/// A value that is tiny itself and has a tiny weight, where nothing else covers what is lost of it: down to where an
+/// f32 has no bits left. And the heaviest keys' values being 0, a light key's large value: weights count down to 2⁻¹²⁶
+/// of the largest, as on vectors.
 #[test]
 fn light_weights_count_down_to_the_same_floor_as_on_vectors() {
     for level in levels() {

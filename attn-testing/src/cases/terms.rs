@@ -1,7 +1,7 @@
 //! Mask terms that own their tables, and what each means by definition.
 //!
-//! [`OwnedTerm::sees`] is written from the definitions, key by key, without ranges, bits or tiles: the brute force that masks
-//! are tested against.
+//! [`OwnedTerm::sees`] is written from the definitions, key by key, without ranges, bits or tiles: the brute force that
+//! masks are tested against.
 
 use attn_core::mask::Term;
 use attn_core::{Align, At, AttnShape, BlockSparse, Documents, Lengths, Mask, Tree, View, Window};

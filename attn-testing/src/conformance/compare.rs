@@ -4,8 +4,8 @@ use super::case::Tolerance;
 
 /// Compares two tensors as doubles. `Ok` is the worst difference as a share of what is allowed.
 ///
-/// They agree when the shapes are identical, neither holds a NaN, infinities stand in the same places with the same sign,
-/// and elsewhere `|got − want| ≤ atol + rtol·|want|`. A NaN never agrees with anything, not even with a NaN.
+/// They agree when the shapes are identical, neither holds a NaN, infinities stand in the same places with the same
+/// sign, and elsewhere `|got − want| ≤ atol + rtol·|want|`. A NaN never agrees with anything, not even with a NaN.
 ///
 /// # Errors
 /// The first difference in words.

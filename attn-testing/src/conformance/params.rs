@@ -1,4 +1,5 @@
-//! Which parameters an op knows. One that it does not know would change nothing, and a case that passes without it proves nothing.
+//! Which parameters an op knows. One that it does not know would change nothing, and a case that passes without it
+//! proves nothing.
 
 use serde_json::Value;
 

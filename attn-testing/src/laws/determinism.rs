@@ -1,7 +1,7 @@
 //! Which bits may depend on what.
 //!
-//! On one level an output row's bits depend on that row's query, its keys and values, the mask and the options: not on the
-//! batch, on the rows beside it, on scratch, or on what came before.
+//! On one level an output row's bits depend on that row's query, its keys and values, the mask and the options: not on
+//! the batch, on the rows beside it, on scratch, or on what came before.
 
 use attn_core::{Align, Attention, AttnShape, Mask};
 

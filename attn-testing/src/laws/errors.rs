@@ -119,8 +119,8 @@ pub fn options_without_meaning<E: Engine>(engine: &E) {
     }
 }
 
-/// The largest factors that are accepted give the largest score the whole weight, whatever else is done to scores; the smallest
-/// give every key the same. A NaN never comes of finite inputs.
+/// The largest factors that are accepted give the largest score the whole weight, whatever else is done to scores; the
+/// smallest give every key the same. A NaN never comes of finite inputs.
 pub fn options_at_their_limits<E: Engine>(engine: &E) {
     const KEYS: usize = 70;
     let value = |key: usize| key as f32 - 20.0;

@@ -12,8 +12,8 @@ fn dead(answer: &Answer<f32>, row: usize, dim: usize) -> bool {
     answer.out[row * dim..(row + 1) * dim].iter().all(|x| x.to_bits() == 0) && answer.lse[row] == f32::NEG_INFINITY
 }
 
-/// pytorch#127055: a row whose first block of keys is masked gave NaN from then on. A long band mask; keys 0.., some in the
-/// middle, or the last ones masked.
+/// pytorch#127055: a row whose first block of keys is masked gave NaN from then on. A long band mask; keys 0.., some in
+/// the middle, or the last ones masked.
 pub fn a_block_of_keys_fully_masked_anywhere<E: Engine>(engine: &E) {
     let inputs = Inputs::<f32>::plain(shape((1, 1, 1, 40, 600, 8, 4)), 71);
     for masked in [0..128, 0..512, 0..599, 200..400, 256..320, 472..600, 1..600] {
@@ -32,8 +32,8 @@ pub fn a_block_of_keys_fully_masked_anywhere<E: Engine>(engine: &E) {
     oracle(&band, &inputs).check(ETA, &attend(engine, &band, &inputs), &engine.label());
 }
 
-/// pytorch#103749, #103963, mlx#2608, rten#1321, onnxruntime#28904: fully masked rows were NaN or a mean of V. First, middle,
-/// last and all rows, by bools and by −∞.
+/// pytorch#103749, #103963, mlx#2608, rten#1321, onnxruntime#28904: fully masked rows were NaN or a mean of V. First,
+/// middle, last and all rows, by bools and by −∞.
 pub fn fully_masked_rows_at_any_place<E: Engine>(engine: &E) {
     let (q_len, kv_len, dim) = (35, 70, 6);
     let inputs = Inputs::<f32>::plain(shape((1, 2, 1, q_len, kv_len, 8, dim)), 72);
@@ -77,7 +77,8 @@ pub fn all_logits_far_from_zero<E: Engine>(engine: &E) {
     }
 }
 
-/// flashinfer#5090: the last keys of a tile were filled up with zeros, whose weight exp(0) swamped large negative scores.
+/// flashinfer#5090: the last keys of a tile were filled up with zeros, whose weight exp(0) swamped large negative
+/// scores.
 pub fn a_tail_of_keys_is_not_filled_with_zeros<E: Engine>(engine: &E) {
     for kv_len in (1..=17).chain([31, 33, 47, 49, 63, 65, 95, 97, 127, 129]) {
         let mut inputs = Inputs::<f32>::plain(shape((1, 1, 1, 9, kv_len, 4, 3)), 75);
@@ -102,7 +103,8 @@ pub fn key_counts_around_blocks<E: Engine>(engine: &E) {
     }
 }
 
-/// FlashAttention#1076: one query against 257 keys read out of bounds. Decoding shapes; slack behind each row is poison.
+/// FlashAttention#1076: one query against 257 keys read out of bounds. Decoding shapes; slack behind each row is
+/// poison.
 pub fn one_query_against_odd_key_counts<E: Engine>(engine: &E) {
     for kv_len in [1, 2, 63, 127, 255, 256, 257, 511, 513, 1025] {
         for (q_heads, kv_heads) in [(1, 1), (4, 1), (6, 3)] {
@@ -114,8 +116,8 @@ pub fn one_query_against_odd_key_counts<E: Engine>(engine: &E) {
     }
 }
 
-/// oneDNN#5717: a head dim that is not a multiple of the tile let garbage into other rows. Every dim from 1 to 160, with
-/// poison around each row.
+/// oneDNN#5717: a head dim that is not a multiple of the tile let garbage into other rows. Every dim from 1 to 160,
+/// with poison around each row.
 pub fn every_head_dim<E: Engine>(engine: &E) {
     for dim in 1..=160 {
         let dims = shape((1, 1, 1, 5, 19, dim, 161 - dim));
@@ -137,8 +139,8 @@ pub fn keys_are_not_cut_to_the_query_count<E: Engine>(engine: &E) {
     }
 }
 
-/// onnxruntime#29020: causal was top-left on one path and bottom-right on another. Both, on the shapes of prefill, decoding
-/// and chunked prefill.
+/// onnxruntime#29020: causal was top-left on one path and bottom-right on another. Both, on the shapes of prefill,
+/// decoding and chunked prefill.
 pub fn causal_alignment_when_lengths_differ<E: Engine>(engine: &E) {
     for (q_len, kv_len) in [(1, 40), (4, 100), (70, 100), (100, 70), (40, 1)] {
         let inputs = Inputs::<f32>::plain(shape((1, 2, 1, q_len, kv_len, 4, 4)), 80);
@@ -146,7 +148,8 @@ pub fn causal_alignment_when_lengths_differ<E: Engine>(engine: &E) {
             let attn = Attention::new().mask(Mask::causal(align));
             let answer = attend(engine, &attn, &inputs);
             oracle(&attn, &inputs).check(ETA, &answer, &(engine.label(), q_len, kv_len, align));
-            // The first query sees only the first key top-left; bottom-right as many as there are more keys, and itself.
+            // The first query sees only the first key top-left; bottom-right as many as there are more keys, and
+            // itself.
             let first = match align {
                 Align::TopLeft => 1,
                 _ => (kv_len + 1).saturating_sub(q_len),

@@ -17,8 +17,8 @@ pub fn committed_vectors_pass<E: Engine>(engine: &E) {
         let tally = Tally::of(engine, &suite);
         let what = format!("{}, {}", engine.label(), suite.name);
         assert!(tally.failed.is_empty(), "{what}: {:#?}", tally.failed);
-        // A green run must not be a hollow one: nothing is skipped but doubles, where the engine has none, and the reference
-        // runs every op.
+        // A green run must not be a hollow one: nothing is skipped but doubles, where the engine has none, and the
+        // reference runs every op.
         for (reason, cases) in &tally.skipped {
             let doubles = reason.ends_with("takes no f64") && !engine.supports_dtype(Dtype::F64);
             assert!(doubles, "{what}: skipped, {reason}: {}", cases.join(" "));

@@ -1,7 +1,7 @@
 //! A small streaming engine with a bug of choice.
 //!
-//! The healthy form ([`Bug::None`]) is the streaming algorithm, one key at a time. Each [`Bug`] changes one thing that real
-//! libraries got wrong.
+//! The healthy form ([`Bug::None`]) is the streaming algorithm, one key at a time. Each [`Bug`] changes one thing that
+//! real libraries got wrong.
 
 use std::cell::Cell;
 

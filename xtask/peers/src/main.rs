@@ -1,5 +1,6 @@
-//! Runs the attention of candle-nn (flash, and composed of products) and burn-flex for `cargo xtask bench --peers`, driven over
-//! stdin and stdout by the protocol that `attn-bench/python/torch_peer.py` describes. f32, nothing but scale and causality.
+//! Runs the attention of candle-nn (flash, and composed of products) and burn-flex for `cargo xtask bench --peers`,
+//! driven over stdin and stdout by the protocol that `attn-bench/python/torch_peer.py` describes. f32, nothing but
+//! scale and causality.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -193,7 +193,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(report.comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
-/// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a regression stays.
+/// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a
+/// regression stays.
 fn confirmed(
     args: &Args,
     settings: &Settings,

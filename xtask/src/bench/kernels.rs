@@ -113,7 +113,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
-/// Says of a level without matrix tiles how many rows that need them are not measured: without tiles `Precision::Fast` is the same kernel.
+/// Says of a level without matrix tiles how many rows that need them are not measured: without tiles `Precision::Fast`
+/// is the same kernel.
 fn without_tiles(level: Level, rows: usize) {
     if rows > 0 {
         let why = Level::by_name("amx").err().map_or_else(String::new, |error| format!(": {error} (amx)"));

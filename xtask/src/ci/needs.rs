@@ -1,13 +1,14 @@
 //! What a step needs beyond the compiler that runs it, how to see whether it is there, and how to get it.
 //!
-//! Probes look at files and programs, never at the network. Installing is a separate act (`--install`, which `.ci/run` asks
-//! for); where it fails, the steps that need the thing are skipped by name and counted.
+//! Probes look at files and programs, never at the network. Installing is a separate act (`--install`, which `.ci/run`
+//! asks for); where it fails, the steps that need the thing are skipped by name and counted.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The oldest compiler that the libraries promise to build with. A test holds it equal to `rust-version` in `Cargo.toml`.
+/// The oldest compiler that the libraries promise to build with. A test holds it equal to `rust-version` in
+/// `Cargo.toml`.
 pub(super) const MSRV: &str = "1.89";
 
 /// The toolchain that Miri and the sanitizers come with.
@@ -44,7 +45,8 @@ pub(crate) enum Need {
     Component(&'static str, &'static str),
     /// The standard library of the default toolchain for a target.
     Target(&'static str),
-    /// The core library for a bare-metal target: rustup's, or the sources that the distribution's compiler builds it from.
+    /// The core library for a bare-metal target: rustup's, or the sources that the distribution's compiler builds it
+    /// from.
     Bare(&'static str),
     /// A toolchain by rustup's name.
     Toolchain(&'static str),
@@ -56,7 +58,8 @@ pub(crate) enum Need {
     CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
     PythonModule(&'static str),
-    /// The packages that a workspace of its own is locked to, by its manifest: `cargo fetch` gets them from the registry.
+    /// The packages that a workspace of its own is locked to, by its manifest: `cargo fetch` gets them from the
+    /// registry.
     Packages(&'static str),
     /// A folder, by its path from the workspace, that not every checkout has beside it.
     Folder(&'static str),

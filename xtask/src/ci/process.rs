@@ -1,7 +1,8 @@
 //! Runs one command with its output in a log file and a limit on its time.
 //!
-//! Each command leads a process group of its own, so that a limit ends everything it started (an emulator that hangs in a
-//! grandchild would otherwise outlive it and keep the run waiting). Ctrl-C and a polite termination end the group as well.
+//! Each command leads a process group of its own, so that a limit ends everything it started (an emulator that hangs in
+//! a grandchild would otherwise outlive it and keep the run waiting). Ctrl-C and a polite termination end the group as
+//! well.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};

@@ -2,13 +2,14 @@
 //!
 //! Benches are not built by a step of their own: clippy checks them like every other target.
 //!
-//! Order is by how soon a step tells something: seconds first, emulators last. Steps that use the same compiler, profile and
-//! flags share `target/`; every other combination has a directory of its own below `target/ci/`, so that no step rebuilds
-//! what another one built. The limits are several times what a step takes on two cores: they catch hangs, not slowness.
+//! Order is by how soon a step tells something: seconds first, emulators last. Steps that use the same compiler,
+//! profile and flags share `target/`; every other combination has a directory of its own below `target/ci/`, so that no
+//! step rebuilds what another one built. The limits are several times what a step takes on two cores: they catch hangs,
+//! not slowness.
 //!
 //! Emulation covers `attn-core` and `attn-simd` only. User-mode emulators hang in thread pools now and then, and
-//! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and is the same code
-//! on every processor: emulated steps skip it.
+//! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and
+//! is the same code on every processor: emulated steps skip it.
 
 use super::needs::{MSRV, NIGHTLY, Need};
 
@@ -20,8 +21,8 @@ pub(super) struct Step {
     pub(super) proves: &'static str,
     /// Minutes after which it counts as failed.
     pub(super) minutes: u64,
-    /// Whether it keeps one core busy for most of its time (interpreters and emulators): two such steps run side by side, after
-    /// all others.
+    /// Whether it keeps one core busy for most of its time (interpreters and emulators): two such steps run side by
+    /// side, after all others.
     pub(super) one_core: bool,
     /// What it cannot run without.
     pub(super) needs: &'static [Need],

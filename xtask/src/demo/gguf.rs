@@ -1,8 +1,9 @@
 //! Files in GGUF: metadata, and tensors of which most are quantised in blocks.
 //!
-//! The format is ggml's (github.com/ggml-org/ggml, docs/gguf.md), version 3, little-endian: a header, key/value pairs, a table
-//! of tensors with their dims innermost first, then the data. Blocks become `f32` exactly as the file means them; kinds that no
-//! demo needs are refused by number. Nothing of the file is believed: every length is held against what is left of it.
+//! The format is ggml's (github.com/ggml-org/ggml, docs/gguf.md), version 3, little-endian: a header, key/value pairs,
+//! a table of tensors with their dims innermost first, then the data. Blocks become `f32` exactly as the file means
+//! them; kinds that no demo needs are refused by number. Nothing of the file is believed: every length is held against
+//! what is left of it.
 
 use std::collections::HashMap;
 use std::path::Path;

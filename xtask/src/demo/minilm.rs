@@ -1,7 +1,8 @@
 //! `cargo xtask demo minilm`: how alike sentences are, by all-MiniLM-L6-v2.
 //!
-//! [`model`] is the encoder, [`verify`] the comparison with stored activations. An embedding is the mean over a sentence's
-//! tokens, of length 1: the product of two is the cosine of their angle, 1 for the same meaning and about 0 for unrelated ones.
+//! [`model`] is the encoder, [`verify`] the comparison with stored activations. An embedding is the mean over a
+//! sentence's tokens, of length 1: the product of two is the cosine of their angle, 1 for the same meaning and about 0
+//! for unrelated ones.
 
 mod model;
 mod verify;

@@ -1,5 +1,5 @@
-//! Attention as real models use it: heads of all-MiniLM-L6-v2 and SmolLM2, whose activations were computed in f64, through
-//! every engine and over the cache. The file's own remarks say where they are from.
+//! Attention as real models use it: heads of all-MiniLM-L6-v2 and SmolLM2, whose activations were computed in f64,
+//! through every engine and over the cache. The file's own remarks say where they are from.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! `cargo xtask demo smollm2`: text, word by word, by SmolLM2-135M-Instruct.
 //!
-//! [`model`] is the decoder, [`text`] its tokenizer, [`verify`] the comparison with stored activations. Keys and values of all
-//! tokens so far lie in caches; the prompt goes in at once, then each token on its own. The next token is always the likeliest.
+//! [`model`] is the decoder, [`text`] its tokenizer, [`verify`] the comparison with stored activations. Keys and values
+//! of all tokens so far lie in caches; the prompt goes in at once, then each token on its own. The next token is always
+//! the likeliest.
 
 mod model;
 mod text;

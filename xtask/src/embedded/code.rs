@@ -1,8 +1,8 @@
 //! Reads the disassembly of an image: floating-point instructions, and the deepest stack below a function.
 //!
-//! The stack bound adds up, along the deepest way through the calls, what each function takes by `push`, `sub sp` and their
-//! like. It is a bound on every run, where painting the stack sees only those that are run. There is none where a function
-//! calls through a pointer, calls itself, or takes stack in a way that is not understood here.
+//! The stack bound adds up, along the deepest way through the calls, what each function takes by `push`, `sub sp` and
+//! their like. It is a bound on every run, where painting the stack sees only those that are run. There is none where a
+//! function calls through a pointer, calls itself, or takes stack in a way that is not understood here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! A headless Chromium that is told what to do over a pipe.
 //!
-//! It speaks the Chrome DevTools Protocol: JSON messages that end with a zero byte, on descriptors 3 and 4 (a shell moves them
-//! there), so that neither a port nor a driver program is needed. Clicks and keys are real input events.
+//! It speaks the Chrome DevTools Protocol: JSON messages that end with a zero byte, on descriptors 3 and 4 (a shell
+//! moves them there), so that neither a port nor a driver program is needed. Clicks and keys are real input events.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

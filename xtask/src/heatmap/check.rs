@@ -1,7 +1,7 @@
 //! The page in a real browser: what it shows, what clicks and keys do, on light and dark, wide and narrow screens.
 //!
-//! Pages are made for the purpose: the worked example in one and in two heads, words that look like HTML, and the longest
-//! sequence.
+//! Pages are made for the purpose: the worked example in one and in two heads, words that look like HTML, and the
+//! longest sequence.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ use super::{MAX_TOKENS, example, page, write};
 /// What every page drops.
 const DROP: Option<Drop> = Some(Drop { p: 0.5, seed: 1 });
 
-/// The page's own words for the contrast of the text in each cell of the map with its ground (WCAG 2: 4.5 is enough for text).
+/// The page's own words for the contrast of the text in each cell of the map with its ground (WCAG 2: 4.5 is enough for
+/// text).
 const LEAST_CONTRAST: &str = "(() => {
   const linear = (x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
   const light = (c) => { const p = c.match(/[0-9.]+/g).map((x) => linear(x / 255));

@@ -1,7 +1,7 @@
 //! Rust source with its comments and literals blanked out, so that rules about code do not trip over prose.
 //!
-//! A scanner, not a parser: it knows comments (nested ones too), string, raw string, byte string and character literals, and
-//! tells lifetimes from characters. Lines and columns stay where they were.
+//! A scanner, not a parser: it knows comments (nested ones too), string, raw string, byte string and character
+//! literals, and tells lifetimes from characters. Lines and columns stay where they were.
 
 /// `text` with everything that is not code replaced by spaces; line breaks stay.
 pub(super) fn code_only(text: &str) -> String {

@@ -1,7 +1,7 @@
 //! Files that stand in several places because each published crate must hold them itself.
 //!
-//! `cargo package` takes nothing from outside of a crate's folder, and links do not survive every checkout: these are plain
-//! copies, which `cargo xtask tidy` compares and `cargo xtask tidy --fix` renews.
+//! `cargo package` takes nothing from outside of a crate's folder, and links do not survive every checkout: these are
+//! plain copies, which `cargo xtask tidy` compares and `cargo xtask tidy --fix` renews.
 
 use std::fs;
 use std::io;

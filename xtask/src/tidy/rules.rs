@@ -46,8 +46,8 @@ const MACHINE_PATHS: &[&str] = &[
 
 /// Lines of a Rust file from which on it is told to split, and above which it must.
 const LINES: (usize, usize) = (400, 600);
-/// Columns of a line: rustfmt wraps code at 120, and prose may run over by a word.
-const COLUMNS: usize = 128;
+/// Columns of a line: rustfmt wraps code there, but neither comments nor strings.
+const COLUMNS: usize = 120;
 /// Bytes of one file, and of all together: a checkout stays small, whatever data the tests would like.
 const FILE_BYTES: usize = 1 << 20;
 pub(super) const TOTAL_BYTES: usize = 8 << 20;
@@ -98,7 +98,7 @@ pub(super) fn check(source: &Source<'_>) -> Vec<Finding> {
     if source.path.ends_with(".rs") {
         let code = code_only(text);
         found.extend(header(source, text));
-        found.extend(length(source, text));
+        found.extend(length(source, text, &code));
         found.extend(unsafe_code(source, text, &code));
         found.extend(leftovers(source, &code));
     }
@@ -113,7 +113,7 @@ fn header(source: &Source<'_>, text: &str) -> Option<Finding> {
 }
 
 /// Files stay short enough to read, lines short enough to see.
-fn length(source: &Source<'_>, text: &str) -> Vec<Finding> {
+fn length(source: &Source<'_>, text: &str, code: &str) -> Vec<Finding> {
     let lines = text.lines().count();
     let mut found = Vec::new();
     if lines > LINES.1 {
@@ -121,13 +121,20 @@ fn length(source: &Source<'_>, text: &str) -> Vec<Finding> {
     } else if lines > LINES.0 {
         found.push(source.warning(0, format!("{lines} lines; about {} is the aim", LINES.0)));
     }
-    for (i, line) in text.lines().enumerate() {
+    for (i, (line, code)) in text.lines().zip(code.lines()).enumerate() {
         let columns = line.chars().count();
-        if columns > COLUMNS {
-            found.push(source.warning(i + 1, format!("{columns} columns; {COLUMNS} is the aim")));
+        if columns > COLUMNS && is_prose(line, code) {
+            found.push(source.finding(i + 1, format!("a comment of {columns} columns; {COLUMNS} are the limit")));
         }
     }
     found
+}
+
+/// Whether a line ends with a comment that could be broken: rows of tables, code in documentation and strings cannot.
+fn is_prose(line: &str, code: &str) -> bool {
+    let from = code.trim_end().chars().count();
+    let rest: String = line.chars().skip(from).collect();
+    rest.trim_start().starts_with("//") && !rest.trim_start().trim_start_matches(['/', '!', ' ']).starts_with('|')
 }
 
 /// `unsafe` stands in the leaf modules only, and a `SAFETY:` line above each block and implementation.
@@ -243,6 +250,16 @@ mod tests {
         one("a/src/x.rs", "fn f() {}\n", "does not open");
         one("a/src/x.rs", "//!\nfn f() {}\n", "does not open");
         one("a/src/x.rs", "", "does not open");
+    }
+
+    #[test]
+    fn comments_are_as_narrow_as_code() {
+        let long = "word ".repeat(30);
+        one("a/src/x.rs", &format!("//! x\n/// {long}\nfn f() {{}}\n"), "2: a comment of 154 columns");
+        one("a/src/x.rs", &format!("//! x\nlet y = \"//\"; // {long}\n"), "2: a comment of");
+        for fine in [format!("//! | {long} |\n"), format!("//! x\nlet y = \"// {long}\";\n")] {
+            assert_eq!(broken("a/src/x.rs", &fine), Vec::<String>::new());
+        }
     }
 
     #[test]

@@ -58,8 +58,8 @@ impl<'a, C: Element> RopeTables<'a, C> {
         Some(RopeTables { pairing: self.pairing, cos: view(self.cos)?, sin: view(self.sin)? })
     }
 
-    /// Turns one row of numbers in place by one row of the first table: dims beyond its pairs stay. Does nothing where there is no
-    /// such row.
+    /// Turns one row of numbers in place by one row of the first table: dims beyond its pairs stay. Does nothing where
+    /// there is no such row.
     #[inline]
     pub fn turn_slice(&self, x: &mut [C::Compute], row: usize) {
         let ([.., pairs], cos, sin) = (self.sizes(), self.cos.row(0, 0, row), self.sin.row(0, 0, row));

@@ -7,22 +7,22 @@ use core::sync::atomic::{Ordering, compiler_fence};
 use super::{AGAIN, AHEAD, PAGES_AHEAD, Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 
-/// Whether loops over channels are unrolled for so many rows, where a key has 64 or 128: as most models have, and so that the rows of
-/// queries need no registers for their places. Measured on Zen 5, 1.2 to 1.4 times as fast for halves. Elsewhere it would only be more
-/// to compile.
+/// Whether loops over channels are unrolled for so many rows, where a key has 64 or 128: as most models have, and so
+/// that the rows of queries need no registers for their places. Measured on Zen 5, 1.2 to 1.4 times as fast for halves.
+/// Elsewhere it would only be more to compile.
 const fn unrolled(lanes: usize, rows: usize) -> bool {
     lanes > 4 && rows.is_power_of_two()
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`, of which whole groups of
-/// keys are written. `columns` is a multiple of `LANES`.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`, of which whole
+/// groups of keys are written. `columns` is a multiple of `LANES`.
 #[inline(always)]
 pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q: &[f32], s: &mut [f32]) {
     let columns = keys.columns;
     assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns && s.len() >= rows * TILE);
     with_rows!(I, rows, [R, K, S, _C] => {
-        // SAFETY: the assertion above: R rows of queries and of scores, and rows of keys in whole vectors, which `Rows` has
-        // checked; D is their number of columns or 0.
+        // SAFETY: the assertion above: R rows of queries and of scores, and rows of keys in whole vectors, which `Rows`
+        // has checked; D is their number of columns or 0.
         unsafe {
             let (q, s) = (q.as_ptr(), s.as_mut_ptr());
             // A constant, so that what does not run is not compiled.
@@ -39,7 +39,8 @@ pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q:
 }
 
 /// # Safety
-/// `q` is readable for R rows of `columns` floats, a multiple of LANES; `s` writable for R rows of TILE. D is `columns` or 0.
+/// `q` is readable for R rows of `columns` floats, a multiple of LANES; `s` writable for R rows of TILE. D is `columns`
+/// or 0.
 #[inline(always)]
 unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
     isa: I,
@@ -67,7 +68,8 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                 let (lead, again) = (keys.lead(at, ahead), keys.lead(at, again));
                 let mut acc = [[isa.splat(0.0); K]; R];
                 let vectors = const { in_line::<T>(I::LANES) };
-                // A line of each key at a time; as many are asked for, where that comes out even in the order of memory.
+                // A line of each key at a time; as many are asked for, where that comes out even in the order of
+                // memory.
                 let line = vectors * I::LANES;
                 let parts = if (end - chain).is_multiple_of(K * line) { K } else { 1 };
                 let steps = (end - chain).div_ceil(line) / parts;
@@ -90,8 +92,8 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                             if c >= end {
                                 break;
                             }
-                            // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the caller
-                            // vouches for.
+                            // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries
+                            // the caller vouches for.
                             unsafe {
                                 let vectors: [I::F; K] = core::array::from_fn(
                                     #[inline(always)]

@@ -27,11 +27,11 @@ impl<'s> Sums<'s> {
     }
 }
 
-/// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows. `p`: `[rows][TILE]`; sums: `[rows][columns]`.
-/// `columns` is a multiple of `LANES`.
+/// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows. `p`: `[rows][TILE]`; sums:
+/// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
-/// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a compensated sum.
-/// The chains are what errs most, by 2.5u at most (see [`PART`](crate::isa::product::PART)).
+/// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a
+/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`](crate::isa::product::PART)).
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
@@ -47,7 +47,8 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(p.len() >= rows * TILE && factor.len() >= rows);
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, rows, [R, _K, _S, C] => {
-        // SAFETY: the assertions above: R rows of weights, factors and outputs in whole vectors; the values are checked by `Rows`.
+        // SAFETY: the assertions above: R rows of weights, factors and outputs in whole vectors; the values are checked
+        // by `Rows`.
         unsafe {
             let (p, factor) = (p.as_ptr(), factor.as_ptr());
             weighted_of::<I, T, R, C>(isa, values, p, factor, o)
@@ -55,14 +56,14 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     });
 }
 
-/// Values whose weighted sum is added to the outputs at once. Where rows and channels are too many for the registers, several blocks
-/// pass over the same values; with few values at a time all but the first find them in the nearest cache, and memory is asked as
-/// steadily as it can answer.
+/// Values whose weighted sum is added to the outputs at once. Where rows and channels are too many for the registers,
+/// several blocks pass over the same values; with few values at a time all but the first find them in the nearest
+/// cache, and memory is asked as steadily as it can answer.
 const SUM: usize = PART;
 
 /// # Safety
-/// `p` is readable for R rows of TILE floats, `factor` for R; the arrays `o` readable and writable for R rows of `columns` floats, a
-/// multiple of LANES.
+/// `p` is readable for R rows of TILE floats, `factor` for R; the arrays `o` readable and writable for R rows of
+/// `columns` floats, a multiple of LANES.
 #[inline(always)]
 unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
@@ -94,8 +95,9 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// While the `j`-th of some values is read by the block of C vectors from `from` on: the part of all their rows that is then due, if
-/// 2^`blocks` blocks go through them, one after another, and all is asked for once, in the order of memory.
+/// While the `j`-th of some values is read by the block of C vectors from `from` on: the part of all their rows that is
+/// then due, if 2^`blocks` blocks go through them, one after another, and all is asked for once, in the order of
+/// memory.
 ///
 /// # Safety
 /// `j` is one of the values, and the block one of those that make up their columns.
@@ -131,8 +133,8 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     from: usize,
 ) {
     let columns = values.columns;
-    // Blocks ask for what they read themselves, but of f32, whose rows are long, for their part in the order of memory. (Measured on Zen 5:
-    // 1.06 times as fast; halves 0.97.)
+    // Blocks ask for what they read themselves, but of f32, whose rows are long, for their part in the order of memory.
+    // (Measured on Zen 5: 1.06 times as fast; halves 0.97.)
     let blocks = columns / (C * I::LANES);
     let shared = I::LANES == 16
         && size_of::<T>() == 4
@@ -146,7 +148,8 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
         #[inline(always)]
         |bytes| values.rows_in(bytes),
     );
-    // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and outputs.
+    // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
+    // outputs.
     unsafe {
         for first in some.clone().step_by(GROUP) {
             let (lead, again) = (values.lead(first, ahead), values.lead(first, again));

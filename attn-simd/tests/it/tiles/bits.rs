@@ -1,4 +1,5 @@
-//! What bits of a call on tiles may depend on: not on the cut, the thread, the other queries, or what a row does not see. In every type.
+//! What bits of a call on tiles may depend on: not on the cut, the thread, the other queries, or what a row does not
+//! see. In every type.
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, Layout, Mask, Precision, View, ViewMut};
@@ -69,7 +70,8 @@ fn a_row_has_the_same_bits_whatever_stands_beside_it() {
         let inputs = Inputs::<T>::plain(shape((1, 2, 1, LEN, LEN, 24, 20)), 44);
         let attn = Attention::new().precision(precision).mask(Mask::causal(Align::TopLeft));
         let whole = attend::<T, T>(level, &attn, &inputs);
-        // The mask counts from the first query and key of a call: queries up to `to`, and all keys or no more than those see.
+        // The mask counts from the first query and key of a call: queries up to `to`, and all keys or no more than
+        // those see.
         for to in [17, 31, 32, 33, 64, 90] {
             for keys in [to, LEN] {
                 let mut part = Inputs::<T>::plain(shape((1, 2, 1, to, keys, 24, 20)), 44);

@@ -1,5 +1,5 @@
-//! Random calls in every type and precision against the reference in doubles: shapes, masks, options and layouts of the grid's generator.
-//! `PROPTEST_CASES` asks for more of them.
+//! Random calls in every type and precision against the reference in doubles: shapes, masks, options and layouts of the
+//! grid's generator. `PROPTEST_CASES` asks for more of them.
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Dtype, Precision};

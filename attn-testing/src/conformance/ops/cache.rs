@@ -1,7 +1,7 @@
 //! `kv_decode`, `kv_append_attend`, `paged_decode`: attention over caches.
 //!
-//! The caches take the tokens. An engine that reads caches attends to them where they lie, the streaming one by the methods that
-//! caches have; to the reference they are handed out in order, as plain tensors.
+//! The caches take the tokens. An engine that reads caches attends to them where they lie, the streaming one by the
+//! methods that caches have; to the reference they are handed out in order, as plain tensors.
 
 use attn_core::kv_cache::{AppendCache, PagedCache, RingCache};
 use attn_core::position::{Positions, Rope, RopeTables};
@@ -53,7 +53,8 @@ pub(super) fn decode<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produc
         match object.get("positions").and_then(Value::as_str) {
             Some("cache_relative") => stream(engine, loaded, Stream { q, k, v, relative: Some(rope) }),
             Some("absolute") => {
-                // Turned once, and kept in the type that is computed in: rounding turned keys to halves would cost accuracy.
+                // Turned once, and kept in the type that is computed in: rounding turned keys to halves would cost
+                // accuracy.
                 let turned = |x: View<'_, T>| -> Result<Vec<T::Compute>, Stop> {
                     let mut y = vec![T::Compute::default(); x.sizes().iter().product()];
                     rope.apply(x, &mut ViewMut::new(&mut y, Layout::Bhsd, x.sizes())?, Positions::Offset(0))?;

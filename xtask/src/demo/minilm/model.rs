@@ -1,7 +1,8 @@
-//! The encoder: six layers of attention over twelve heads, each followed by a feed-forward block (BERT, arXiv 1810.04805).
+//! The encoder: six layers of attention over twelve heads, each followed by a feed-forward block (BERT, arXiv
+//! 1810.04805).
 //!
-//! Attention is attn-core's [`MultiHeadAttention`]; padding is a mask of key lengths. The feed-forward block uses the exact
-//! GELU, and each LayerNorm comes after the sum.
+//! Attention is attn-core's [`MultiHeadAttention`]; padding is a mask of key lengths. The feed-forward block uses the
+//! exact GELU, and each LayerNorm comes after the sum.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
 //! `--check`: every layer's queries, keys, values, outputs and log-sum-exps against those of a computation in f64.
 //!
-//! The folder holds what ../shared/models/README.md describes: activations of one sentence and of three padded ones, and the
-//! weights in f16 that they were computed with. With the fetched weights the sentences' embeddings in f32 and their tokens
-//! are compared as well.
+//! The folder holds what ../shared/models/README.md describes: activations of one sentence and of three padded ones,
+//! and the weights in f16 that they were computed with. With the fetched weights the sentences' embeddings in f32 and
+//! their tokens are compared as well.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! The decoder: thirty layers of grouped causal attention with rotary positions and a gated feed-forward block (Llama's
 //! arrangement, arXiv 2302.13971), over a cache of keys and values.
 //!
-//! Nine query heads share three key/value heads. A prompt runs on the tiled kernels over the cache's own memory, single tokens
-//! on the decode kernel; both see the cache in place.
+//! Nine query heads share three key/value heads. A prompt runs on the tiled kernels over the cache's own memory, single
+//! tokens on the decode kernel; both see the cache in place.
 
 use attn_core::kv_cache::AppendCache;
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
@@ -123,7 +123,8 @@ struct Memory {
     v: Vec<f32>,
 }
 
-/// A layer's tensors: those of attention, with the keys and values of this call alone, and queries and keys before rotation.
+/// A layer's tensors: those of attention, with the keys and values of this call alone, and queries and keys before
+/// rotation.
 pub(super) struct Traced {
     pub(super) attended: Attended,
     pub(super) before_rope: [Vec<f32>; 2],

@@ -1,4 +1,5 @@
-//! Text and token ids: byte-level BPE as GPT-2 has it, with each digit on its own, from the vocabulary in the model's file.
+//! Text and token ids: byte-level BPE as GPT-2 has it, with each digit on its own, from the vocabulary in the model's
+//! file.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! `--check`: every layer's queries, keys, values, outputs and log-sum-exps against those of a computation in f64, the logits,
-//! and the text that follows, token by token.
+//! `--check`: every layer's queries, keys, values, outputs and log-sum-exps against those of a computation in f64, the
+//! logits, and the text that follows, token by token.
 //!
 //! The folder holds what ../shared/models/README.md describes.
 
