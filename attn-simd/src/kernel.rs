@@ -6,7 +6,7 @@
 //! visible   which queries see which keys of a tile, as bits
 //! score     (only with soft-cap, bias, ALiBi or closures) scale, cap, add; hidden scores become −∞
 //! softmax   running maximum and sum, scores become weights
-//! poison    (only in partial tiles) keeps NaN and infinite values from rows that do not see them
+//! nonfinite (only in partial tiles) keeps NaN and infinite values from rows that do not see them
 //! total     sums over many tiles, whose error does not grow with their number
 //! finish    divide, transpose, round, write
 //! ```
@@ -14,8 +14,8 @@
 
 pub(crate) mod ahead;
 pub(crate) mod finish;
+pub(crate) mod nonfinite;
 pub(crate) mod pack;
-pub(crate) mod poison;
 pub(crate) mod score;
 pub(crate) mod softmax;
 pub(crate) mod sweep;

@@ -18,7 +18,7 @@ use core::ops::Range;
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheView, Turn};
 
-use super::phases::{Close, Dots, FinishScores, IsFinite, Poison, Queries, Softmax, Weighted};
+use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
 use super::scales::{ScaleColumns, Scaling, turned};
 use super::sight::{Jobs, RowAt, Sight, present};
 use super::softmax::State;
@@ -252,8 +252,8 @@ impl Piece<'_, '_> {
                         let waiting = b.waiting.each_mut().map(|array| &mut **array);
                         let sums = rows::Sums { o: b.o, rest: b.rest, waiting };
                         if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
-                            let poison = Poison { cache, view: cache.v(), at: [of[0], of[1], key], keys };
-                            poison.weighted(job, &words[..n], wide, (s, b.state.factor), sums, b.v);
+                            let nonfinite = Nonfinite { cache, view: cache.v(), at: [of[0], of[1], key], keys };
+                            nonfinite.weighted(job, &words[..n], wide, (s, b.state.factor), sums, b.v);
                         } else {
                             level.run(Weighted { n, values, p: s, factor: b.state.factor, sums });
                         }

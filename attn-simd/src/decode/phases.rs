@@ -192,14 +192,14 @@ impl Run<()> for Close<'_, '_> {
 }
 
 /// A tile with values that are NaN or infinite, some of which some rows must not see: 0·NaN is NaN.
-pub(super) struct Poison<'p, 'c, T> {
+pub(super) struct Nonfinite<'p, 'c, T> {
     pub(super) cache: &'p CacheView<'c, T>,
     pub(super) view: View<'c, T>,
     pub(super) at: [usize; 3],
     pub(super) keys: usize,
 }
 
-impl<T: Stored> Poison<'_, '_, T> {
+impl<T: Stored> Nonfinite<'_, '_, T> {
     /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words`
     /// say which keys each row sees.
     pub(super) fn weighted(

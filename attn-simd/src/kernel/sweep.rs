@@ -10,7 +10,7 @@ use super::ahead::Ahead;
 use super::softmax::State;
 use super::total::{self, Total};
 use super::visible::{self, Cover, Ranges, Tile};
-use super::{finish, pack, poison, score};
+use super::{finish, nonfinite, pack, score};
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
 use crate::isa::product::{self, Reach};
@@ -377,11 +377,11 @@ impl Visit<'_, '_> {
         let guarded = cover == Cover::Partial || job.bias.is_some();
         // Under a bias any key may be hidden from any row.
         let seen = if job.bias.is_some() { &[0; KV_TILE] } else { &*bits };
-        if guarded && !poison::is_finite(isa, v, &seen[..keys], shape.value_dim) {
+        if guarded && !nonfinite::is_finite(isa, v, &seen[..keys], shape.value_dim) {
             if job.bias.is_some() {
                 visible::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }
-            poison::values::<I, NQ, MV>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
+            nonfinite::values::<I, NQ, MV>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
             *v_there = false; // its cleaned copy took the place
         } else {
             product::values::<I, NQ, MV>(
