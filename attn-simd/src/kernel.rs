@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! pack      q[channel][query] once per block; keys and values of a tile only where they are not contiguous f32
-//! ahead     asks for what the block writes at its end and the next one reads first
+//! prefetch  requests what the block writes at its end and the next one reads first
 //! visible   which queries see which keys of a tile, as bits
 //! score     (only with soft-cap, bias, ALiBi or closures) scale, cap, add; hidden scores become −∞
 //! softmax   running maximum and sum, scores become weights
@@ -12,10 +12,10 @@
 //! ```
 //! The two products stand in [`isa::product`](crate::isa::product); [`sweep`] is the loop over the tiles of a block.
 
-pub(crate) mod ahead;
 pub(crate) mod finish;
 pub(crate) mod nonfinite;
 pub(crate) mod pack;
+pub(crate) mod prefetch;
 pub(crate) mod score;
 pub(crate) mod softmax;
 pub(crate) mod sweep;

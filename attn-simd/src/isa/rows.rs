@@ -67,21 +67,20 @@ stored! {
     i8 => load_i8_ptr, f32::from;
 }
 
-/// How far ahead rows are asked for, in bytes, into the nearest cache. Measured on Zen 5, four rows over caches of 32
-/// to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of
+/// Bytes ahead at which rows are first prefetched, into the nearest cache. Measured on Zen 5, four rows over caches of
+/// 32 to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of
 /// this. Into the second cache only, 4 KiB ahead, it was 0.7 to 0.8 of this.
-const AHEAD: usize = 12 << 10;
+const PREFETCH_FAR: usize = 12 << 10;
 
-/// How far ahead they are asked for again. A processor forgets what it is asked for while all its miss buffers are
-/// taken (on Zen 5 lines can be asked for six times as fast as memory brings them), and a line that is not there when
-/// it is read holds up everything. Measured there, asking twice is 1.09 to 1.2 times as fast as once, and asking for
-/// every other line only, either time, is not.
-const AGAIN: usize = 4 << 10;
+/// Bytes ahead at which they are prefetched again. A processor drops prefetches while all its miss buffers are taken
+/// (on Zen 5 they can be issued six times as fast as memory answers), and a missing line stalls everything. Measured
+/// there, prefetching twice is 1.09 to 1.2 times as fast as once; every other line only, either time, gains nothing.
+const PREFETCH_NEAR: usize = 4 << 10;
 
-/// How far ahead one row of every group is asked for besides, so that the address of its page is translated before its
-/// rows are asked for: walking the tables can take as long as reading the page, above all in a virtual machine.
-/// Without, 0.79 to 0.92 of the speed.
-const PAGES_AHEAD: usize = 32 << 10;
+/// Bytes ahead at which one row of every group is prefetched besides, so that its page is translated before its rows
+/// are requested: a page walk can take as long as reading the page, above all in a virtual machine. Without, 0.79 to
+/// 0.92 of the speed.
+const PREFETCH_PAGE: usize = 32 << 10;
 
 /// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one
 /// repeated.
@@ -167,9 +166,9 @@ impl<T> Rows<'_, T> {
         (bytes / (self.columns * size_of::<T>())).clamp(1, TILE)
     }
 
-    /// Asks for the start of a row far ahead of this one.
+    /// Prefetches the start of a row far ahead of this one.
     #[inline(always)]
-    fn ask_for_page<I: Isa>(&self, isa: I, row: usize, pages: usize) {
+    fn prefetch_page<I: Isa>(&self, isa: I, row: usize, pages: usize) {
         isa.prefetch::<false>(self.at(row).cast::<u8>().wrapping_add(self.lead(row, pages)));
     }
 

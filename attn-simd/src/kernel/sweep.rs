@@ -6,7 +6,7 @@
 
 use core::ops::Range;
 
-use super::ahead::Ahead;
+use super::prefetch::Prefetch;
 use super::softmax::State;
 use super::total::{self, Total};
 use super::visible::{self, Cover, Ranges, Tile};
@@ -273,21 +273,21 @@ fn over_tiles<I: Isa>(
         any = any.start.min(ranges.any.start)..any.end.max(ranges.any.end);
     }
     let (kv_tile, mut from) = (job.tiles.kv_tile, any.start);
-    let (mut bits, mut ahead, mut held) = ([0; KV_TILE], Ahead::nothing(), [Held::NOTHING; STRIP]);
+    let (mut bits, mut prefetch, mut held) = ([0; KV_TILE], Prefetch::nothing(), [Held::NOTHING; STRIP]);
     while from < any.end {
         // Tiles lie at multiples of their size, whatever a block may skip: a row meets its keys in the same groups in
         // whichever block it stands.
         let to = (from - from % kv_tile + kv_tile).min(any.end);
         let left = any.end - from;
-        if left <= Ahead::TILES * kv_tile && ahead.is_nothing() {
+        if left <= Prefetch::TILES * kv_tile && prefetch.is_nothing() {
             let groups = left.div_ceil(job.tiles.score_rows)
                 + left.div_ceil(kv_tile) * job.shape.value_dim.div_ceil(job.tiles.value_rows);
-            ahead = Ahead::of(job, claim, groups * blocks.len());
+            prefetch = Prefetch::of(job, claim, groups * blocks.len());
         }
         let mut there = [false; 2];
         for (n, block) in blocks.iter().enumerate() {
-            let (bits, ahead, there, held) = (&mut bits, &mut ahead, &mut there, &mut held[n].out);
-            visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, ahead, there, held });
+            let (bits, prefetch, there, held) = (&mut bits, &mut prefetch, &mut there, &mut held[n].out);
+            visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, prefetch, there, held });
         }
         from = to;
         if from < any.end && from.is_multiple_of(total::keys(&job.tiles)) {
@@ -310,7 +310,7 @@ struct Visit<'v, 'w> {
     keys: Range<usize>,
     buffers: &'v mut Buffers<'w>,
     bits: &'v mut [u64; KV_TILE],
-    ahead: &'v mut Ahead,
+    prefetch: &'v mut Prefetch,
     /// Whether the tile's keys, and its values, have been brought into form.
     there: &'v mut [bool; 2],
     /// Whether the block's output holds anything, zeros at least.
@@ -322,7 +322,7 @@ impl Visit<'_, '_> {
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MS: usize, const MV: usize>(self, isa: I) {
         let Self { job, block: Block { rows, ranges, .. }, n, keys: Range { start: from, end: to }, .. } = self;
-        let Self { buffers, bits, ahead, there: [k_there, v_there], held, .. } = self;
+        let Self { buffers, bits, prefetch, there: [k_there, v_there], held, .. } = self;
         let (shape, width) = (&job.shape, NQ * I::LANES);
         let key = from.max(ranges.any.start);
         let keys = to.min(ranges.any.end).saturating_sub(key);
@@ -345,7 +345,7 @@ impl Visit<'_, '_> {
             buffers.q.of(n),
             buffers.scores,
             #[inline(always)]
-            || ahead.step(isa),
+            || prefetch.step(isa),
         );
         let scores = &mut buffers.scores[..keys * width];
         if let Some(scale) = job.mod_scale {
@@ -392,7 +392,7 @@ impl Visit<'_, '_> {
                 (scores, factor),
                 out,
                 #[inline(always)]
-                || ahead.step(isa),
+                || prefetch.step(isa),
             );
         }
     }

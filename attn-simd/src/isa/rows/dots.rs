@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{AGAIN, AHEAD, PAGES_AHEAD, Rows, Stored, TILE, in_line, with_rows};
+use super::{PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE, Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 
 /// Whether loops over channels are unrolled for so many rows, where a key has 64 or 128: as most models have, and so
@@ -50,12 +50,12 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
 ) {
     const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
     let columns = if D > 0 { D } else { keys.columns };
-    let [ahead, again, pages] = [AHEAD, AGAIN, PAGES_AHEAD].map(
+    let [far, near, pages] = [PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE].map(
         #[inline(always)]
         |bytes| keys.rows_in(bytes),
     );
     for first in (0..keys.len()).step_by(K * S) {
-        keys.ask_for_page(isa, first, pages);
+        keys.prefetch_page(isa, first, pages);
         for chain in (0..columns).step_by(I::CHAIN * I::LANES) {
             let end = columns.min(chain + I::CHAIN * I::LANES);
             let mut fours = [isa.splat(0.0); 4];
@@ -65,7 +65,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                     #[inline(always)]
                     |k| keys.at(at + k),
                 );
-                let (lead, again) = (keys.lead(at, ahead), keys.lead(at, again));
+                let (to_far, to_near) = (keys.lead(at, far), keys.lead(at, near));
                 let mut acc = [[isa.splat(0.0); K]; R];
                 let vectors = const { in_line::<T>(I::LANES) };
                 // A line of each key at a time; as many are asked for, where that comes out even in the order of
@@ -74,16 +74,16 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                 let parts = if (end - chain).is_multiple_of(K * line) { K } else { 1 };
                 let steps = (end - chain).div_ceil(line) / parts;
                 for part in 0..parts {
-                    let ask = keys.at(at + part).wrapping_add(chain).cast::<u8>();
+                    let line_start = keys.at(at + part).wrapping_add(chain).cast::<u8>();
                     for n in 0..steps {
                         let from = chain + (part * steps + n) * line;
                         for k in 0..K {
                             let address = match parts {
                                 1 => key[k].wrapping_add(from).cast::<u8>(),
-                                _ => ask.wrapping_add((n * K + k) * 64),
+                                _ => line_start.wrapping_add((n * K + k) * 64),
                             };
-                            isa.prefetch::<false>(address.wrapping_add(lead));
-                            isa.prefetch::<false>(address.wrapping_add(again));
+                            isa.prefetch::<false>(address.wrapping_add(to_far));
+                            isa.prefetch::<false>(address.wrapping_add(to_near));
                         }
                         // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
                         compiler_fence(Ordering::SeqCst);

@@ -4,7 +4,7 @@
 
 use core::ops::Range;
 
-use super::{AGAIN, AHEAD, PAGES_AHEAD, Rows, Stored, TILE, in_line, with_rows};
+use super::{PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE, Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 use crate::isa::product::PART;
 use crate::math::{add_compensated, finite_or_zero};
@@ -144,7 +144,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
         && blocks > 1;
     let blocks = blocks.max(1).trailing_zeros();
     let mut acc = [[isa.splat(0.0); C]; R];
-    let [ahead, again, pages] = [AHEAD, AGAIN, PAGES_AHEAD].map(
+    let [far, near, pages] = [PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE].map(
         #[inline(always)]
         |bytes| values.rows_in(bytes),
     );
@@ -152,19 +152,19 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     // outputs.
     unsafe {
         for first in some.clone().step_by(GROUP) {
-            let (lead, again) = (values.lead(first, ahead), values.lead(first, again));
+            let (to_far, to_near) = (values.lead(first, far), values.lead(first, near));
             if from == 0 {
-                values.ask_for_page(isa, first, pages);
+                values.prefetch_page(isa, first, pages);
             }
             for j in first..some.end.min(first + GROUP) {
                 let value = values.at(j).add(from);
                 // Of blocks that share a line, the first asks for it.
                 if C >= in_line::<T>(I::LANES) || (from * size_of::<T>()).is_multiple_of(64) {
-                    let ask = if shared { in_order::<I, _, C>(&values, &some, blocks, from, j) } else { value };
+                    let line_start = if shared { in_order::<I, _, C>(&values, &some, blocks, from, j) } else { value };
                     for c in (0..C).step_by(const { in_line::<T>(I::LANES) }) {
-                        let line = ask.add(c * I::LANES).cast::<u8>();
-                        isa.prefetch::<false>(line.wrapping_add(lead));
-                        isa.prefetch::<false>(line.wrapping_add(again));
+                        let line = line_start.add(c * I::LANES).cast::<u8>();
+                        isa.prefetch::<false>(line.wrapping_add(to_far));
+                        isa.prefetch::<false>(line.wrapping_add(to_near));
                     }
                 }
                 let weight: [I::F; R] = core::array::from_fn(

@@ -1,8 +1,8 @@
-//! Asks for the lines at a block's borders while its last tile keeps the multipliers busy: those of its own output,
-//! which are written when it ends, and those of the queries of the block that comes next.
+//! Prefetches the lines at a block's borders while its last tiles keep the multipliers busy: those of its own output,
+//! which are written when it ends, and those of the queries of the next block.
 //!
-//! Both lie beyond the caches next to the core. Asked for at once they would stop it, for only some dozens of requests
-//! can be on their way; so they are spread over the groups of the two products, a few at a time.
+//! Both lie beyond the near caches. Requested all at once they would stall the core, which tracks only some dozens of
+//! misses; so they are spread over the groups of the two products, a few at a time.
 
 use super::pack;
 use crate::isa::Isa;
@@ -12,7 +12,7 @@ use crate::output::Claim;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Rows of lines to ask for.
+/// Rows of lines to prefetch.
 #[derive(Clone, Copy, Debug)]
 struct Lines {
     /// The next one. Never read: an address for a hint.
@@ -39,7 +39,7 @@ impl Lines {
     }
 
     #[inline(always)]
-    fn ask<I: Isa, const WRITE: bool>(&mut self, isa: I, count: usize) {
+    fn prefetch<I: Isa, const WRITE: bool>(&mut self, isa: I, count: usize) {
         for _ in 0..count.min(self.left) {
             isa.prefetch::<WRITE>(self.next);
             self.next = self.next.wrapping_add(LINE);
@@ -53,17 +53,17 @@ impl Lines {
     }
 }
 
-/// What to ask for during one tile, in steps.
+/// What to prefetch during the last tiles of a block, in steps.
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     read: Lines,
     write: Lines,
     /// Lines of each kind in a step.
     budget: [usize; 2],
 }
 
-impl Ahead {
-    /// Over how many tiles at the end of a block the requests are spread.
+impl Prefetch {
+    /// Tiles at the end of a block over which the requests are spread.
     pub(crate) const TILES: usize = 3;
 
     /// Nothing.
@@ -72,7 +72,7 @@ impl Ahead {
         Self { read: Lines::NONE, write: Lines::NONE, budget: [0; 2] }
     }
 
-    /// Whether nothing was ever to be asked for.
+    /// Whether there was never anything to prefetch.
     #[inline(always)]
     pub(crate) fn is_nothing(&self) -> bool {
         self.budget == [0; 2]
@@ -93,10 +93,10 @@ impl Ahead {
         Self { read, write, budget: [read.left.div_ceil(steps), write.left.div_ceil(steps)] }
     }
 
-    /// Asks for the next few lines.
+    /// Prefetches the next few lines.
     #[inline(always)]
     pub(crate) fn step<I: Isa>(&mut self, isa: I) {
-        self.read.ask::<I, false>(isa, self.budget[0]);
-        self.write.ask::<I, true>(isa, self.budget[1]);
+        self.read.prefetch::<I, false>(isa, self.budget[0]);
+        self.write.prefetch::<I, true>(isa, self.budget[1]);
     }
 }
