@@ -5,7 +5,7 @@
 //! are. A view is checked when the cache is, and copies nothing. It also says whether keys are to be turned by their
 //! place while they are read.
 
-use super::paged::{Negative, Table};
+use super::paged::{EvictedPages, Table};
 use super::slots::Slots;
 use super::{AppendCache, PagedCache, PagedCacheMut, RingCache, check_at_most};
 use crate::element::{Element, Real};
@@ -173,7 +173,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// # Errors
     /// As [`PagedCache::new`].
     pub fn of_pages(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
-        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?;
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Reject)?;
         Ok(Self::new(k, v, Place::Pages { table, lens }))
     }
 

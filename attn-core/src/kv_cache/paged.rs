@@ -24,16 +24,16 @@ pub(super) struct Table<'c> {
     entries: &'c [i32],
     /// Entries per sequence.
     width: usize,
-    negative: Negative,
+    evicted: EvictedPages,
 }
 
-/// What a negative entry among those in use means.
+/// What a negative entry of the block table means where a page is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Negative {
-    /// A mistake.
-    Refused,
+pub(super) enum EvictedPages {
+    /// A mistake, which is an error.
+    Reject,
     /// A page that was given back: its tokens are hidden.
-    Evicted,
+    Hide,
 }
 
 impl<'c> Table<'c> {
@@ -43,7 +43,7 @@ impl<'c> Table<'c> {
         v: [usize; 4],
         entries: &'c [i32],
         lens: &[usize],
-        negative: Negative,
+        evicted: EvictedPages,
     ) -> Result<Self> {
         let [pages, heads, page_size, head_dim] = k;
         AttnShape::new([pages, heads, 0, head_dim], k, v)?;
@@ -53,7 +53,7 @@ impl<'c> Table<'c> {
         if page_size == 0 {
             return Err(AttnError::Option { name: "page_size", must: "above 0" });
         }
-        let table = Self { pages, page_size, entries, width, negative };
+        let table = Self { pages, page_size, entries, width, evicted };
         lens.iter().enumerate().try_for_each(|(b, &len)| table.check_len(b, len, usize::MAX))?;
         Ok(table)
     }
@@ -93,7 +93,7 @@ impl<'c> Table<'c> {
 
     /// Whether pages in use may have been given back.
     pub(super) const fn has_evicted(&self) -> bool {
-        matches!(self.negative, Negative::Evicted)
+        matches!(self.evicted, EvictedPages::Hide)
     }
 
     /// Tokens of a page.
@@ -149,7 +149,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// [`AttnError::Index`] for a length that the table's rows do not hold, or an entry that is no page;
     /// [`AttnError::Size`] where sizes disagree; [`AttnError::Option`] for pages of size 0.
     pub fn new(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
-        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?, lens })
+        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Reject)?, lens })
     }
 
     /// As [`new`](Self::new), where a negative entry stands for a page that was given back: its tokens are hidden keys
@@ -172,7 +172,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_evicted(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
-        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Evicted)?, lens })
+        Ok(Self { k, v, table: Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Hide)?, lens })
     }
 
     /// Tokens of each sequence.
@@ -290,7 +290,7 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
     /// # Errors
     /// As [`PagedCache::new`].
     pub fn new(k: ViewMut<'c, T>, v: ViewMut<'c, T>, block_table: &'c [i32], lens: &'c mut [usize]) -> Result<Self> {
-        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Refused)?;
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Reject)?;
         Ok(Self { k, v, table, lens })
     }
 
@@ -305,7 +305,7 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         block_table: &'c [i32],
         lens: &'c mut [usize],
     ) -> Result<Self> {
-        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, Negative::Evicted)?;
+        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Hide)?;
         Ok(Self { k, v, table, lens })
     }
 
