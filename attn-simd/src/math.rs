@@ -130,6 +130,8 @@ pub(crate) fn add_compensated<I: Isa>(
         Some(factor) => {
             let scaled = isa.mul(sum, factor);
             let beyond = isa.mul_add(sum, isa.sub(isa.splat(0.0), factor), scaled);
+            // Of an infinite sum it would be NaN.
+            let beyond = isa.select(isa.eq(beyond, beyond), beyond, isa.splat(0.0));
             (scaled, isa.sub(isa.mul_add(rest, factor, part), beyond))
         }
     };

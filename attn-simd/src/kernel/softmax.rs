@@ -106,7 +106,9 @@ impl State<'_> {
 #[inline(always)]
 fn ahead(to_log2: f32) -> f32 {
     let ahead = 1.0 / to_log2;
-    if ahead.is_finite() { ahead } else { 0.0 }
+    // 2¹⁰⁰ is less than a rounding of the largest scores, so that no reference overflows. Beyond, scores differ so
+    // little that references need not go ahead.
+    if ahead <= f32::from_bits((127 + 100) << 23) { ahead } else { 0.0 }
 }
 
 /// Sums of weights of a tile: of four keys, of four such sums, and of all. Four equal numbers are added up without an

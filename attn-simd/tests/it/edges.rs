@@ -140,3 +140,123 @@ fn strides_of_empty_rows_are_not_looked_at() {
         assert!(out.iter().all(|x| (x.to_f64() - 2.0).abs() < 1e-6), "{}: {out:?}", level.name());
     }
 }
+
+/// All levels, and the model of the tile unit.
+fn levels() -> Vec<Level> {
+    attn_testing::levels(Level::names().chain(["amx-model"]), Level::by_name)
+}
+
+/// One head of dims 1 over these keys and values, whose queries are these.
+fn one_channel(level: Level, attn: &Attention<'_>, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (mut out, mut lse) = (vec![-1.0f32; q.len()], vec![-1.0f32; q.len()]);
+    let outputs = Outputs::new(ViewMut::matrix(&mut out, q.len(), 1).unwrap()).lse(&mut lse);
+    let view = |data, rows| View::matrix(data, rows, 1).unwrap();
+    let (q, k, v) = (view(q, q.len()), view(k, k.len()), view(v, v.len()));
+    forward_at(level, attn, q, k, v, outputs, &mut Workspace::new()).unwrap();
+    (out, lse)
+}
+
+/// Long sums keep what they lose: of an infinite one that is nothing, not NaN.
+#[test]
+fn an_infinite_value_with_weight_stays_infinite() {
+    for level in levels() {
+        for keys in [30, 65, 100, 129, 257, 600, 1300] {
+            for (queries, grows) in [(1, false), (1, true), (20, false), (20, true)] {
+                let (mut k, mut v) = (vec![0.0f32; keys], vec![1.0f32; keys]);
+                v[3] = f32::INFINITY;
+                if grows {
+                    k[keys - 20] = 3.0;
+                }
+                // The maximum of the last row never moves.
+                let mut q = vec![1.0f32; queries];
+                if queries > 1 {
+                    q[queries - 1] = 0.0;
+                }
+                for attn in [Attention::new().scale(1.0), Attention::new().scale(1.0).reproducible()] {
+                    let (out, _) = one_channel(level, &attn, &q, &k, &v);
+                    assert_eq!(out, vec![f32::INFINITY; queries], "{level:?} {keys} keys, grows: {grows}");
+                }
+            }
+        }
+    }
+}
+
+/// Factors that are next to nothing, and products near the largest float: a reference that goes ahead of the scores
+/// must not leave them behind.
+#[test]
+fn references_follow_scores_of_any_size() {
+    let keys = 200;
+    let ramp = |top: f32| (0..keys).map(|j| top * (j as f32 / keys as f32)).collect::<Vec<_>>();
+    let sinks = [(keys as f32).ln()];
+    let plain = || Attention::new();
+    let calls = [
+        ("tiny scale", 1.0, ramp(1.0), plain().scale(1e-100).sinks(&sinks)),
+        ("tinier scale", 1.0, ramp(1.0), plain().scale(1e-300)),
+        ("hot", 1.0, ramp(1.0), plain().scale(1.0).temperature(1e60).sinks(&sinks)),
+        ("large q and k", 1.8e19, ramp(1.8e19), plain().scale(1e-38)),
+        ("large k", 1.0, ramp(3e38), plain().scale(1.2e-38)),
+        ("large k, subnormal scale", 1.0, ramp(3e38), plain().scale(4.1e-39)),
+    ];
+    for level in levels() {
+        for (name, q, k, attn) in &calls {
+            let v: Vec<f32> = (1..=keys).map(|j| j as f32 / keys as f32).collect();
+            let scale = match *name {
+                "tiny scale" | "tinier scale" | "hot" => 0.0,
+                _ => attn.get_scale().expect("each has one"),
+            };
+            let sink = if attn.get_sinks().is_some() { keys as f64 } else { 0.0 };
+            let weights: Vec<f64> = k.iter().map(|&k| (f64::from(*q) * f64::from(k) * scale).exp()).collect();
+            let sum = weights.iter().sum::<f64>() + sink;
+            let want = weights.iter().zip(&v).map(|(w, &v)| w * f64::from(v)).sum::<f64>() / sum;
+            for queries in [1, 20] {
+                let (out, lse) = one_channel(level, attn, &vec![*q; queries], k, &v);
+                let what = format!("{level:?} {name}, {queries} queries");
+                let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= ETA.bound(Dtype::F32, 20.0) * want;
+                assert!(out.iter().all(|&x| near(x, want)), "{what}: {out:?}, not {want}");
+                assert!(lse.iter().all(|&x| near(x, sum.ln())), "{what}: lse {lse:?}, not {}", sum.ln());
+            }
+        }
+    }
+}
+
+/// A row's bits do not depend on what the rows beside it see. What is missing in a sum may be half of its last bit,
+/// above all where the second group of keys adds more than the first; a group of which a row sees nothing must not
+/// move that into the sum.
+#[test]
+fn keys_that_only_neighbours_see_change_no_bit() {
+    let (keys, dim) = (1300, 64);
+    let mut paint = attn_testing::paint::Paint::new(4);
+    let (mut differ, mut all) = (Vec::new(), 0);
+    for level in levels() {
+        for (round, queries) in [(0, 2), (1, 20), (2, 2), (3, 20), (4, 20)] {
+            let (q, k) = (vec![0.0f32; queries], vec![0.0f32; keys]);
+            // A little, then more, then what rows of even numbers do not see, then so much that it rounds what is missing.
+            let v: Vec<f32> = (0..keys * dim)
+                .map(|n| match n / dim {
+                    0..240 => (0.2 + 0.3 * paint.uniform()) as f32,
+                    240..512 => (0.9 + 0.08 * paint.uniform()) as f32,
+                    _ => (2.3 + 0.2 * paint.uniform()) as f32,
+                })
+                .collect();
+            let run = |sees: &dyn Fn(usize, usize) -> bool| {
+                let keep: Vec<bool> = (0..queries * keys).map(|n| sees(n / keys, n % keys)).collect();
+                let attn = Attention::new().mask(Mask::keep(View::matrix(&keep, queries, keys).unwrap()));
+                let mut out = vec![-1.0f32; queries * dim];
+                let to = ViewMut::matrix(&mut out, queries, dim).unwrap();
+                let (q, k) = (View::matrix(&q, queries, 1).unwrap(), View::matrix(&k, keys, 1).unwrap());
+                let v = View::matrix(&v, keys, dim).unwrap();
+                forward_at(level, &attn, q, k, v, to, &mut Workspace::new()).unwrap();
+                out
+            };
+            let alone = run(&|_, key| !(512..1024).contains(&key));
+            let among = run(&|query, key| !(512..1024).contains(&key) || query % 2 == 1);
+            for n in (0..queries * dim).filter(|n| n / dim % 2 == 0) {
+                all += 1;
+                if alone[n].to_bits() != among[n].to_bits() {
+                    differ.push((level, round, n));
+                }
+            }
+        }
+    }
+    assert!(all > 0 && differ.is_empty(), "{} of {all} differ, the first: {:?}", differ.len(), &differ[..1]);
+}
