@@ -55,8 +55,9 @@ pub struct Attention<'a, M = ()> {
 /// # What is too small
 /// A weight below 2⁻¹²⁶ of its row's largest may count as 0 in the engines that compute in f32, however large its value
 /// is: f32 has no normal numbers there. So the whole bound is `eta` as stated below, and 2⁻¹²⁶·Σ|v| over the visible
-/// keys, and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which products of weights and tiny
-/// values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on tiles either.
+/// keys, times dropout's 1/(1 − p), and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which
+/// products of weights and tiny values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on tiles
+/// either.
 ///
 /// ```
 /// use attn_core::{Attention, Precision};
@@ -73,9 +74,10 @@ pub enum Precision {
     /// the middle of two: its root mean square error is within 1.05 of correct rounding.
     #[default]
     Exact,
-    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean
-    /// square), where peers' flash kernels are; f32 has `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it
-    /// sums: from bf16 into bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S).
+    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square
+    /// over many numbers; single calls of 512 have reached 1.56), where peers' flash kernels are; f32 has
+    /// `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16 into bf16 it is off by up to 2⁻⁷,
+    /// else by 2⁻¹⁶(1 + S).
     Fast,
 }
 

@@ -3,8 +3,9 @@
 //! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two,
 //! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]).
 //!
-//! Groups lie at multiples of their size. A group of which a row sees no key changes no bit of its total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
-//! group its total is multiplied by a factor; what that rounds off is kept too.
+//! Groups lie at multiples of their size. A group of which a row sees no key changes no bit of its total, so that a row
+//! does not depend on what its neighbours see. Where a row's maximum has grown since the last group its total is
+//! multiplied by a factor; what that rounds off is kept too.
 
 use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};

@@ -230,7 +230,8 @@ fn keys_that_only_neighbours_see_change_no_bit() {
     for level in levels() {
         for (round, queries) in [(0, 2), (1, 20), (2, 2), (3, 20), (4, 20)] {
             let (q, k) = (vec![0.0f32; queries], vec![0.0f32; keys]);
-            // A little, then more, then what rows of even numbers do not see, then so much that it rounds what is missing.
+            // A little, then more, then what rows of even numbers do not see, then so much that it rounds what is
+            // missing.
             let v: Vec<f32> = (0..keys * dim)
                 .map(|n| match n / dim {
                     0..240 => (0.2 + 0.3 * paint.uniform()) as f32,
