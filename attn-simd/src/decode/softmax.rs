@@ -65,14 +65,10 @@ impl State<'_> {
                 sum = isa.add(sum, part);
             }
             let (sums, rest) = (&mut self.sums[r * lanes..][..lanes], &mut self.rest[r * lanes..][..lanes]);
-            let (before, part) = ((isa.load(sums), isa.load(rest)), sum);
-            let factor = (self.factor[r] != 1.0).then_some(isa.splat(self.factor[r]));
-            let (sum, missing) = add_compensated(isa, before, factor, part);
-            let missing = finite_or_zero(isa, missing);
-            // A row that sees no key here keeps its bits: adding 0 could move one from what is missing to the sum.
-            let stays = isa.eq(if factor.is_none() { part } else { isa.splat(1.0) }, isa.splat(0.0));
-            isa.store(isa.select(stays, before.0, sum), sums);
-            isa.store(isa.select(stays, before.1, missing), rest);
+            let factor = Some(isa.splat(self.factor[r]));
+            let (sum, missing) = add_compensated(isa, (isa.load(sums), isa.load(rest)), factor, sum);
+            isa.store(sum, sums);
+            isa.store(finite_or_zero(isa, missing), rest);
         }
     }
 

@@ -3,9 +3,9 @@
 //! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two,
 //! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]).
 //!
-//! Groups lie at multiples of their size. A group of which a row sees no key changes no bit of its total, so that a row
-//! does not depend on what its neighbours see. Where a row's maximum has grown since the last group its total is
-//! multiplied by a factor; what that rounds off is kept too.
+//! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its
+//! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
+//! group its total is multiplied by a factor; what that rounds off is kept too.
 
 use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};
@@ -71,12 +71,8 @@ impl Total<'_> {
                 let mut lanes = [1.0; 16];
                 isa.store(factor, &mut lanes);
                 let factor = lanes.iter().any(|&x| x != 1.0).then_some(factor);
-                // Lanes whose rows see no key of the group, or nothing but weights of 0.
-                let unseen = isa.eq(isa.load(&sum[lane..]), zero);
-                isa.store(isa.select(unseen, one, zero), &mut lanes);
-                let unseen = lanes[..I::LANES].iter().any(|&x| x != 0.0).then_some(unseen);
-                add(isa, (factor, unseen), sum, &mut self.sum, (width, lane));
-                add(isa, (factor, unseen), out, &mut self.out, (width, lane));
+                add(isa, factor, sum, &mut self.sum, (width, lane));
+                add(isa, factor, out, &mut self.out, (width, lane));
             }
         }
         self.max[..width].copy_from_slice(&max[..width]);
@@ -84,12 +80,11 @@ impl Total<'_> {
     }
 }
 
-/// `whole + rest = (whole + rest)·factor + part`, for the vector at `lane` of every row. A part of 0 leaves `unseen`
-/// lanes as they are, bit for bit; only their factors are 1. (Added, it could move a bit from `rest` to `whole`.)
+/// `whole + rest = (whole + rest)·factor + part`, for the vector at `lane` of every row.
 #[inline(always)]
 fn add<I: Isa>(
     isa: I,
-    (factor, unseen): (Option<I::F>, Option<I::M>),
+    factor: Option<I::F>,
     part: &[f32],
     [whole, rest]: &mut [&mut [f32]; 2],
     (width, lane): (usize, usize),
@@ -101,12 +96,7 @@ fn add<I: Isa>(
     for (part, (whole, rest)) in part.chunks_exact(width).zip(rows) {
         let (part, whole, rest) =
             (&part[lane..][..I::LANES], &mut whole[lane..][..I::LANES], &mut rest[lane..][..I::LANES]);
-        let (before, part) = ((isa.load(whole), isa.load(rest)), isa.load(part));
-        let (mut sum, mut missing) = add_compensated(isa, before, factor, part);
-        if let Some(unseen) = unseen {
-            let stays = isa.eq(isa.select(unseen, part, isa.splat(1.0)), zero);
-            (sum, missing) = (isa.select(stays, before.0, sum), isa.select(stays, before.1, missing));
-        }
+        let (sum, missing) = add_compensated(isa, (isa.load(whole), isa.load(rest)), factor, isa.load(part));
         isa.store(sum, whole);
         isa.store(missing, rest);
         check = isa.mul_add(sum, zero, check);

@@ -193,23 +193,32 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
                 }
             }
         }
+        if !last {
+            for r in 0..R {
+                for c in 0..C {
+                    isa.store_ptr(acc[r][c], waiting[ends].add(r * columns + from + c * I::LANES));
+                }
+            }
+            return;
+        }
+        // Through memory: what follows is too long to be unrolled, and an index that is not a constant would keep the
+        // accumulators in memory while they add up.
+        let mut tile = [[core::mem::MaybeUninit::<[f32; 16]>::uninit(); C]; R];
         for r in 0..R {
-            let factor = *factor.add(r);
-            // A row that sees no key here keeps its bits: adding 0 could move one from what is missing to the sum.
-            let (same, factor) = (factor == 1.0, (factor != 1.0).then_some(isa.splat(factor)));
+            for c in 0..C {
+                isa.store_ptr(acc[r][c], tile[r][c].as_mut_ptr().cast());
+            }
+        }
+        for r in 0..R {
+            let factor = isa.splat(*factor.add(r));
             for c in 0..C {
                 let at = r * columns + from + c * I::LANES;
-                if last {
-                    let (o, rest) = (o.add(at), rest.add(at));
-                    let before = (isa.load_ptr(o), isa.load_ptr(rest));
-                    let (sum, missing) = add_compensated(isa, before, factor, acc[r][c]);
-                    let missing = finite_or_zero(isa, missing);
-                    let stays = isa.eq(if same { acc[r][c] } else { isa.splat(1.0) }, isa.splat(0.0));
-                    isa.store_ptr(isa.select(stays, before.0, sum), o);
-                    isa.store_ptr(isa.select(stays, before.1, missing), rest);
-                } else {
-                    isa.store_ptr(acc[r][c], waiting[ends].add(at));
-                }
+                let (o, rest) = (o.add(at), rest.add(at));
+                let before = (isa.load_ptr(o), isa.load_ptr(rest));
+                let part = isa.load_ptr(tile[r][c].as_ptr().cast());
+                let (sum, missing) = add_compensated(isa, before, Some(factor), part);
+                isa.store_ptr(sum, o);
+                isa.store_ptr(finite_or_zero(isa, missing), rest);
             }
         }
     }
