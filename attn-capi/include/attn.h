@@ -154,7 +154,8 @@ typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t
 
 // What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
 // 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
-// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window, an offset without
+// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (0 and
+// ATTN_UNBOUNDED say nothing), an offset without
 // ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
 // a function.
 typedef struct AttnOptions {
@@ -387,8 +388,8 @@ enum AttnStatus attn_tensor_contiguous(struct AttnTensor *tensor,
 // null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
 // without gaps.
 //
-// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
-// struct_size that cannot be is reported before any other mistake, by every function.
+// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. The
+// struct_size of each struct is checked before its other fields, by every function.
 //
 // The caller vouches for this:
 // Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody

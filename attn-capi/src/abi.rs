@@ -106,8 +106,8 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
 /// null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
 /// without gaps.
 ///
-/// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. A
-/// struct_size that cannot be is reported before any other mistake, by every function.
+/// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. The
+/// struct_size of each struct is checked before its other fields, by every function.
 ///
 /// # Safety
 /// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody

@@ -223,7 +223,8 @@ pub type AttnVisibleIf =
 
 /// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
 /// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
-/// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window, an offset without
+/// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (0 and
+/// ATTN_UNBOUNDED say nothing), an offset without
 /// ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
 /// a function.
 #[repr(C)]

@@ -5,9 +5,11 @@
 //!
 //! | cache | memory | what a token sees |
 //! |---|---|---|
-//! | [`AppendCache`] | `[batch, kv_heads, capacity, dim]`, one length per sequence | all before it (or what the mask leaves) |
-//! | [`RingCache`] | `sinks + window` slots per sequence | the first `sinks` tokens and the last `window` (StreamingLLM, arXiv 2309.17453) |
-//! | [`PagedCache`], [`PagedCacheMut`] | pages that a table assigns to sequences | all before it (PagedAttention, arXiv 2309.06180) |
+//! | [`AppendCache`] | `[batch, kv_heads, capacity, dim]`, one length per sequence | all before it, as masked |
+//! | [`RingCache`] | `sinks + window` slots per sequence | the first `sinks` tokens and the last `window` |
+//! | [`PagedCache`], [`PagedCacheMut`] | pages that a table assigns to sequences | all before it |
+//!
+//! The ring is StreamingLLM's (arXiv 2309.17453), pages are PagedAttention's (arXiv 2309.06180).
 //!
 //! None allocates, and each checks every index, length and page before it writes or reads. Attention over each is the
 //! [`streaming`](crate::streaming) form, with lse on request, and always causal: the queries are the last tokens of

@@ -75,7 +75,7 @@ pub enum Precision {
     #[default]
     Exact,
     /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square
-    /// over many numbers; single calls of 512 have reached 1.56), where peers' flash kernels are; f32 has
+    /// over many numbers; a small call may exceed it), where peers' flash kernels are; f32 has
     /// `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16 into bf16 it is off by up to 2⁻⁷,
     /// else by 2⁻¹⁶(1 + S).
     Fast,

@@ -116,10 +116,10 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
 }
 
 /// `sum + rest = (sum + rest)·factor + part`, where `rest` is what the sum has lost to rounding: however many parts are
-/// added, sum and rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation errors",
-/// 1965). A part of 0 without a factor, or with a factor of 1, changes no bit, because `rest` is exact (Knuth, TAOCP 2,
-/// 4.2.2, theorem B): it is at most half of the sum's last bit. What is missing in an infinite sum is NaN or infinite:
-/// the caller makes it 0.
+/// added, sum and rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation
+/// errors", 1965). A part of 0 without a factor, or with a factor of 1, changes no bit, because `rest` is exact (Knuth,
+/// TAOCP 2, 4.2.2, theorem B): it is at most half of the sum's last bit. What is missing in an infinite sum is NaN or
+/// infinite: the caller makes it 0.
 #[inline(always)]
 pub(crate) fn add_compensated<I: Isa>(
     isa: I,

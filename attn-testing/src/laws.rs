@@ -216,13 +216,14 @@ macro_rules! law_tests {
     };
     (@with $form:ident [$($argument:tt)*]) => {
         $crate::law_tests! { @$form [$($argument)*];
-            accuracy: [f32_stays_within_the_gate f64_stays_within_its_gate halves_are_rounded_once large_scores_and_late_maxima
-                halves_in_singles_out];
+            accuracy: [f32_stays_within_the_gate f64_stays_within_its_gate halves_are_rounded_once
+                large_scores_and_late_maxima halves_in_singles_out];
             determinism: [a_row_does_not_depend_on_its_batch a_row_does_not_depend_on_the_other_queries
                 running_again_gives_the_same_bits future_tokens_never_change_past_rows];
-            errors: [sizes_that_disagree options_without_meaning options_at_their_limits tables_that_do_not_fit products_that_overflow
-                views_that_cannot_be empty_sizes_are_valid outputs_that_do_not_fit];
-            layouts: [inputs_may_lie_anyhow outputs_may_lie_anyhow broadcast_inputs_are_repeated_ones packed_qkv_is_read_in_place];
+            errors: [sizes_that_disagree options_without_meaning options_at_their_limits tables_that_do_not_fit
+                products_that_overflow views_that_cannot_be empty_sizes_are_valid outputs_that_do_not_fit];
+            layouts: [inputs_may_lie_anyhow outputs_may_lie_anyhow broadcast_inputs_are_repeated_ones
+                packed_qkv_is_read_in_place];
             masks: [every_term_hides_what_it_says every_pair_of_terms_is_a_conjunction closures_hide_and_change_scores];
             nan: [hidden_nan_changes_no_bit a_visible_nan_marks_its_rows_only fully_masked_rows_are_zero
                 an_infinite_score_is_nan nan_in_a_query_marks_its_row_only];

@@ -108,11 +108,6 @@ impl<'t, T: Number + Plain> Copied<'t, T> {
     }
 }
 
-/// Every level, and the model of the tile unit.
-fn levels() -> impl Iterator<Item = Level> {
-    attn_testing::levels(Level::names().chain(["amx-model"]), Level::by_name).into_iter()
-}
-
 /// Bits of output and lse with every buffer where `place` says, by its number; and of a call on ordinary memory.
 fn bits<T: KernelElement + Number + Plain>(
     level: Level,
@@ -164,7 +159,9 @@ fn nothing_beyond_the_buffers<T: KernelElement + Number + Plain>() {
                 let bias = bias.view(place);
                 let plain = Attention::new().precision(if n % 2 == 0 { Precision::Exact } else { Precision::Fast });
                 let masked = plain.mask(Mask::causal(Align::BottomRight)).bias(bias);
-                for (level, attn) in levels().flat_map(|level| [(level, plain), (level, masked)]) {
+                for (level, attn) in
+                    super::levels_and_model().into_iter().flat_map(|level| [(level, plain), (level, masked)])
+                {
                     let [guarded, ordinary] = bits(level, &attn, &inputs, |_| place);
                     assert!(guarded == ordinary, "{level:?} {:?} {dims:?} {memory:?} {place:?}", T::DTYPE);
                 }
@@ -193,7 +190,7 @@ fn every_start_from_0_to_63_bytes_gives_the_same_bits() {
     fn check<T: KernelElement + Number + Plain>() {
         for dims in [(1, 2, 1, 2, 40, 40, 24), (1, 2, 1, 35, 70, 40, 24)] {
             let inputs = Inputs::<T>::plain(shape(dims), 53);
-            for level in levels() {
+            for level in super::levels_and_model() {
                 for offset in (0..64).step_by(size_of::<T>()) {
                     // Each buffer somewhere else; lse is of f32.
                     let place = |n: usize| match n {

@@ -119,7 +119,8 @@ fn without_tiles(level: Level, rows: usize) {
     if rows > 0 {
         let why = Level::by_name("amx").err().map_or_else(String::new, |error| format!(": {error} (amx)"));
         eprintln!(
-            "NOT MEASURED: level {} has no matrix tiles{why}. Rows of Precision::Fast left out: {rows}; f32 and halves run on vectors.",
+            "NOT MEASURED: level {} has no matrix tiles{why}. Rows of Precision::Fast left out: {rows}; f32 and halves \
+             run on vectors.",
             level.name()
         );
     }

@@ -228,7 +228,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "exp2",
-        proves: "the exponential of the kernels is within 1.5 ulp for every f32 there is, on every level of this machine",
+        proves: "the exponential of the kernels is within 1.5 ulp for every f32 there is, on every level here",
         minutes: 15,
         one_core: true,
         needs: &[],
@@ -236,7 +236,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "conformance",
-        proves: "every suite of vectors in ../shared passes on every engine and level of this machine, and no mutant does",
+        proves: "every suite of vectors in ../shared passes on every engine and level here, and no mutant does",
         minutes: 15,
         one_core: false,
         needs: &[],
@@ -280,7 +280,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "examples",
-        proves: "an application runs the kernels on a rayon pool of its own; processes share one attention and merge what they found",
+        proves: "an application runs the kernels on a rayon pool of its own; processes share one attention and merge",
         minutes: 10,
         one_core: false,
         needs: &[],

@@ -95,6 +95,9 @@ pub(super) fn check(source: &Source<'_>) -> Vec<Finding> {
         return found; // data
     };
     found.extend(places(source, text));
+    if source.path.ends_with(".md") {
+        found.extend(prose(source, text));
+    }
     if source.path.ends_with(".rs") {
         let code = code_only(text);
         found.extend(header(source, text));
@@ -128,6 +131,15 @@ fn length(source: &Source<'_>, text: &str, code: &str) -> Vec<Finding> {
         }
     }
     found
+}
+
+/// Prose is as narrow as comments. Rows of tables cannot be broken, nor what is too long by itself.
+fn prose(source: &Source<'_>, text: &str) -> Vec<Finding> {
+    let wide = |line: &str| line.chars().count() > COLUMNS && line.trim().contains(' ') && !line.starts_with('|');
+    let lines = text.lines().enumerate().filter(|(_, line)| wide(line));
+    lines
+        .map(|(i, line)| source.finding(i + 1, format!("{} columns; {COLUMNS} are the limit", line.chars().count())))
+        .collect()
 }
 
 /// Whether a line ends with a comment that could be broken: rows of tables, code in documentation and strings cannot.
@@ -260,6 +272,8 @@ mod tests {
         for fine in [format!("//! | {long} |\n"), format!("//! x\nlet y = \"// {long}\";\n")] {
             assert_eq!(broken("a/src/x.rs", &fine), Vec::<String>::new());
         }
+        one("README.md", &format!("# x\n\n{long}\n"), "3: 150 columns");
+        assert_eq!(broken("README.md", &format!("| {long} |\n")), Vec::<String>::new());
     }
 
     #[test]
