@@ -206,7 +206,10 @@ fn references_follow_scores_of_any_size() {
                 let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= ETA.bound(Dtype::F32, 20.0) * want;
                 if !out.iter().all(|&x| near(x, want)) || !lse.iter().all(|&x| near(x, sum.ln())) {
                     let got = (out[0], lse[0]);
-                    wrong.push(format!("{level:?}, {queries} × {q} by {scale}: {got:?}, not {:?}", (want, sum.ln())));
+                    wrong.push(format!(
+                        "{level:?}, {queries} × {q:e} by {scale:e}: {got:?}, not {:?}",
+                        (want, sum.ln())
+                    ));
                 }
             }
         }
