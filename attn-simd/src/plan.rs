@@ -124,10 +124,11 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
 
     /// Lines of scratch of the tiled kernel on vectors.
     fn vector_lines(&self) -> usize {
-        let Scratch { strip, q, scores, out, row, totals, k, v, bias } = self.scratch(true);
-        let kept = [strip * q, scores, strip * out, strip * row, strip * row, row, k, v, bias];
-        let totals = [out, out, row, row, row].map(|len| if totals { strip * len } else { 0 });
-        kept.into_iter().chain(totals).map(lines_for).sum()
+        let Scratch { strip, q, scores, out, row, groups, k, v, bias } = self.scratch(true);
+        let kept = [strip * q, scores, strip * row, strip * row, row, k, v, bias];
+        let group = [out, row, row].map(|len| strip * len);
+        let total = [out, out, row, row, row].map(|len| if groups > 1 { strip * len } else { 0 });
+        kept.into_iter().chain(group.into_iter().cycle().take(3 * groups)).chain(total).map(lines_for).sum()
     }
 
     /// How the call runs on matrix tiles, or why it does not.

@@ -17,6 +17,7 @@
 use attn_core::AttnShape;
 
 use crate::caches::Caches;
+use crate::kernel::total;
 use crate::level::Level;
 
 /// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
@@ -99,7 +100,7 @@ impl Tiles {
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
             row: width,
-            totals: shape.kv_len > crate::kernel::total::keys(self),
+            groups: 1 + min(shape.kv_len.saturating_sub(1) / total::keys(self), total::GROUPS - 1),
             k: if pack_k { KV_TILE * shape.head_dim } else { 0 },
             v: KV_TILE * shape.value_dim,
             bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },
@@ -131,8 +132,8 @@ pub(crate) struct Scratch {
     pub(crate) out: usize,
     /// One float per query: maximum, sum, factor.
     pub(crate) row: usize,
-    /// Whether there are totals: not where a head's keys are one group.
-    pub(crate) totals: bool,
+    /// Groups of tiles that wait to join a total. There is none where a head's keys are one group.
+    pub(crate) groups: usize,
     /// Keys of a tile, widened or made contiguous.
     pub(crate) k: usize,
     /// Values of a tile, widened, made contiguous or cleaned.

@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use super::prefetch::Prefetch;
 use super::softmax::State;
-use super::total::{self, Total};
+use super::total::{self, Part, Total};
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, nonfinite, pack, score};
 use crate::isa::Isa;
@@ -25,9 +25,10 @@ use crate::workspace::{Cutter, Line};
 /// Scratch of a thread.
 pub(crate) struct Buffers<'w> {
     q: Each<'w>,
-    out: Each<'w>,
     max: Each<'w>,
     sum: Each<'w>,
+    /// Groups of tiles that wait to join the totals: outputs, sums of weights and the maxima they are relative to.
+    groups: [[Each<'w>; 3]; total::GROUPS],
     /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they
     /// are relative to.
     totals: [Each<'w>; 5],
@@ -65,11 +66,14 @@ impl<'w> Buffers<'w> {
         Self {
             q: Each::new(&mut cutter, sizes.q, strip),
             scores: cutter.floats(sizes.scores),
-            out: Each::new(&mut cutter, sizes.out, strip),
             max: Each::new(&mut cutter, sizes.row, strip),
             sum: Each::new(&mut cutter, sizes.row, strip),
+            groups: core::array::from_fn(|n| {
+                let there = usize::from(n < sizes.groups);
+                [sizes.out, sizes.row, sizes.row].map(|len| Each::new(&mut cutter, there * len, strip))
+            }),
             totals: {
-                let there = usize::from(sizes.totals);
+                let there = usize::from(sizes.groups > 1);
                 [sizes.out, sizes.out, sizes.row, sizes.row, sizes.row]
                     .map(|len| Each::new(&mut cutter, there * len, strip))
             },
@@ -190,33 +194,27 @@ fn run<I: Isa>(
                 start(isa, job, block, n, buffers);
             }
             let held = over_tiles(isa, job, &claim, blocks, buffers, visit);
-            for (n, (block, held)) in blocks.iter().zip(held).enumerate() {
+            for (n, (block, mut held)) in blocks.iter().zip(held).enumerate() {
                 let Block { rows, vecs, .. } = *block;
                 let mut part = claim.part(rows.first - all.first, rows.count);
-                if held.total && held.out {
-                    join(isa, job, block, n, buffers, false);
+                held.end_group(job, block, n, buffers);
+                if held.total || held.waiting.count_ones() > 1 {
+                    held.join(isa, job, block, n, buffers);
                 }
                 let width = vecs * I::LANES;
-                let Buffers { out, max, sum, totals: [total_out, rest_out, total_sum, rest_sum, _], .. } =
-                    &mut *buffers;
-                if held.total {
+                let Buffers { groups, max, totals: [total_out, rest_out, total_sum, rest_sum, _], .. } = &mut *buffers;
+                let (state, out) = if held.total {
                     let state = finish::State { max: max.of(n), sum: total_sum.of(n), rest: Some(rest_sum.of(n)) };
-                    finish::write(
-                        isa,
-                        job,
-                        state,
-                        (total_out.of(n), Some(rest_out.of(n))),
-                        (1.0, 1.0),
-                        width,
-                        &mut part,
-                    );
+                    (state, (total_out.of(n), Some(&*rest_out.of(n))))
                 } else {
-                    if !held.out {
+                    let [out, sum, _] = &mut groups[held.waiting.trailing_zeros() as usize % total::GROUPS];
+                    if held.waiting == 0 {
                         out.of(n).fill(0.0);
+                        sum.of(n).fill(0.0);
                     }
-                    let state = finish::State { max: max.of(n), sum: sum.of(n), rest: None };
-                    finish::write(isa, job, state, (out.of(n), None), (1.0, 1.0), width, &mut part);
-                }
+                    (finish::State { max: max.of(n), sum: sum.of(n), rest: None }, (out.of(n), None))
+                };
+                finish::write(isa, job, state, out, (1.0, 1.0), width, &mut part);
             }
         },
     );
@@ -237,25 +235,55 @@ fn start<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut B
 /// What a block's arrays hold.
 #[derive(Clone, Copy)]
 struct Held {
-    /// Outputs since the last group; otherwise nothing, not even zeros.
+    /// The group that its outputs are sums over.
+    group: usize,
+    /// Whether they are: otherwise they hold nothing, not even zeros.
     out: bool,
+    /// Groups that wait, a bit each.
+    waiting: u8,
     /// A total of the groups before.
     total: bool,
 }
 
 impl Held {
-    const NOTHING: Self = Self { out: false, total: false };
-}
+    const NOTHING: Self = Self { group: 0, out: false, waiting: 0, total: false };
 
-/// Adds what a block has summed up since the last group to its total.
-#[inline(always)]
-fn join<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut Buffers<'_>, first: bool) {
-    let Buffers { out, max, sum, totals: [total_out, rest_out, total_sum, rest_sum, total_max], .. } = buffers;
-    let mut total =
-        Total { out: [total_out.of(n), rest_out.of(n)], sum: [total_sum.of(n), rest_sum.of(n)], max: total_max.of(n) };
-    let width = block.vecs * I::LANES;
-    let part = (&*max.of(n), sum.of(n), &out.of(n)[..job.shape.value_dim * width]);
-    total.join(isa, job.log2_scale(), part, width, first);
+    /// Lets what a block has summed up wait, as a group that has ended.
+    #[inline(always)]
+    fn end_group(&mut self, job: &Job<'_>, block: &Block, n: usize, buffers: &mut Buffers<'_>) {
+        if self.out {
+            let [_, group_sum, group_max] = &mut buffers.groups[self.group];
+            let width = block.vecs * job.tiles.lanes;
+            group_max.of(n)[..width].copy_from_slice(&buffers.max.of(n)[..width]);
+            group_sum.of(n)[..width].copy_from_slice(&buffers.sum.of(n)[..width]);
+            buffers.sum.of(n).fill(0.0);
+            (self.out, self.waiting) = (false, self.waiting | 1 << self.group);
+        }
+    }
+
+    /// Adds the groups that wait to the total.
+    #[inline(always)]
+    fn join<I: Isa>(&mut self, isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut Buffers<'_>) {
+        let Buffers { groups, totals: [total_out, rest_out, total_sum, rest_sum, total_max], .. } = buffers;
+        let mut total = Total {
+            out: [total_out.of(n), rest_out.of(n)],
+            sum: [total_sum.of(n), rest_sum.of(n)],
+            max: total_max.of(n),
+        };
+        let width = block.vecs * I::LANES;
+        let (mut parts, mut count) = ([Part { out: &[], sum: &[], max: &[] }; total::GROUPS], 0);
+        for (group, [out, sum, max]) in groups.iter_mut().enumerate() {
+            if self.waiting & 1 << group != 0 {
+                let out = &out.of(n)[..job.shape.value_dim * width];
+                parts[count] = Part { out, sum: &sum.of(n)[..width], max: max.of(n) };
+                count += 1;
+            }
+        }
+        if count > 0 {
+            total.join(isa, job.log2_scale(), &parts[..count], width, !self.total);
+            (self.waiting, self.total) = (0, true);
+        }
+    }
 }
 
 /// Takes every block to each tile of keys that any of them sees. Returns what their arrays hold then.
@@ -285,15 +313,20 @@ fn over_tiles<I: Isa>(
             prefetch = Prefetch::of(job, claim, groups * blocks.len());
         }
         let mut there = [false; 2];
+        let group = from / total::keys(&job.tiles) % total::GROUPS;
         for (n, block) in blocks.iter().enumerate() {
-            let (bits, prefetch, there, held) = (&mut bits, &mut prefetch, &mut there, &mut held[n].out);
+            let (bits, prefetch, there, held) = (&mut bits, &mut prefetch, &mut there, &mut held[n]);
+            held.group = group;
             visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, prefetch, there, held });
         }
         from = to;
         if from < any.end && from.is_multiple_of(total::keys(&job.tiles)) {
-            for (n, (block, held)) in blocks.iter().zip(&mut held).enumerate().filter(|(_, (_, held))| held.out) {
-                join(isa, job, block, n, buffers, !held.total);
-                *held = Held { out: false, total: true };
+            let all = group + 1 == total::GROUPS;
+            for (n, (block, held)) in blocks.iter().zip(&mut held).enumerate() {
+                held.end_group(job, block, n, buffers);
+                if all {
+                    held.join(isa, job, block, n, buffers);
+                }
             }
         }
     }
@@ -313,8 +346,7 @@ struct Visit<'v, 'w> {
     prefetch: &'v mut Prefetch,
     /// Whether the tile's keys, and its values, have been brought into form.
     there: &'v mut [bool; 2],
-    /// Whether the block's output holds anything, zeros at least.
-    held: &'v mut bool,
+    held: &'v mut Held,
 }
 
 impl Visit<'_, '_> {
@@ -370,8 +402,8 @@ impl Visit<'_, '_> {
             visible::kept(job, tile, &mut kept);
             visible::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
         }
-        let factor = core::mem::replace(held, true).then_some(&*buffers.factor);
-        let out = buffers.out.of(n);
+        let factor = core::mem::replace(&mut held.out, true).then_some(&*buffers.factor);
+        let out = buffers.groups[held.group][0].of(n);
         let v = pack::panel(isa, &job.v, all, to - from, shape.value_dim, buffers.v, v_there);
         let v = v.skip(key - from);
         let guarded = cover == Cover::Partial || job.bias.is_some();

@@ -1,7 +1,8 @@
-//! Sums over more keys than a few tiles: what [`GROUP`] tiles have added up joins a total of two floats.
+//! Sums over more keys than a few tiles: groups of tiles, and a total of two floats that groups join.
 //!
 //! A running sum of n terms is off by as much as n/4 units, if all have one sign. A total is off by one or two,
-//! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]).
+//! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]). That takes
+//! time, so [`GROUP`] tiles are added up plainly first, and then [`GROUPS`] groups: they wait in arrays of their own.
 //!
 //! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its
 //! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
@@ -11,12 +12,25 @@ use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};
 use crate::tiles::Tiles;
 
-/// Tiles that are added up as they come before they join the total: four equal ones are added up without an error.
+/// Tiles of a group, and groups that wait before they join the total: four equal ones are added up without an error.
 pub(crate) const GROUP: usize = 4;
+/// See [`GROUP`].
+pub(crate) const GROUPS: usize = 4;
 
 /// Keys of a group.
 pub(crate) const fn keys(tiles: &Tiles) -> usize {
     GROUP * tiles.kv_tile
+}
+
+/// What a group of tiles has added up.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'w> {
+    /// `[channel][query]`.
+    pub(crate) out: &'w [f32],
+    /// Weights of each query.
+    pub(crate) sum: &'w [f32],
+    /// What both are relative to; it never decreases from one part to the next.
+    pub(crate) max: &'w [f32],
 }
 
 /// The totals of a block: outputs, sums of weights, and the maxima that both are relative to.
@@ -30,73 +44,112 @@ pub(crate) struct Total<'w> {
 }
 
 impl Total<'_> {
-    /// Takes what a group has added up, relative to `max`; the group's sums of weights begin anew. Without a total yet
-    /// (`first`), that is what it becomes. `out` holds rows of `width` lanes.
+    /// Takes what some groups have added up, in their order. Without a total yet (`first`), that is what it becomes.
+    /// Rows have `width` lanes.
+    pub(crate) fn join<I: Isa>(&mut self, isa: I, to_log2: f32, parts: &[Part<'_>], width: usize, first: bool) {
+        match *parts {
+            [a] => self.join_some(isa, to_log2, [a], width, first),
+            [a, b] => self.join_some(isa, to_log2, [a, b], width, first),
+            [a, b, c] => self.join_some(isa, to_log2, [a, b, c], width, first),
+            [a, b, c, d] => self.join_some(isa, to_log2, [a, b, c, d], width, first),
+            _ => unreachable!("between one group and all that wait"),
+        }
+    }
+
     #[inline(never)]
-    pub(crate) fn join<I: Isa>(
+    fn join_some<I: Isa, const N: usize>(
         &mut self,
         isa: I,
         to_log2: f32,
-        (max, sum, out): (&[f32], &mut [f32], &[f32]),
+        parts: [Part<'_>; N],
         width: usize,
         first: bool,
     ) {
         isa.vectorize(
             #[inline(always)]
-            || self.join_inlined(isa, to_log2, (max, &mut sum[..width], out), width, first),
+            || {
+                for lane in (0..width).step_by(I::LANES) {
+                    self.join_lanes(isa, to_log2, &parts, (width, lane), first);
+                }
+            },
         );
     }
 
+    /// The same for the vector at `lane` of every row.
     #[inline(always)]
-    fn join_inlined<I: Isa>(
+    fn join_lanes<I: Isa, const N: usize>(
         &mut self,
         isa: I,
         to_log2: f32,
-        (max, sum, out): (&[f32], &mut [f32], &[f32]),
-        width: usize,
+        parts: &[Part<'_>; N],
+        (width, lane): (usize, usize),
         first: bool,
     ) {
-        if first {
-            self.out[0][..out.len()].copy_from_slice(out);
-            self.out[1][..out.len()].fill(0.0);
-            self.sum[0][..width].copy_from_slice(sum);
-            self.sum[1][..width].fill(0.0);
-        } else {
-            let (c, none, zero, one) =
-                (isa.splat(to_log2), isa.splat(f32::NEG_INFINITY), isa.splat(0.0), isa.splat(1.0));
-            for lane in (0..width).step_by(I::LANES) {
-                let (old, max) = (isa.load(&self.max[lane..]), isa.load(&max[lane..]));
-                let against = isa.select(isa.eq(max, none), zero, max);
-                let factor = isa.select(isa.eq(old, max), one, exp2(isa, isa.mul(isa.sub(old, against), c)));
+        let (one, mut grown) = (isa.splat(1.0), false);
+        let (mut old, mut factors) = (isa.load(&self.max[lane..]), [one; N]);
+        for (n, part) in parts.iter().enumerate() {
+            let max = isa.load(&part.max[lane..]);
+            if !(first && n == 0) {
+                factors[n] = factor(isa, to_log2, old, max);
                 let mut lanes = [1.0; 16];
-                isa.store(factor, &mut lanes);
-                let factor = lanes.iter().any(|&x| x != 1.0).then_some(factor);
-                add(isa, factor, sum, &mut self.sum, (width, lane));
-                add(isa, factor, out, &mut self.out, (width, lane));
+                isa.store(factors[n], &mut lanes);
+                grown |= lanes.iter().any(|&x| x != 1.0);
             }
+            old = max;
         }
-        self.max[..width].copy_from_slice(&max[..width]);
-        sum.fill(0.0);
+        isa.store(old, &mut self.max[lane..]);
+        let factors = grown.then_some(&factors);
+        add(isa, factors, parts.map(|part| part.sum), &mut self.sum, (width, lane), first);
+        add(isa, factors, parts.map(|part| part.out), &mut self.out, (width, lane), first);
     }
 }
 
-/// `whole + rest = (whole + rest)·factor + part`, for the vector at `lane` of every row.
+/// What a sum relative to one maximum is multiplied by to be relative to a later one.
 #[inline(always)]
-fn add<I: Isa>(
+fn factor<I: Isa>(isa: I, to_log2: f32, old: I::F, max: I::F) -> I::F {
+    let against = isa.select(isa.eq(max, isa.splat(f32::NEG_INFINITY)), isa.splat(0.0), max);
+    let factor = exp2(isa, isa.mul(isa.sub(old, against), isa.splat(to_log2)));
+    isa.select(isa.eq(old, max), isa.splat(1.0), factor)
+}
+
+/// `whole + rest = (whole + rest)·f₀·f₁ + (p₀·f₁ + p₁)`, and so on for more parts, for the vector at `lane` of every row.
+#[inline(always)]
+fn add<I: Isa, const N: usize>(
     isa: I,
-    factor: Option<I::F>,
-    part: &[f32],
+    factors: Option<&[I::F; N]>,
+    parts: [&[f32]; N],
     [whole, rest]: &mut [&mut [f32]; 2],
     (width, lane): (usize, usize),
+    first: bool,
 ) {
     let zero = isa.splat(0.0);
+    // Of all parts together: their product.
+    let factor = factors.map(|factors| {
+        let mut all = factors[0];
+        for &f in &factors[1..] {
+            all = isa.mul(all, f);
+        }
+        all
+    });
     // 0 as long as all sums are finite.
     let mut check = zero;
-    let rows = whole.chunks_exact_mut(width).zip(rest.chunks_exact_mut(width));
-    for (part, (whole, rest)) in part.chunks_exact(width).zip(rows) {
-        let (part, whole, rest) =
-            (&part[lane..][..I::LANES], &mut whole[lane..][..I::LANES], &mut rest[lane..][..I::LANES]);
-        let (sum, missing) = add_compensated(isa, (isa.load(whole), isa.load(rest)), factor, isa.load(part));
+    let rows = parts[0].len() / width;
+    let len = rows * width;
+    let parts = parts.map(|part| &part[..len]);
+    let (whole, rest) = (&mut whole[..len], &mut rest[..len]);
+    for row in 0..rows {
+        let at = row * width + lane;
+        let mut part = isa.load(&parts[0][at..][..I::LANES]);
+        for n in 1..N {
+            let next = isa.load(&parts[n][at..][..I::LANES]);
+            part = match factors {
+                None => isa.add(part, next),
+                Some(factors) => isa.mul_add(part, factors[n], next),
+            };
+        }
+        let (whole, rest) = (&mut whole[at..][..I::LANES], &mut rest[at..][..I::LANES]);
+        let (sum, missing) =
+            if first { (part, zero) } else { add_compensated(isa, (isa.load(whole), isa.load(rest)), factor, part) };
         isa.store(sum, whole);
         isa.store(missing, rest);
         check = isa.mul_add(sum, zero, check);

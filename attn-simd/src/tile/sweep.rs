@@ -24,7 +24,7 @@ use super::values::Values;
 use crate::isa::Isa;
 use crate::job::Job;
 use crate::kernel::softmax::State;
-use crate::kernel::total::Total;
+use crate::kernel::total::{Part, Total};
 use crate::kernel::visible::{self, Cover, Ranges, Tile};
 use crate::kernel::{finish, score, sweep};
 use crate::level::Level;
@@ -186,7 +186,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let (out, sum) = (&mut out[block * floats..][..floats], &mut sum[at..at + SIDE]);
             if held[block].total {
                 let mut total = total_of(totals, layout, block);
-                total.join(isa, job.log2_scale(), (max, sum, out), SIDE, false);
+                total.join(isa, job.log2_scale(), &[Part { out, sum, max }], SIDE, false);
                 let Total { out: [out, rest], sum: [sum, lost], .. } = total;
                 let state = finish::State { max, sum, rest: Some(lost) };
                 finish::write(isa, job, state, (out, Some(rest)), smaller, SIDE, &mut part);
@@ -303,7 +303,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 if held.group.is_some() {
                     values.all(unit, layout, v, p, out);
                     let mut total = total_of(totals, layout, block);
-                    total.join(isa, to_log2, (&*state.max, &mut *state.sum, &*out), SIDE, !held.total);
+                    total.join(isa, to_log2, &[Part { out, sum: state.sum, max: state.max }], SIDE, !held.total);
+                    state.sum.fill(0.0);
                     out.fill(0.0);
                     held.total = true;
                 }
