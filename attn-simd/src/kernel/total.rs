@@ -112,7 +112,8 @@ fn factor<I: Isa>(isa: I, to_log2: f32, old: I::F, max: I::F) -> I::F {
     isa.select(isa.eq(old, max), isa.splat(1.0), factor)
 }
 
-/// `whole + rest = (whole + rest)·f₀·f₁ + (p₀·f₁ + p₁)`, and so on for more parts, for the vector at `lane` of every row.
+/// `whole + rest = (whole + rest)·f₀·f₁ + (p₀·f₁ + p₁)`, and so on for more parts, for the vector at `lane` of every
+/// row.
 #[inline(always)]
 fn add<I: Isa, const N: usize>(
     isa: I,
