@@ -17,7 +17,6 @@
 use attn_core::AttnShape;
 
 use crate::caches::Caches;
-use crate::kernel::total;
 use crate::level::Level;
 
 /// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
@@ -25,6 +24,11 @@ pub(crate) const KV_TILE: usize = 64;
 
 /// Most queries of a block at any level.
 pub(crate) const MAX_Q_TILE: usize = 64;
+
+/// Tiles of a group, and groups that wait before they join a total: four equal ones are added up without an error.
+pub(crate) const GROUP: usize = 4;
+/// See [`GROUP`].
+pub(crate) const GROUPS: usize = 4;
 
 /// Most blocks of a strip.
 pub(crate) const STRIP: usize = 8;
@@ -69,6 +73,11 @@ impl Tiles {
         self.lanes * self.q_vecs
     }
 
+    /// Keys of a group.
+    pub(crate) const fn group(&self) -> usize {
+        GROUP * self.kv_tile
+    }
+
     /// Vectors that hold `rows` queries.
     pub(crate) const fn vecs_for(&self, rows: usize) -> usize {
         rows.div_ceil(self.lanes)
@@ -100,7 +109,7 @@ impl Tiles {
             scores: KV_TILE.next_multiple_of(self.score_rows) * width,
             out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
             row: width,
-            groups: 1 + min(shape.kv_len.saturating_sub(1) / total::keys(self), total::GROUPS - 1),
+            groups: 1 + min(shape.kv_len.saturating_sub(1) / self.group(), GROUPS - 1),
             k: if pack_k { KV_TILE * shape.head_dim } else { 0 },
             v: KV_TILE * shape.value_dim,
             bias: if with_bias { KV_TILE.next_multiple_of(self.lanes) * width } else { 0 },

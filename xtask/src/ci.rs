@@ -265,8 +265,9 @@ fn show_tail(path: &Path, lines: usize) {
 
 /// The workspace's folder.
 pub(crate) fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+    // Cargo says so where it starts the program, which may have been built for another checkout.
+    let here = env::var_os("CARGO_MANIFEST_DIR").map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    here.parent().unwrap_or(&here).to_path_buf()
 }
 
 fn seconds(time: Duration) -> String {

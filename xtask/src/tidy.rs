@@ -1,17 +1,21 @@
 //! `cargo xtask tidy`: the house rules that neither the compiler nor clippy checks.
 //!
 //! [`rules`] holds them, [`code`] the scanner that keeps prose out of them, [`copies`] the files that must be the same
-//! in several places. Looks at what git tracks and at new files that it does not ignore.
+//! in several places, [`circles`] which file imports which. Looks at what git tracks and at new files that it does not
+//! ignore.
 
+mod circles;
 mod code;
 mod copies;
 mod rules;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use crate::ci::root;
+use circles::Graph;
 use rules::{Finding, Source, TOTAL_BYTES};
 
 /// Arguments of the command.
@@ -20,6 +24,9 @@ pub(crate) struct Args {
     /// Renew the copies that differ from their original.
     #[arg(long)]
     fix: bool,
+    /// Print which file of each crate imports which, floor by floor.
+    #[arg(long)]
+    graph: bool,
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -29,6 +36,21 @@ pub(crate) fn run(args: Args) -> ExitCode {
     {
         eprintln!("tidy: {error}");
         return ExitCode::FAILURE;
+    }
+    if args.graph {
+        return match graphs(&root) {
+            Ok(graphs) => {
+                for (krate, graph) in graphs {
+                    println!("{krate}");
+                    graph.floors().iter().for_each(|line| println!("{line}"));
+                }
+                ExitCode::SUCCESS
+            }
+            Err(message) => {
+                eprintln!("tidy: {message}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let found = match check(&root) {
         Ok(found) => found,
@@ -67,11 +89,30 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
         let columns = subject.chars().count();
         found.push(whole("git log", format!("a subject of {columns} columns, {SUBJECT} are the limit: {subject}")));
     }
+    for (_, graph) in graphs(root)? {
+        let circles = graph.circles().into_iter();
+        found.extend(circles.map(|(path, message)| Finding { path, line: 0, message, warning: true }));
+    }
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     for leaf in rules::UNSAFE_LEAVES.iter().filter(|leaf| !architecture.contains(**leaf)) {
         found.push(whole("ARCHITECTURE.md", format!("does not name {leaf}, which may hold `unsafe`")));
     }
     Ok(found)
+}
+
+/// The imports of every crate of the repository, by its folder.
+fn graphs(root: &Path) -> Result<BTreeMap<String, Graph>, String> {
+    let mut crates: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for path in files(root)?.into_iter().filter(|path| path.ends_with(".rs")) {
+        let Some((krate, below)) = path.split_once("/src/") else { continue };
+        if let Ok(text) = fs::read_to_string(root.join(&path))
+            && !below.starts_with("bin/")
+        {
+            crates.entry(krate.to_owned()).or_default().push((path, text));
+        }
+    }
+    let graph = |files: Vec<(String, String)>| Graph::of(files.iter().map(|(path, text)| (&**path, &**text)));
+    Ok(crates.into_iter().map(|(krate, files)| (krate, graph(files))).collect())
 }
 
 /// Columns of the first line of a commit's message; what takes more belongs below it.

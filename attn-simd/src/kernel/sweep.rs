@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use super::prefetch::Prefetch;
 use super::softmax::State;
-use super::total::{self, Part, Total};
+use super::total::{Part, Total};
 use super::visible::{self, Cover, Ranges, Tile};
 use super::{finish, nonfinite, pack, score};
 use crate::isa::Isa;
@@ -19,7 +19,7 @@ use crate::isa::{avx2::Avx2, avx512::Avx512};
 use crate::job::Job;
 use crate::level::Level;
 use crate::output::{Claim, Queue, Rows};
-use crate::tiles::{KV_TILE, STRIP, Scratch};
+use crate::tiles::{GROUPS, KV_TILE, STRIP, Scratch};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of a thread.
@@ -28,7 +28,7 @@ pub(crate) struct Buffers<'w> {
     max: Each<'w>,
     sum: Each<'w>,
     /// Groups of tiles that wait to join the totals: outputs, sums of weights and the maxima they are relative to.
-    groups: [[Each<'w>; 3]; total::GROUPS],
+    groups: [[Each<'w>; 3]; GROUPS],
     /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they
     /// are relative to.
     totals: [Each<'w>; 5],
@@ -207,7 +207,7 @@ fn run<I: Isa>(
                     let state = finish::State { max: max.of(n), sum: total_sum.of(n), rest: Some(rest_sum.of(n)) };
                     (state, (total_out.of(n), Some(&*rest_out.of(n))))
                 } else {
-                    let [out, sum, _] = &mut groups[held.waiting.trailing_zeros() as usize % total::GROUPS];
+                    let [out, sum, _] = &mut groups[held.waiting.trailing_zeros() as usize % GROUPS];
                     if held.waiting == 0 {
                         out.of(n).fill(0.0);
                         sum.of(n).fill(0.0);
@@ -271,7 +271,7 @@ impl Held {
             max: total_max.of(n),
         };
         let width = block.vecs * I::LANES;
-        let (mut parts, mut count) = ([Part { out: &[], sum: &[], max: &[] }; total::GROUPS], 0);
+        let (mut parts, mut count) = ([Part { out: &[], sum: &[], max: &[] }; GROUPS], 0);
         for (group, [out, sum, max]) in groups.iter_mut().enumerate() {
             if self.waiting & 1 << group != 0 {
                 let out = &out.of(n)[..job.shape.value_dim * width];
@@ -313,15 +313,15 @@ fn over_tiles<I: Isa>(
             prefetch = Prefetch::of(job, claim, groups * blocks.len());
         }
         let mut there = [false; 2];
-        let group = from / total::keys(&job.tiles) % total::GROUPS;
+        let group = from / job.tiles.group() % GROUPS;
         for (n, block) in blocks.iter().enumerate() {
             let (bits, prefetch, there, held) = (&mut bits, &mut prefetch, &mut there, &mut held[n]);
             held.group = group;
             visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, prefetch, there, held });
         }
         from = to;
-        if from < any.end && from.is_multiple_of(total::keys(&job.tiles)) {
-            let all = group + 1 == total::GROUPS;
+        if from < any.end && from.is_multiple_of(job.tiles.group()) {
+            let all = group + 1 == GROUPS;
             for (n, (block, held)) in blocks.iter().zip(&mut held).enumerate() {
                 held.end_group(job, block, n, buffers);
                 if all {

@@ -7,20 +7,12 @@
 //! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its
 //! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
 //! group its total is multiplied by a factor; what that rounds off is kept too.
+//!
+//! [`GROUP`]: crate::tiles::GROUP
+//! [`GROUPS`]: crate::tiles::GROUPS
 
 use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};
-use crate::tiles::Tiles;
-
-/// Tiles of a group, and groups that wait before they join the total: four equal ones are added up without an error.
-pub(crate) const GROUP: usize = 4;
-/// See [`GROUP`].
-pub(crate) const GROUPS: usize = 4;
-
-/// Keys of a group.
-pub(crate) const fn keys(tiles: &Tiles) -> usize {
-    GROUP * tiles.kv_tile
-}
 
 /// What a group of tiles has added up.
 #[derive(Clone, Copy)]
