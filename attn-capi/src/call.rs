@@ -2,12 +2,11 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
-use crate::cache::Tokens;
+use crate::args::{Call, Callbacks, Decode, Output, sizes};
 use crate::error::{Error, Result};
-use crate::raw::{Callbacks, Output};
 use crate::types::AttnDtype;
 
 /// Whose scratch a call uses, and with it how many threads.
@@ -16,39 +15,6 @@ pub(crate) enum Scratch<'s> {
     OfThreads(usize),
     /// The caller's, one for each thread.
     Given(&'s mut [Workspace]),
-}
-
-/// The tensors of a call.
-pub(crate) struct Call<'a> {
-    pub(crate) q: Input<'a>,
-    pub(crate) k: Input<'a>,
-    pub(crate) v: Input<'a>,
-    pub(crate) out: Output<'a>,
-    pub(crate) lse: Option<&'a mut [f32]>,
-}
-
-impl Call<'_> {
-    /// The sizes of q, k and v.
-    pub(crate) fn shape(&self) -> Result<AttnShape> {
-        Ok(AttnShape::new(sizes(&self.q), sizes(&self.k), sizes(&self.v))?)
-    }
-}
-
-fn sizes(input: &Input<'_>) -> [usize; 4] {
-    match input {
-        Input::F32(view) => view.sizes(),
-        Input::F16(view) => view.sizes(),
-        Input::Bf16(view) => view.sizes(),
-    }
-}
-
-/// Queries against a cache.
-pub(crate) struct Decode<'a> {
-    pub(crate) q: Input<'a>,
-    pub(crate) queries: Queries<'a>,
-    pub(crate) tokens: Tokens<'a>,
-    pub(crate) out: Output<'a>,
-    pub(crate) lse: Option<&'a mut [f32]>,
 }
 
 /// The options with the caller's functions, if there are any: the two kinds of calls that are compiled.

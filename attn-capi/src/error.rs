@@ -10,8 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_core::AttnError;
 
-use crate::tensor::dtype;
-use crate::types::AttnStatus;
+use crate::types::{AttnDtype, AttnStatus};
 
 /// Why an entry point refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +99,9 @@ impl fmt::Display for Error {
             Self::Overlap { what, with } => write!(f, "{what} shares memory with {with}"),
             Self::Unknown { what, value } => write!(f, "{what} is {value}, which names nothing"),
             Self::Idle { what, needs } => write!(f, "{what} is set, but nothing reads it: {needs}"),
-            Self::Dtype { what, wanted, value } => match dtype(what, value) {
-                Ok(dtype) => write!(f, "{what}: dtype is {} ({value}), it must be {wanted}", dtype.name()),
-                Err(_) => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
+            Self::Dtype { what, wanted, value } => match AttnDtype::of(value) {
+                Some(dtype) => write!(f, "{what}: dtype is {} ({value}), it must be {wanted}", dtype.name()),
+                None => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
             },
             Self::NotBool { what, at, value } => {
                 write!(f, "{what}: byte {at} is {value}; a boolean tensor holds 0 and 1 only")

@@ -17,10 +17,12 @@
 //! # Inside
 //!
 //! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices,
-//! `tensor` the arithmetic that proves they may; `options`, `cache`, `call`, `partial` and `plan` are safe code over
-//! `attn-parallel`. The header is generated from these files by cbindgen; a test holds the committed one equal to them.
+//! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `partial`
+//! and `plan` are safe code over `attn-parallel`. The header is generated from these files by cbindgen; a test holds the
+//! committed one equal to them.
 
 pub mod abi;
+mod args;
 mod cache;
 mod call;
 mod error;

@@ -4,27 +4,9 @@ use attn_core::partial;
 use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, View};
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
+use crate::args::{Callbacks, Finish, Output, Part};
 use crate::call::with_callbacks;
 use crate::error::Result;
-use crate::raw::{Callbacks, Output};
-
-/// A part of the keys of a call.
-pub(crate) struct Part<'a> {
-    /// The first of its keys.
-    pub(crate) first: usize,
-    pub(crate) q: Input<'a>,
-    pub(crate) k: Input<'a>,
-    pub(crate) v: Input<'a>,
-    /// `[batch, q_heads, q_len, 2 + value_dim]`.
-    pub(crate) rows: &'a mut [f32],
-}
-
-/// Where the result of all parts goes.
-pub(crate) struct Finish<'a> {
-    pub(crate) rows: &'a [f32],
-    pub(crate) out: Output<'a>,
-    pub(crate) lse: Option<&'a mut [f32]>,
-}
 
 /// Attends to a part, on this thread.
 pub(crate) fn compute(

@@ -5,11 +5,12 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use attn_core::AttnShape;
 use attn_simd::{Level, Line, Workspace};
 
-use crate::call::{self, Call, Scratch};
+use crate::args::{Call, Callbacks, Finish, Part};
+use crate::call::{self, Scratch};
 use crate::error::{Error, Result};
 use crate::options::{Kept, Masks, Tables, attention};
-use crate::partial::{self, Finish, Part};
-use crate::raw::{Callbacks, Described};
+use crate::partial;
+use crate::raw::Described;
 use crate::types::{AttnDtype, AttnOptions};
 
 /// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a

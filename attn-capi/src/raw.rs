@@ -11,7 +11,7 @@ mod cache;
 mod options;
 
 pub(crate) use cache::{append, decode, measured_cache};
-pub(crate) use options::{Asked, Callbacks, Copies, Described, asked};
+pub(crate) use options::{Asked, Copies, Described, asked};
 
 use core::ffi::c_char;
 use core::ops::Range;
@@ -20,9 +20,8 @@ use attn_core::half::{bf16, f16};
 use attn_core::{AttnError, View, ViewMut};
 use attn_simd::Input;
 
-use crate::call::Call;
+use crate::args::{Call, Finish, Output, Part};
 use crate::error::{Error, Result};
-use crate::partial::{Finish, Part};
 use crate::tensor::{Extents, Reach, dtype, reach};
 use crate::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnTensor};
 
@@ -385,14 +384,6 @@ pub(crate) unsafe fn write_text(to: *mut c_char, size: usize, text: &str) -> Res
         to.add(take).write(0);
     }
     if needed <= size { Ok(()) } else { Err(Error::Text { needed, found: size }) }
-}
-
-/// Where a call writes its output.
-#[derive(Debug)]
-pub(crate) enum Output<'a> {
-    F32(ViewMut<'a, f32>),
-    F16(ViewMut<'a, f16>),
-    Bf16(ViewMut<'a, bf16>),
 }
 
 /// Where a call writes. Everything that it reads has been noted in `extents` before.

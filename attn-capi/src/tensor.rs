@@ -51,21 +51,7 @@ pub(crate) fn reach(what: &'static str, tensor: &AttnTensor) -> Result<Reach> {
 
 /// The number type of a tensor, by its number.
 pub(crate) fn dtype(what: &'static str, value: u32) -> Result<AttnDtype> {
-    let all = [AttnDtype::F32, AttnDtype::F16, AttnDtype::Bf16, AttnDtype::F64, AttnDtype::Bool];
-    all.into_iter().find(|&dtype| dtype as u32 == value).ok_or(Error::Dtype { what, wanted: "an AttnDtype", value })
-}
-
-impl AttnDtype {
-    /// Its name in texts: as the constant ends.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::F64 => "F64",
-            Self::Bool => "BOOL",
-        }
-    }
+    AttnDtype::of(value).ok_or(Error::Dtype { what, wanted: "an AttnDtype", value })
 }
 
 /// A layout, by its number.

@@ -57,6 +57,24 @@ pub enum AttnDtype {
     Bool = 5,
 }
 
+impl AttnDtype {
+    /// The number type that a number names.
+    pub(crate) fn of(value: u32) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16, Self::F64, Self::Bool].into_iter().find(|&dtype| dtype as u32 == value)
+    }
+
+    /// Its name in texts: as the constant ends.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F64 => "F64",
+            Self::Bool => "BOOL",
+        }
+    }
+}
+
 /// Where query 0 stands among the keys, for causal masks, windows and ALiBi.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use attn_simd::Input;
 use attn_simd::decode::Queries;
 
 use super::{copy, input, measured, outputs, table, table_mut, view_mut};
+use crate::args::Decode;
 use crate::cache::{Append, Appended, Place, Tokens};
-use crate::call::Decode;
 use crate::error::{Error, Result};
 use crate::tensor::{Extents, dtype};
 use crate::types::{AttnCache, AttnDtype, AttnQueries, AttnTensor};

@@ -3,17 +3,18 @@
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
 use core::cell::OnceCell;
-use core::ffi::{CStr, c_char, c_void};
+use core::ffi::{CStr, c_char};
 
 use attn_core::half::{bf16, f16};
-use attn_core::{At, AttnError, Bias, Layout, View};
+use attn_core::{AttnError, Bias, Layout, View};
 use attn_simd::Level;
 
 use super::{copy, elements, table, view};
+use crate::args::Callbacks;
 use crate::error::{Error, Result};
 use crate::options::{Masks, Tables};
 use crate::tensor::{Extents, dtype};
-use crate::types::{AttnDtype, AttnMapScore, AttnOptions, AttnTensor, AttnVisibleIf};
+use crate::types::{AttnDtype, AttnOptions, AttnTensor};
 
 /// Copies of boolean tensors between whose elements lie bytes that are no bools; of all others nothing is copied.
 #[derive(Debug, Default)]
@@ -215,32 +216,6 @@ pub(crate) unsafe fn asked<'a>(
     }
 }
 
-/// The caller's functions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Callbacks {
-    map_score: AttnMapScore,
-    visible_if: AttnVisibleIf,
-    user_data: *mut c_void,
-}
-
-// SAFETY: the header says that both are called from several threads at once, with the pointer that the caller gave for
-// it.
+// SAFETY: the header says that both functions are called from several threads at once, with the pointer that the caller
+// gave for them.
 unsafe impl Sync for Callbacks {}
-
-impl Callbacks {
-    /// The caller's functions, if there is one.
-    fn of(options: &AttnOptions) -> Option<Self> {
-        let AttnOptions { map_score, visible_if, user_data, .. } = *options;
-        (map_score.is_some() || visible_if.is_some()).then_some(Self { map_score, visible_if, user_data })
-    }
-
-    /// The new score.
-    pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
-        self.map_score.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
-    }
-
-    /// Whether the key stays visible.
-    pub(crate) fn visible(&self, At { batch, head, query, key }: At) -> bool {
-        self.visible_if.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
-    }
-}

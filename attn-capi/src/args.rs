@@ -1,0 +1,99 @@
+//! The arguments of a call, checked: safe values that `raw` reads from a caller's pointers, and that `call` and
+//! `partial` compute. Plain data, and nothing is computed here.
+
+use core::ffi::c_void;
+
+use attn_core::half::{bf16, f16};
+use attn_core::{At, AttnShape, ViewMut};
+use attn_simd::Input;
+use attn_simd::decode::Queries;
+
+use crate::cache::Tokens;
+use crate::error::Result;
+use crate::types::{AttnMapScore, AttnOptions, AttnVisibleIf};
+
+/// Where a call writes its output.
+#[derive(Debug)]
+pub(crate) enum Output<'a> {
+    F32(ViewMut<'a, f32>),
+    F16(ViewMut<'a, f16>),
+    Bf16(ViewMut<'a, bf16>),
+}
+
+/// The tensors of a call.
+pub(crate) struct Call<'a> {
+    pub(crate) q: Input<'a>,
+    pub(crate) k: Input<'a>,
+    pub(crate) v: Input<'a>,
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+impl Call<'_> {
+    /// The sizes of q, k and v.
+    pub(crate) fn shape(&self) -> Result<AttnShape> {
+        Ok(AttnShape::new(sizes(&self.q), sizes(&self.k), sizes(&self.v))?)
+    }
+}
+
+/// The sizes of an input of any element type.
+pub(crate) fn sizes(input: &Input<'_>) -> [usize; 4] {
+    match input {
+        Input::F32(view) => view.sizes(),
+        Input::F16(view) => view.sizes(),
+        Input::Bf16(view) => view.sizes(),
+    }
+}
+
+/// Queries against a cache.
+pub(crate) struct Decode<'a> {
+    pub(crate) q: Input<'a>,
+    pub(crate) queries: Queries<'a>,
+    pub(crate) tokens: Tokens<'a>,
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+/// A part of the keys of a call.
+pub(crate) struct Part<'a> {
+    /// The first of its keys.
+    pub(crate) first: usize,
+    pub(crate) q: Input<'a>,
+    pub(crate) k: Input<'a>,
+    pub(crate) v: Input<'a>,
+    /// `[batch, q_heads, q_len, 2 + value_dim]`.
+    pub(crate) rows: &'a mut [f32],
+}
+
+/// Where the result of all parts goes.
+pub(crate) struct Finish<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) out: Output<'a>,
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+/// The caller's functions. (They are `Sync`: `raw` says why.)
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Callbacks {
+    map_score: AttnMapScore,
+    visible_if: AttnVisibleIf,
+    user_data: *mut c_void,
+}
+
+impl Callbacks {
+    /// The caller's functions; `None` without any.
+    pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
+        let AttnOptions { map_score, visible_if, user_data, .. } = *options;
+        (map_score.is_some() || visible_if.is_some()).then_some(Self { map_score, visible_if, user_data })
+    }
+
+    /// The new score.
+    pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
+        self.map_score.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
+    }
+
+    /// Whether the key stays visible.
+    pub(crate) fn visible(&self, At { batch, head, query, key }: At) -> bool {
+        self.visible_if.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
+    }
+}
