@@ -13,7 +13,7 @@ use attn_core::half::{bf16, f16};
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, AttnError, Element, Layout, View, ViewMut};
-use attn_parallel::run_step;
+use attn_parallel::Runner;
 use attn_simd::decode::{Queries, Source, Step};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::ThreadPool;
@@ -256,7 +256,7 @@ fn steps<Q: KernelElement>(
             let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes)?;
             match threads {
                 1 => step.split(q, to)?.run(scratch.lines(step.workspace_lines())),
-                _ => run_step(&step, q, to),
+                _ => Runner::new().attend_cache_planned(&step, q, to),
             }
         };
         let mut all = || -> Result<f64, AttnError> {

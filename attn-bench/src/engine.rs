@@ -175,7 +175,7 @@ impl<'p> Runner<'p> {
             Engine::Parallel => {
                 let level = self.level;
                 let outputs = outputs.into();
-                self.pool.install(|| attn_parallel::forward_at(level, attn, q, k, v, outputs))
+                self.pool.install(|| attn_parallel::Runner::new().level(level).forward(attn, q, k, v, outputs))
             }
             Engine::Windowed => {
                 let attn = attn.mask(windowed(*attn.get_mask()));

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use attn_simd::Level;
 
-use crate::call::{self, Scratch};
+use crate::call;
 use crate::error::{Error, guard, last};
 use crate::merge;
 use crate::options::attention;
@@ -132,8 +132,8 @@ pub unsafe extern "C" fn attn_forward(
         };
         let nodes = asked.tables.nodes()?;
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
-        let (shape, scratch) = (call.shape()?, Scratch::OfThreads(asked.options.threads));
-        call::run(attn, asked.callbacks, asked.level, shape, scratch, call)
+        let (shape, runner) = (call.shape()?, call::on_threads(asked.options.threads));
+        call::run(attn, asked.callbacks, asked.level, shape, runner, call)
     })
 }
 
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn attn_decode(
         };
         let nodes = asked.tables.nodes()?;
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
-        call::decode(attn, asked.callbacks, asked.level, asked.options.threads, call)
+        call::decode(attn, asked.callbacks, asked.level, call::on_threads(asked.options.threads), call)
     })
 }
 

@@ -2,19 +2,17 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
+use attn_parallel::Runner;
 use attn_simd::decode::Step;
-use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
+use attn_simd::{Input, KernelElement, Level, Plan};
 
 use crate::args::{Call, Callbacks, Decode, Output, sizes};
 use crate::error::{Error, Result};
 use crate::types::AttnDtype;
 
-/// Whose scratch a call uses, and with it how many threads.
-pub(crate) enum Scratch<'s> {
-    /// What each thread keeps; at most so many threads, 0 for all.
-    OfThreads(usize),
-    /// The caller's, one for each thread.
-    Given(&'s mut [Workspace]),
+/// A runner on at most so many threads, 0 for all.
+pub(crate) fn on_threads(threads: usize) -> Runner<'static> {
+    Runner::new().threads(if threads == 0 { usize::MAX } else { threads })
 }
 
 /// The options with the caller's functions, if there are any: the two kinds of calls that are compiled.
@@ -42,45 +40,44 @@ pub(crate) fn run(
     callbacks: Option<Callbacks>,
     level: Level,
     planned: AttnShape,
-    scratch: Scratch<'_>,
+    runner: Runner<'_>,
     call: Call<'_>,
 ) -> Result<()> {
-    with_callbacks!(attn, callbacks, |attn| typed(&Plan::new(attn, planned, level)?, scratch, call))
+    with_callbacks!(attn, callbacks, |attn| typed(&Plan::new(attn, planned, level)?, runner, call))
 }
 
-/// Computes over a cache, on at most so many threads, 0 for all.
+/// Computes over a cache.
 pub(crate) fn decode(
     attn: Attention<'_>,
     callbacks: Option<Callbacks>,
     level: Level,
-    threads: usize,
+    runner: Runner<'_>,
     call: Decode<'_>,
 ) -> Result<()> {
     let Decode { q, queries, tokens, out, lse } = call;
     let sizes = sizes(&q);
-    let threads = if threads == 0 { usize::MAX } else { threads };
     with_callbacks!(attn, callbacks, |attn| {
         let step = Step::new(attn, sizes, queries, tokens.source()?, level)?;
         match q {
-            Input::F32(q) => step_to_output(threads, &step, q, out, lse),
-            Input::F16(q) => step_to_output(threads, &step, q, out, lse),
-            Input::Bf16(q) => step_to_output(threads, &step, q, out, lse),
+            Input::F32(q) => step_to_output(runner, &step, q, out, lse),
+            Input::F16(q) => step_to_output(runner, &step, q, out, lse),
+            Input::Bf16(q) => step_to_output(runner, &step, q, out, lse),
         }
     })
 }
 
 /// Picks the output type of a step.
 fn step_to_output<T: KernelElement, M: Modifier + Sync>(
-    threads: usize,
+    mut runner: Runner<'_>,
     step: &Step<'_, '_, '_, M>,
     q: View<'_, T>,
     out: Output<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
     match out {
-        Output::F32(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
-        Output::F16(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
-        Output::Bf16(out) => attn_parallel::run_step_on(threads, step, q, Outputs { out, lse, weights: None })?,
+        Output::F32(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
+        Output::F16(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
+        Output::Bf16(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
     }
     Ok(())
 }
@@ -119,12 +116,12 @@ fn kernel_dtype(dtype: AttnDtype) -> Result<attn_core::Dtype> {
 }
 
 /// Picks the input type, which q, k and v share.
-fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, scratch: Scratch<'_>, call: Call<'_>) -> Result<()> {
+fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, runner: Runner<'_>, call: Call<'_>) -> Result<()> {
     let Call { q, k, v, out, lse } = call;
     match (q, k, v) {
-        (Input::F32(q), Input::F32(k), Input::F32(v)) => to_output::<f32, M>(plan, scratch, [q, k, v], out, lse),
-        (Input::F16(q), Input::F16(k), Input::F16(v)) => to_output::<f16, M>(plan, scratch, [q, k, v], out, lse),
-        (Input::Bf16(q), Input::Bf16(k), Input::Bf16(v)) => to_output::<bf16, M>(plan, scratch, [q, k, v], out, lse),
+        (Input::F32(q), Input::F32(k), Input::F32(v)) => to_output::<f32, M>(plan, runner, [q, k, v], out, lse),
+        (Input::F16(q), Input::F16(k), Input::F16(v)) => to_output::<f16, M>(plan, runner, [q, k, v], out, lse),
+        (Input::Bf16(q), Input::Bf16(k), Input::Bf16(v)) => to_output::<bf16, M>(plan, runner, [q, k, v], out, lse),
         _ => Err(attn_core::AttnError::Unsupported { what: "q, k and v of different dtypes" }.into()),
     }
 }
@@ -132,31 +129,27 @@ fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, scratch: Scratch<'_>, call:
 /// Picks the output type.
 fn to_output<T: KernelElement, M: Modifier + Sync>(
     plan: &Plan<'_, '_, M>,
-    scratch: Scratch<'_>,
+    runner: Runner<'_>,
     qkv: [View<'_, T>; 3],
     out: Output<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
     match out {
-        Output::F32(out) => engine(plan, scratch, qkv, out, lse),
-        Output::F16(out) => engine(plan, scratch, qkv, out, lse),
-        Output::Bf16(out) => engine(plan, scratch, qkv, out, lse),
+        Output::F32(out) => engine(plan, runner, qkv, out, lse),
+        Output::F16(out) => engine(plan, runner, qkv, out, lse),
+        Output::Bf16(out) => engine(plan, runner, qkv, out, lse),
     }
 }
 
 fn engine<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
     plan: &Plan<'_, '_, M>,
-    scratch: Scratch<'_>,
+    mut runner: Runner<'_>,
     [q, k, v]: [View<'_, T>; 3],
     out: ViewMut<'o, O>,
     lse: Option<&'o mut [f32]>,
 ) -> Result<()> {
     let mut outputs = Outputs::new(out);
     outputs.lse = lse;
-    match scratch {
-        Scratch::OfThreads(0) => attn_parallel::run_plan(plan, q, k, v, outputs)?,
-        Scratch::OfThreads(most) => attn_parallel::run_plan_on(most, plan, q, k, v, outputs)?,
-        Scratch::Given(workspaces) => attn_parallel::run_plan_in(workspaces, plan, q, k, v, outputs)?,
-    }
+    runner.forward_planned(plan, q, k, v, outputs)?;
     Ok(())
 }

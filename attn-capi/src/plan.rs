@@ -6,7 +6,7 @@ use attn_core::AttnShape;
 use attn_simd::{Level, Line, Workspace};
 
 use crate::args::{Call, Callbacks, Finish, Part};
-use crate::call::{self, Scratch};
+use crate::call;
 use crate::error::{Error, Result};
 use crate::options::{Kept, Masks, Tables, attention};
 use crate::partial;
@@ -53,13 +53,12 @@ impl AttnPlan {
     pub(crate) fn run(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, call: Call<'_>) -> Result<()> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
-        let run = |scratch| call::run(attn, self.callbacks, self.level, self.shape, scratch, call);
+        let run = |runner| call::run(attn, self.callbacks, self.level, self.shape, runner, call);
         let Some(workspace) = workspace else {
-            return run(Scratch::OfThreads(self.options.threads));
+            return run(call::on_threads(self.options.threads));
         };
         let mut scratch = workspace.lock()?;
-        let most = if self.options.threads == 0 { scratch.len() } else { self.options.threads.min(scratch.len()) };
-        run(Scratch::Given(&mut scratch[..most]))
+        run(call::on_threads(self.options.threads).workspaces(&mut scratch))
     }
 
     /// Numbers that the rows of a part hold.

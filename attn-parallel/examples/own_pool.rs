@@ -7,7 +7,7 @@
 //! ```
 
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, View, ViewMut};
-use attn_parallel::{run_plan, run_plan_in, run_plan_on};
+use attn_parallel::Runner;
 use attn_simd::{Level, Plan, Workspace};
 use rayon::prelude::*;
 
@@ -24,25 +24,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // One large call, spread over the application's pool.
     let mut spread = vec![0.0f32; x.len()];
-    pool.install(|| run_plan(&plan, view, view, view, ViewMut::new(&mut spread, Layout::Bhsd, SIZES)?))?;
+    let to = ViewMut::new(&mut spread, Layout::Bhsd, SIZES)?;
+    pool.install(|| Runner::new().forward_planned(&plan, view, view, view, to))?;
 
     // Many calls at once from inside the pool: its threads work on all of them, none is waited for idly.
     let mut requests = vec![vec![0.0f32; x.len()]; 8];
     pool.install(|| {
-        requests
-            .par_iter_mut()
-            .try_for_each(|out| run_plan(&plan, view, view, view, ViewMut::new(out, Layout::Bhsd, SIZES)?))
+        requests.par_iter_mut().try_for_each(|out| {
+            Runner::new().forward_planned(&plan, view, view, view, ViewMut::new(out, Layout::Bhsd, SIZES)?)
+        })
     })?;
 
     // On this thread alone, with scratch that is kept: nothing is allocated from the second call on.
     let (mut alone, mut kept) = (vec![0.0f32; x.len()], [Workspace::new()]);
+    let mut runner = Runner::new().workspaces(&mut kept);
     for _ in 0..2 {
-        run_plan_in(&mut kept, &plan, view, view, view, ViewMut::new(&mut alone, Layout::Bhsd, SIZES)?)?;
+        runner.forward_planned(&plan, view, view, view, ViewMut::new(&mut alone, Layout::Bhsd, SIZES)?)?;
     }
 
     // On at most two threads of the pool.
     let mut two = vec![0.0f32; x.len()];
-    pool.install(|| run_plan_on(2, &plan, view, view, view, ViewMut::new(&mut two, Layout::Bhsd, SIZES)?))?;
+    let to = ViewMut::new(&mut two, Layout::Bhsd, SIZES)?;
+    pool.install(|| Runner::new().threads(2).forward_planned(&plan, view, view, view, to))?;
 
     for (name, out) in [("in requests", &requests[7]), ("alone", &alone), ("on two threads", &two)] {
         let same = out.iter().zip(&spread).all(|(a, b)| a.to_bits() == b.to_bits());

@@ -22,15 +22,15 @@
 //! ```
 
 mod module;
-mod run;
+mod runner;
+mod scratch;
 mod split;
-mod step;
 mod threads;
+mod worth;
 
 pub use attn_simd::decode::{Queries, Source, Step};
 pub use module::Kernels;
-pub use run::{forward, forward_at, run_plan, run_plan_in, run_plan_on};
-pub use step::{attend_cache, run_step, run_step_on};
+pub use runner::{Runner, attend_cache, forward};
 pub use threads::threads;
 
 // The examples of the pages that people read first are run as tests here, where all engines are at hand.

@@ -5,7 +5,7 @@ use attn_core::module::Engine;
 use attn_core::{Attention, AttnShape, Element, Modifier, Outputs, Result, View};
 use attn_simd::Level;
 
-use crate::run::forward_at;
+use crate::Runner;
 
 /// Runs a module's attention on the threads of the current rayon pool.
 ///
@@ -69,6 +69,6 @@ impl<T: Element<Compute = f32>> Engine<T> for Kernels {
         outputs: Outputs<'_, f32>,
         _: &mut [f32],
     ) -> Result<()> {
-        forward_at(self.level, attn, q, k, v, outputs)
+        Runner::new().level(self.level).forward(attn, q, k, v, outputs)
     }
 }

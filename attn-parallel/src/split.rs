@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use attn_core::{AttnError, Result};
 use attn_simd::decode::{Part, Parts, Split};
 
-use crate::run::Scratch;
+use crate::scratch::Scratch;
 use crate::threads::on_threads;
 
 /// Floats of the states of a round: some thousands of rows, which keep many threads busy between two meetings.

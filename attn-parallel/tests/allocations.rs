@@ -3,7 +3,7 @@
 
 use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, Layout, View, ViewMut};
-use attn_parallel::{Queries, Step, attend_cache, run_step};
+use attn_parallel::{Queries, Runner, Step, attend_cache};
 use attn_simd::{Level, Workspace};
 use peak_alloc::PeakAlloc;
 
@@ -48,7 +48,7 @@ fn a_step_over_a_long_cache_allocates_nothing() {
         if shared {
             let level = Level::detect();
             let step = Step::with_prefix(&attn, q_sizes, Queries::All, prefix, cache, level).unwrap();
-            run_step(&step, q, to).unwrap();
+            Runner::new().attend_cache_planned(&step, q, to).unwrap();
         } else {
             attend_cache(&attn, q, Queries::All, cache, to).unwrap();
         }

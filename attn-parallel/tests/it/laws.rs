@@ -2,7 +2,7 @@
 //! are in `attn_testing::laws`.
 
 use attn_core::Dtype;
-use attn_parallel::{Queries, Step};
+use attn_parallel::{Queries, Runner, Step};
 use attn_simd::Level;
 use attn_testing::{Engine, engine_calls, step_calls};
 
@@ -19,11 +19,11 @@ impl Engine for Parallel {
         dtype != Dtype::F64
     }
     engine_calls!(f32, f16, bf16; |this, call| {
-        attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+        Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs)
     });
     step_calls!(|this, call| {
         let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        attn_parallel::run_step(&step, call.q, call.outputs)
+        Runner::new().attend_cache_planned(&step, call.q, call.outputs)
     });
 }
 

@@ -1,6 +1,7 @@
 //! Scratch that cannot be had is an error, not an abort.
 
 use attn_core::{Attention, AttnError, AttnShape, Layout, Outputs, View, ViewMut};
+use attn_parallel::Runner;
 use attn_simd::{Level, Plan};
 
 #[test]
@@ -24,7 +25,7 @@ fn heads_too_wide_for_any_memory_are_an_error() {
                 };
                 let mut out = vec![7.0f32; 2 * q_len * 8];
                 let to = ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap();
-                let result = attn_parallel::run_plan(&plan, wide(q), wide(k), v, Outputs::new(to));
+                let result = Runner::new().forward_planned(&plan, wide(q), wide(k), v, Outputs::new(to));
                 assert!(matches!(result, Err(AttnError::Memory { .. })), "2^{power} {level:?} {q_len}: {result:?}");
                 assert!(out.iter().all(|&x| x == 7.0), "nothing is written");
             }

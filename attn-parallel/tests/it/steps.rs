@@ -2,8 +2,8 @@
 
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, RingCache};
-use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
-use attn_parallel::{Queries, Step, attend_cache, run_step};
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
+use attn_parallel::{Queries, Runner, Step, attend_cache};
 use attn_simd::{Level, Workspace};
 
 use crate::threads::paint;
@@ -74,7 +74,9 @@ fn the_same_bits_for_one_to_sixteen_threads() {
             Step::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, rows, level).unwrap(),
             Step::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, int8, level).unwrap(),
         ];
-        let of = |step: &Step<'_, '_, '_>| bits(4 * 41, 40, |outputs| run_step(step, q, outputs).unwrap());
+        let of = |step: &Step<'_, '_, '_>| {
+            bits(4 * 41, 40, |outputs| Runner::new().attend_cache_planned(step, q, outputs).unwrap())
+        };
         let want: Vec<_> = steps.iter().map(|step| pool(1).install(|| of(step))).collect();
         assert!(want[0] == want[1] && want[0] != want[2] && want[0] != want[3], "{level:?}");
         for threads in 2..=16 {
@@ -144,7 +146,21 @@ fn long_prompts_are_computed_in_rounds() {
         step.split(q, outputs).unwrap().run(scratch.lines(step.workspace_lines())).unwrap();
     });
     for threads in [2, 5] {
-        let got = pool(threads).install(|| bits(4 * q_len, wide, |outputs| run_step(&step, q, outputs).unwrap()));
+        let got = pool(threads).install(|| {
+            bits(4 * q_len, wide, |outputs| Runner::new().attend_cache_planned(&step, q, outputs).unwrap())
+        });
         assert!(got == alone, "{threads} threads");
     }
+}
+
+#[test]
+fn no_workspace_is_an_error() {
+    let (x, mut out, attn) = ([0.5f32; 8], [7.0f32; 8], Attention::new());
+    let x = View::matrix(&x, 2, 4).unwrap();
+    let cache = CacheView::of_tensors(x, x).unwrap();
+    let mut runner = Runner::new().workspaces(&mut []);
+    let missing = Err(AttnError::TooShort { what: "workspaces", needed: 1, found: 0 });
+    assert_eq!(runner.forward(&attn, x, x, x, ViewMut::matrix(&mut out, 2, 4).unwrap()), missing);
+    assert_eq!(runner.attend_cache(&attn, x, Queries::All, cache, ViewMut::matrix(&mut out, 2, 4).unwrap()), missing);
+    assert_eq!(out, [7.0; 8]);
 }

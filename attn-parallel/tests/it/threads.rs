@@ -1,6 +1,7 @@
 //! The bits of a result do not depend on how many threads there are, nor on whose they are.
 
 use attn_core::{Align, Attention, AttnShape, Documents, Dropout, Layout, Mask, Outputs, View, ViewMut};
+use attn_parallel::Runner;
 use attn_simd::Level;
 
 /// Numbers in −2…2 without a pattern.
@@ -23,15 +24,16 @@ fn bits(attn: &Attention<'_>, shape: AttnShape, level: Level) -> Vec<u32> {
     );
     let (mut out, mut lse) = (vec![f32::NAN; shape.rows() * value_dim], vec![f32::NAN; shape.rows()]);
     let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
-    attn_parallel::forward_at(
-        level,
-        attn,
-        View::new(&q, Layout::Bhsd, [batch, q_heads, q_len, head_dim]).unwrap(),
-        View::new(&k, Layout::Bhsd, [batch, kv_heads, kv_len, head_dim]).unwrap(),
-        View::new(&v, Layout::Bhsd, [batch, kv_heads, kv_len, value_dim]).unwrap(),
-        outputs,
-    )
-    .unwrap();
+    Runner::new()
+        .level(level)
+        .forward(
+            attn,
+            View::new(&q, Layout::Bhsd, [batch, q_heads, q_len, head_dim]).unwrap(),
+            View::new(&k, Layout::Bhsd, [batch, kv_heads, kv_len, head_dim]).unwrap(),
+            View::new(&v, Layout::Bhsd, [batch, kv_heads, kv_len, value_dim]).unwrap(),
+            outputs,
+        )
+        .unwrap();
     out.iter().chain(&lse).map(|x| x.to_bits()).collect()
 }
 

@@ -54,11 +54,11 @@ impl Engine for Parallel {
         dtype != Dtype::F64
     }
     engine_calls!(f32, f16, bf16; |this, call| {
-        attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs)
+        attn_parallel::Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs)
     });
     step_calls!(|this, call| {
         let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        attn_parallel::run_step(&step, call.q, call.outputs)
+        attn_parallel::Runner::new().attend_cache_planned(&step, call.q, call.outputs)
     });
 }
 

@@ -1,6 +1,7 @@
 //! The engines that a random call goes through.
 
 use attn_core::Dtype;
+use attn_parallel::Runner;
 use attn_simd::decode::{Queries, Step};
 use attn_simd::{Level, Workspace};
 use attn_testing::random::{Call, Target};
@@ -61,11 +62,11 @@ impl Engine for Parallel {
         slack(self.0)
     }
     engine_calls!(f32, f16, bf16; |this, call| {
-        this.1.install(|| attn_parallel::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs))
+        this.1.install(|| Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs))
     });
     step_calls!(|this, call| {
         let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        this.1.install(|| attn_parallel::run_step(&step, call.q, call.outputs))
+        this.1.install(|| Runner::new().attend_cache_planned(&step, call.q, call.outputs))
     });
 }
 

@@ -1,0 +1,260 @@
+//! The two verbs, `forward` and `attend_cache`, and the [`Runner`] that says how they run: at which level, on how many
+//! threads, in whose scratch.
+
+use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, Result, View};
+use attn_simd::decode::{Queries, Source, Split, Step};
+use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
+
+use crate::scratch::{Given, Own, Scratch};
+use crate::threads::on_threads;
+use crate::{split, worth};
+
+/// Computes attention on the threads of the current rayon pool, at the best level of this machine (or the one that
+/// `ATTN_LEVEL` names). [`Runner`] sets level, threads and scratch.
+///
+/// Arguments as for [`attn_simd::forward`].
+///
+/// # Errors
+/// Whatever does not fit, before anything is written.
+pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    attn: &Attention<'_, M>,
+    q: View<'_, T>,
+    k: View<'_, T>,
+    v: View<'_, T>,
+    outputs: impl Into<Outputs<'o, O>>,
+) -> Result<()> {
+    Runner::new().forward(attn, q, k, v, outputs)
+}
+
+/// Attends with the last tokens of many sequences to one cache: decode steps and prefill chunks in one call, shared by
+/// the threads of the current rayon pool. [`Runner`] sets level, threads and scratch.
+///
+/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, or
+/// int8 with scales ([`attn_core::int8::QuantizedView`]). Always causal; see [`attn_core::kv_cache`] for the options.
+/// The result has the same bits for every thread count, every layout of the cache and every way to cut the stream into
+/// calls.
+///
+/// ```
+/// use attn_core::kv_cache::AppendCache;
+/// use attn_core::{Attention, Layout, View, ViewMut};
+/// use attn_parallel::{Queries, attend_cache};
+/// // Two sequences of 7 and 4 tokens; the first decodes one token, the second prefills all of its four.
+/// let (mut k, mut v, mut lens) = (vec![0.5f32; 2 * 8 * 16], vec![0.25f32; 2 * 8 * 16], [7, 4]);
+/// let view = |x| ViewMut::new(x, Layout::Bhsd, [2, 1, 8, 16]);
+/// let cache = AppendCache::new(view(&mut k)?, view(&mut v)?, &mut lens)?;
+/// let (q, mut out) = (vec![1.0f32; 5 * 16], vec![0.0f32; 5 * 16]);
+/// let q = View::new(&q, Layout::Bhsd, [1, 1, 5, 16])?;
+/// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 5, 16])?;
+/// attend_cache(&Attention::new(), q, Queries::Packed(&[0, 1, 5]), cache.view(), to)?;
+/// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
+/// # Ok::<(), attn_core::AttnError>(())
+/// ```
+///
+/// # Errors
+/// Whatever does not fit, before anything is written.
+pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    attn: &Attention<'_, M>,
+    q: View<'_, Q>,
+    queries: Queries<'c>,
+    cache: impl Into<Source<'c>>,
+    outputs: impl Into<Outputs<'o, O>>,
+) -> Result<()> {
+    Runner::new().attend_cache(attn, q, queries, cache, outputs)
+}
+
+/// How calls run: at which level, on at most how many threads, in whose scratch. No bit of a result depends on threads
+/// or scratch.
+///
+/// By default a call runs at the best level of this machine, on all threads of the current rayon pool, and each thread
+/// keeps scratch of its own for its next call.
+///
+/// ```
+/// use attn_core::{Attention, AttnShape, Layout, View, ViewMut};
+/// use attn_parallel::Runner;
+/// use attn_simd::{Level, Plan, Workspace};
+/// let sizes = [1, 2, 100, 64];
+/// let (x, mut out) = (vec![0.5f32; 12_800], vec![0.0f32; 12_800]);
+/// let x = View::new(&x, Layout::Bhsd, sizes)?;
+/// let attn = Attention::new();
+///
+/// // At a level of your choice, on at most two threads.
+/// let to = ViewMut::new(&mut out, Layout::Bhsd, sizes)?;
+/// let portable = Level::by_name("portable").expect("every machine has it");
+/// Runner::new().level(portable).threads(2).forward(&attn, x, x, x, to)?;
+///
+/// // A plan that is made once, on this thread only, in scratch that is kept: from the second call on nothing is
+/// // allocated.
+/// let plan = Plan::new(&attn, AttnShape::new(sizes, sizes, sizes)?, Level::detect())?;
+/// let mut kept = [Workspace::new()];
+/// let mut runner = Runner::new().workspaces(&mut kept);
+/// for _ in 0..2 {
+///     runner.forward_planned(&plan, x, x, x, ViewMut::new(&mut out, Layout::Bhsd, sizes)?)?;
+/// }
+/// # Ok::<(), attn_core::AttnError>(())
+/// ```
+///
+/// Another rayon pool than the global one: `pool.install(|| runner.forward(..))`.
+#[derive(Debug)]
+pub struct Runner<'w> {
+    level: Option<Level>,
+    threads: usize,
+    workspaces: Option<&'w mut [Workspace]>,
+}
+
+impl Default for Runner<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'w> Runner<'w> {
+    /// The defaults.
+    pub const fn new() -> Self {
+        Self { level: None, threads: usize::MAX, workspaces: None }
+    }
+
+    /// Runs at this level. (A plan runs at the level that it was made for.)
+    pub const fn level(mut self, level: Level) -> Self {
+        self.level = Some(level);
+        self
+    }
+
+    /// Runs on at most so many threads of the current pool; 0 counts as 1, which is the caller's thread.
+    pub const fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Computes in scratch of the caller's, one workspace for each thread, and on no more threads than there are
+    /// workspaces (none: [`AttnError::TooShort`]). A workspace that is large enough is not allocated again: with one,
+    /// or after a first call, a call allocates nothing but what the pool takes to wake its threads.
+    pub const fn workspaces(mut self, workspaces: &'w mut [Workspace]) -> Self {
+        self.workspaces = Some(workspaces);
+        self
+    }
+
+    /// As [`forward`].
+    ///
+    /// # Errors
+    /// As [`forward`]; [`AttnError::TooShort`] if no workspace was given.
+    pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<()> {
+        let plan = Plan::new(attn, AttnShape::new(q.sizes(), k.sizes(), v.sizes())?, self.level_or_best())?;
+        self.forward_planned(&plan, q, k, v, outputs)
+    }
+
+    /// As [`forward`], by a plan that was made before.
+    ///
+    /// # Errors
+    /// As [`Plan::run`]; [`AttnError::TooShort`] if no workspace was given.
+    pub fn forward_planned<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+        &mut self,
+        plan: &Plan<'_, '_, M>,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<()> {
+        let threads = self.most_threads()?;
+        let work = plan.work(q, k, v, outputs)?;
+        match &mut self.workspaces {
+            None => run_work(&Own, threads, plan, work, size_of::<T>()),
+            Some(given) => run_work(&Given::new(given), threads, plan, work, size_of::<T>()),
+        }
+    }
+
+    /// As [`attend_cache`].
+    ///
+    /// # Errors
+    /// As [`attend_cache`]; [`AttnError::TooShort`] if no workspace was given.
+    pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        q: View<'_, Q>,
+        queries: Queries<'c>,
+        cache: impl Into<Source<'c>>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<()> {
+        let step = Step::new(attn, q.sizes(), queries, cache, self.level_or_best())?;
+        self.attend_cache_planned(&step, q, outputs)
+    }
+
+    /// As [`attend_cache`], by a step that was made before.
+    ///
+    /// ```
+    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::{Attention, View, ViewMut};
+    /// use attn_parallel::{Queries, Runner, Step};
+    /// use attn_simd::Level;
+    /// let (q, kv, mut out) = ([1.0f32; 16], [0.25f32; 7 * 16], [0.0f32; 16]);
+    /// let (q, kv) = (View::matrix(&q, 1, 16)?, View::matrix(&kv, 7, 16)?); // one query, seven tokens
+    /// let attn = Attention::new();
+    /// let step = Step::new(&attn, q.sizes(), Queries::All, CacheView::of_tensors(kv, kv)?, Level::detect())?;
+    /// Runner::new().attend_cache_planned(&step, q, ViewMut::matrix(&mut out, 1, 16)?)?;
+    /// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Step::split`]; [`AttnError::TooShort`] if no workspace was given.
+    pub fn attend_cache_planned<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+        &mut self,
+        step: &Step<'_, '_, '_, M>,
+        q: View<'_, Q>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<()> {
+        let threads = self.most_threads()?;
+        let call = step.split(q, outputs)?;
+        let threads = threads.min(worth::reading_bytes(step.bytes() as f64 * step.passes() as f64));
+        match &mut self.workspaces {
+            None => run_split(&Own, threads, call),
+            Some(given) => run_split(&Given::new(given), threads, call),
+        }
+    }
+
+    fn level_or_best(&self) -> Level {
+        self.level.unwrap_or_else(Level::detect)
+    }
+
+    /// How many threads may work.
+    fn most_threads(&self) -> Result<usize> {
+        match &self.workspaces {
+            None => Ok(self.threads),
+            Some(workspaces) => {
+                AttnError::check_len("workspaces", 1, workspaces.len())?;
+                Ok(self.threads.min(workspaces.len()))
+            }
+        }
+    }
+}
+
+/// Runs what a plan has cut, on at most `threads` threads. The pool is asked for (and started) only if it pays.
+fn run_work<M: Modifier + Sync>(
+    scratch: &impl Scratch,
+    threads: usize,
+    plan: &Plan<'_, '_, M>,
+    work: Work<'_>,
+    element: usize,
+) -> Result<()> {
+    let lines = plan.workspace_lines();
+    match work {
+        Work::Blocks(blocks) => {
+            let useful = worth::in_pool(threads.min(blocks.count()).min(worth::computing(plan.shape())));
+            let blocks = blocks.shared_by(useful);
+            on_threads(useful, &|| scratch.with(lines, &mut |lines| blocks.run(lines)))
+        }
+        Work::Split(call) => run_split(scratch, threads.min(worth::reading(plan.shape(), element)), call),
+    }
+}
+
+/// Runs a decode call on at most `threads` threads.
+fn run_split(scratch: &impl Scratch, threads: usize, call: Split<'_>) -> Result<()> {
+    let useful = threads.min(call.parts_at_most());
+    split::run(call, useful, scratch)
+}
