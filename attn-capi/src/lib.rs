@@ -18,7 +18,7 @@
 //!
 //! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices,
 //! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `partial`
-//! and `plan` are safe code over `attn-parallel`. The header is generated from these files by cbindgen; a test holds the
+//! and `plan` are safe code over `attn-parallel`. cbindgen generates the header from these files; a test holds the
 //! committed one equal to them.
 
 pub mod abi;
