@@ -2,19 +2,19 @@
  *
  * Written by cbindgen from attn-capi/src; do not edit (ATTN_WRITE_HEADER=1 cargo test -p attn-capi --test it header).
  *
- * Set struct_size of each struct to its sizeof, everything else to zero, then what you want. Functions return an
- * AttnStatus; attn_last_error() says what is wrong. No pointer is followed beyond the length beside it. Nothing is
- * copied but tables.
+ * Set struct_size of each struct to its sizeof, set all other fields to zero, then set the fields that you need.
+ * Functions return an AttnStatus; attn_last_error() has the text of an error. No pointer is followed beyond its length.
+ * Only tables are copied.
  *
- * Environment: ATTN_LEVEL=avx2 holds a program to one level (attn_levels() lists them). A level that cannot run is
- * ignored, and a line on stderr says so; attn_level() makes an error of it.
+ * Environment: ATTN_LEVEL=avx2 restricts a program to one level (attn_levels() lists them). A level that cannot run is
+ * ignored, and a line on stderr says so; attn_level() returns it as an error.
  *
- * AMX: Linux lets a process use AMX tiles only after it has asked. Where the machine has tiles, attn_levels(),
- * attn_level() and the first call without AttnOptions.level ask, once per process. From then on Linux refuses small
- * alternate signal stacks to every thread of the process: sigaltstack() fails with ENOMEM below
- * getauxval(AT_MINSIGSTKSZ). 2048 to 11264 bytes are too few, 16384 enough. If a thread has such a stack already, Linux
- * refuses the permission, and avx512 runs. A program that needs small signal stacks never asks: it sets
- * ATTN_LEVEL=avx512 and does not call attn_levels(), or gives AttnOptions.level = "avx512" to every call. */
+ * AMX: Linux lets a process use AMX only after a request. On a machine with AMX, attn_levels(), attn_level() and the
+ * first call without AttnOptions.level make this request, once per process. From then on Linux refuses small alternate
+ * signal stacks to every thread of the process: sigaltstack() fails with ENOMEM below getauxval(AT_MINSIGSTKSZ). 2048
+ * to 11264 bytes are too small, 16384 are enough. If a thread already has a small stack, Linux refuses the request, and
+ * avx512 runs. A program that needs small signal stacks must not make the request: set ATTN_LEVEL=avx512 and do not
+ * call attn_levels(), or set AttnOptions.level = "avx512" in every call. */
 
 #ifndef ATTN_H
 #define ATTN_H
@@ -28,20 +28,20 @@
 
 
 
-// Bytes that hold every text of attn_explain() and attn_plan_explain(), with its closing 0.
+// Bytes that hold any text of attn_explain() and attn_plan_explain(), with its final 0.
 #define ATTN_EXPLAIN_SIZE 512
 
-// What a function reports. Text for people is in attn_last_error().
+// The result of a function. attn_last_error() has the text for people.
 typedef enum AttnStatus {
   // Done.
   ATTN_STATUS_OK = 0,
-  // A pointer is null that must not be.
+  // A pointer is null, and must not be.
   ATTN_STATUS_NULL_POINTER = 1,
-  // A struct's size is impossible, or its tail holds something that this version does not know.
+  // A struct_size is impossible, or a struct sets a field that this version does not know.
   ATTN_STATUS_STRUCT_SIZE = 2,
-  // A pointer is not aligned for what it points to.
+  // A pointer is not aligned for its type.
   ATTN_STATUS_MISALIGNED = 3,
-  // Sizes disagree: between tensors, of a table, in a broadcast, heads that do not divide into groups.
+  // Sizes disagree: of two tensors, of a table, in a broadcast; or q_heads is not a multiple of kv_heads.
   ATTN_STATUS_SHAPE = 4,
   // A buffer is shorter than its shape and strides reach.
   ATTN_STATUS_BOUNDS = 5,
@@ -49,21 +49,21 @@ typedef enum AttnStatus {
   ATTN_STATUS_OVERFLOW = 6,
   // An output shares memory with an input, another output or itself.
   ATTN_STATUS_OVERLAP = 7,
-  // An option has a value without meaning.
+  // An option has a value that is not allowed.
   ATTN_STATUS_OPTION = 8,
-  // A table holds an index that is out of range or out of order, or a boolean tensor a byte above 1.
+  // A table holds an index that is out of range or out of order, or a boolean tensor holds a byte above 1.
   ATTN_STATUS_TABLE = 9,
-  // Valid, but not possible here: a level that this machine lacks, a number type that the kernels do not compute.
+  // Valid, but not supported here: a level that this machine lacks, a dtype that the kernels do not compute.
   ATTN_STATUS_UNSUPPORTED = 10,
-  // The workspace is being used by another thread.
+  // Another call uses the workspace.
   ATTN_STATUS_BUSY = 11,
-  // There is not as much memory as the scratch needs.
+  // The scratch cannot be allocated.
   ATTN_STATUS_OUT_OF_MEMORY = 12,
   // A bug in this library.
   ATTN_STATUS_INTERNAL = 13,
 } AttnStatus;
 
-// What a tensor's elements are.
+// The type of a tensor's elements.
 typedef enum AttnDtype {
   // float
   ATTN_DTYPE_F32 = 1,
@@ -77,15 +77,15 @@ typedef enum AttnDtype {
   ATTN_DTYPE_BOOL = 5,
 } AttnDtype;
 
-// Where query 0 stands among the keys, for causal masks, windows and ALiBi.
+// The key at which query 0 stands, for causal masks, windows and ALiBi.
 typedef enum AttnAlign {
   // Not used: no causal mask, no window.
   ATTN_ALIGN_NONE = 0,
   // At key 0.
   ATTN_ALIGN_TOP_LEFT = 1,
-  // So that the last query stands at the last key: decoding with a cache.
+  // At the key that puts the last query at the last key: decoding with a cache.
   ATTN_ALIGN_BOTTOM_RIGHT = 2,
-  // At the key that the field ..._offset names; may be negative.
+  // At the key in the field ..._offset, which may be negative.
   ATTN_ALIGN_OFFSET = 3,
 } AttnAlign;
 
@@ -99,11 +99,11 @@ typedef enum AttnLayout {
   ATTN_LAYOUT_SBHD = 2,
 } AttnLayout;
 
-// How exact a result has to be where the hardware offers something faster.
+// How exact a result must be if the hardware has a faster way.
 typedef enum AttnPrecision {
   // As exact as f32 arithmetic; halves rounded once.
   ATTN_PRECISION_EXACT = 0,
-  // Within the bound that the documentation states.
+  // Within the documented bound.
   ATTN_PRECISION_FAST = 1,
 } AttnPrecision;
 
@@ -112,9 +112,9 @@ typedef enum AttnCacheKind {
   // k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
   ATTN_CACHE_KIND_APPEND = 0,
   // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
-  // `lens[b]` counts all tokens that have come.
+  // `lens[b]` counts all tokens so far, with the dropped ones.
   ATTN_CACHE_KIND_RING = 1,
-  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
+  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in page block_table[b, t / page_size].
   ATTN_CACHE_KIND_PAGED = 2,
 } AttnCacheKind;
 
@@ -122,22 +122,23 @@ typedef enum AttnCacheKind {
 // workspace of its own.
 typedef struct AttnPlan AttnPlan;
 
-// Scratch for the threads of one call at a time. Belongs to no plan: it grows to what a plan needs.
+// Scratch for the threads of one call at a time. It belongs to no plan, and grows to the size that a plan needs.
 typedef struct AttnWorkspace AttnWorkspace;
 
-// A tensor in the caller's memory. Sizes and strides are of [batch, heads, seq, dim], whatever the order in memory.
+// A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
+// memory.
 typedef struct AttnTensor {
   // sizeof(AttnTensor)
   size_t struct_size;
-  // The buffer. Inputs are only read. May be null if len is 0.
+  // The buffer. Inputs are never written. May be null if len is 0.
   void *data;
-  // Elements from data on that may be touched; nothing beyond ever is.
+  // Elements in the buffer. Nothing beyond them is read or written.
   size_t len;
   // [batch, heads, seq, dim]; masks and biases: [batch, q_heads, q_len, kv_len], where 1 broadcasts.
   size_t shape[4];
-  // In elements; 0 and negative ones are allowed for inputs.
+  // In elements. Inputs may have 0 and negative strides.
   ptrdiff_t strides[4];
-  // Index, from data on, of the element [0, 0, 0, 0].
+  // Index in the buffer of the element [0, 0, 0, 0].
   size_t offset;
   // An AttnDtype.
   uint32_t dtype;
@@ -145,32 +146,31 @@ typedef struct AttnTensor {
   uint32_t reserved;
 } AttnTensor;
 
-// Changes a score; called from several threads at once. A C++ exception that leaves it ends the process.
+// Changes a score. Several threads call it at once. A C++ exception that leaves it ends the process.
 typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
-// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++
+// Returns whether a key that the masks show stays visible (non-zero: yes). Several threads call it at once. A C++
 // exception that leaves it ends the process.
 typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
-// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
-// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (0 and
-// ATTN_UNBOUNDED say nothing), an offset without
-// ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
-// a function.
+// The options of a call: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with
+// scale 1/sqrt(head_dim) and no mask. A key is visible if every mask shows it. A field that would have no effect must
+// be zero (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (ATTN_UNBOUNDED is allowed too),
+// an offset without ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or with dropout_keep,
+// user_data without a function.
 typedef struct AttnOptions {
   // sizeof(AttnOptions)
   size_t struct_size;
-  // Threads to use at most; 0 for all. No bit of the result depends on it.
+  // The most threads to use; 0 for all. No bit of the result depends on it.
   size_t threads;
-  // Forces an instruction-set level by its name (attn_levels()); null for the best of this machine, or the one that
-  // ATTN_LEVEL in the environment names.
+  // The name of an instruction-set level (attn_levels()). Null for the best level of this machine, or the one in the
+  // environment variable ATTN_LEVEL.
   const char *level;
-  // Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
+  // The factor of q.k, if has_scale is not 0; otherwise it is 1/sqrt(head_dim).
   double scale;
   // c * tanh(s / c); 0 for none.
   double softcap;
-  // Divides the finished scores; 0 for none.
+  // Divides the scores after bias, ALiBi and map_score; 0 for none.
   double temperature;
   // Whether scale is given.
   uint32_t has_scale;
@@ -188,7 +188,7 @@ typedef struct AttnOptions {
   size_t window_left;
   // Inclusive distance to the right, or ATTN_UNBOUNDED.
   size_t window_right;
-  // An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
+  // An AttnAlign: prefix-LM. All queries see the keys of the prefix; the other keys are causal.
   uint32_t prefix;
   // Zero.
   uint32_t reserved;
@@ -198,19 +198,19 @@ typedef struct AttnOptions {
   const size_t *prefix_lens;
   // Entries in prefix_lens.
   size_t prefix_lens_len;
-  // Keys from here on are hidden (right padding): one for all, or one per sequence.
+  // Hides the keys from this index on (right padding): one for all, or one per sequence.
   const size_t *kv_lens;
   // Entries in kv_lens.
   size_t kv_lens_len;
-  // Keys before this are hidden (left padding): one for all, or one per sequence.
+  // Hides the keys before this index (left padding): one for all, or one per sequence.
   const size_t *kv_starts;
   // Entries in kv_starts.
   size_t kv_starts_len;
-  // Queries from here on see nothing: one for all, or one per sequence.
+  // Queries from this index on see no key: one for all, or one per sequence.
   const size_t *q_lens;
   // Entries in q_lens.
   size_t q_lens_len;
-  // Packed sequences, end to end: where the queries of each document begin, and where the last one's end.
+  // Packed sequences, end to end: the first query of each document, then the end of the last one.
   const size_t *cu_q;
   // Documents + 1.
   size_t cu_q_len;
@@ -236,7 +236,7 @@ typedef struct AttnOptions {
   size_t block_q;
   // Keys per block; 0 without blocks.
   size_t block_k;
-  // Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
+  // Draft tokens: the index of each query's parent, or -1 for a root. The last tree_len keys are the nodes.
   const ptrdiff_t *tree_parents;
   // Entries in tree_parents: q_len.
   size_t tree_len;
@@ -252,11 +252,11 @@ typedef struct AttnOptions {
   size_t alibi_slopes_len;
   // For ATTN_ALIGN_OFFSET; 0 with any other alignment.
   ptrdiff_t alibi_offset;
-  // An AttnAlign; needed where there are slopes.
+  // An AttnAlign; must be set if there are slopes.
   uint32_t alibi;
   // Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
   float dropout_p;
-  // Seed of the draws; 0 without dropout_p, and beside dropout_keep, which says what is kept.
+  // Seed of the random numbers; 0 without dropout_p, and with dropout_keep.
   uint64_t dropout_seed;
   // Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
   const struct AttnTensor *dropout_keep;
@@ -264,21 +264,21 @@ typedef struct AttnOptions {
   const float *sinks;
   // Entries in sinks: q_heads.
   size_t sinks_len;
-  // Changes each score, after bias and ALiBi; null for none.
+  // Changes each score after bias and ALiBi; null for none.
   AttnMapScore map_score;
   // Hides keys; null for none.
   AttnVisibleIf visible_if;
-  // Handed to map_score and visible_if; null without both.
+  // Passed to map_score and visible_if; null without both.
   void *user_data;
-  // Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at
-  // once, in chunks or token by token; slower for many queries. attn_decode() is always so.
+  // Non-zero: a row has the same bits for any number of queries and keys in the call, so a prompt may be computed at
+  // once, in parts or token by token. Slower for many queries. attn_decode() always has this property.
   uint32_t reproducible;
   // Zero.
   uint32_t reserved_too;
 } AttnOptions;
 
-// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read. A field of
-// another kind of cache than kind names is refused (ATTN_STATUS_OPTION).
+// Keys and values of a batch of sequences, in the caller's memory. Slots without a token are never read. A field that
+// belongs to another kind of cache must be zero (ATTN_STATUS_OPTION).
 typedef struct AttnCache {
   // sizeof(AttnCache)
   size_t struct_size;
@@ -290,31 +290,31 @@ typedef struct AttnCache {
   const struct AttnTensor *k;
   // Values, of the dtype of k.
   const struct AttnTensor *v;
-  // Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens,
-  // write a smaller number (but not to a ring that has dropped any).
+  // Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
+  // forget the last tokens (not in a ring that has dropped tokens).
   size_t *lens;
-  // Entries in lens: sequences.
+  // Entries in lens: one per sequence.
   size_t lens_len;
-  // Rings: tokens that are kept from the beginning.
+  // Rings: the first tokens, which are always kept.
   size_t sinks;
-  // Rings: tokens that are kept from the end, at least 1.
+  // Rings: the last tokens, which are kept; at least 1.
   size_t window;
-  // Pages: [batch, width], row by row; entries behind a sequence's last page are not looked at.
+  // Pages: [batch, width], row by row. Entries after a sequence's last page are not read.
   const int32_t *block_table;
   // Entries in block_table: a multiple of lens_len.
   size_t block_table_len;
 } AttnCache;
 
-// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
-// holds already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already
+// holds their keys. If both tables are null, each row of q, [batch, q_heads, q_len, head_dim], is a query.
 typedef struct AttnQueries {
   // sizeof(AttnQueries)
   size_t struct_size;
-  // Only the first `lens[b]` rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+  // Only the first `lens[b]` rows of sequence b are queries. The other rows have output 0 and lse -inf.
   const size_t *lens;
   // Entries in lens: batch.
   size_t lens_len;
-  // q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at
+  // q and out are [1, q_heads, total, dim], one sequence after the other: sequence b has the rows
   // `cu[b] <= row < cu[b + 1]`.
   const size_t *cu;
   // Entries in cu: batch + 1.
@@ -345,28 +345,28 @@ typedef struct AttnShape {
 extern "C" {
 #endif // __cplusplus
 
-// Version of the library, "major.minor.patch". ATTN_VERSION is the header's.
+// The version of the library, "major.minor.patch". ATTN_VERSION is the version of the header.
 const char *attn_version(void);
 
-// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2
-// avx512". The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another. Asks Linux for
-// the permission to use AMX tiles where there are any (see the top of attn.h).
+// The names of the instruction-set levels of this machine, weakest first, separated by spaces: "portable avx2 avx512".
+// The last one runs, unless ATTN_LEVEL in the environment or AttnOptions.level names another. On a machine with AMX,
+// requests it from Linux (see the top of attn.h).
 const char *attn_levels(void);
 
-// Writes to *name the level that runs where AttnOptions.level is null: a string that lives as long as the program.
-// Where ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or missing here
-// (ATTN_STATUS_UNSUPPORTED) it is refused, and *name stays as it is. Calls do not fail then: the best level runs, and
-// a line on stderr says so, once per process.
+// Writes to *name the level that runs if AttnOptions.level is null: a string that lives as long as the program.
+// Returns an error if ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or that this
+// machine lacks (ATTN_STATUS_UNSUPPORTED); *name does not change then. Other calls do not fail for it: the best level
+// runs, and a line on stderr says so, once per process.
 //
 // The caller vouches for this:
 // name points to a pointer.
 enum AttnStatus attn_level(const char **name);
 
-// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none
-// has. The text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
+// The text of this thread's last error; empty if no call has failed. It names both sizes if two disagree. The next
+// error on the thread changes the text; the pointer is valid as long as the thread lives.
 const char *attn_last_error(void);
 
-// Fills *tensor for a contiguous buffer of batch * heads * seq * dim elements.
+// Fills *tensor to describe a contiguous buffer of batch * heads * seq * dim elements.
 //
 // dtype is an AttnDtype, layout an AttnLayout.
 //
@@ -381,19 +381,18 @@ enum AttnStatus attn_tensor_contiguous(struct AttnTensor *tensor,
                                        size_t seq,
                                        size_t dim);
 
-// Computes attention. options may be null: the textbook formula on all threads.
+// Computes attention. options may be null for the textbook formula on all threads.
 //
 // q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len,
-// value_dim], of one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is
-// null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
-// without gaps.
+// value_dim], all three f32, f16 or bf16; out: [batch, q_heads, q_len, value_dim], f32, f16 or bf16. lse is null (with
+// lse_len 0) or receives the natural logarithm of each row's softmax denominator, contiguous [batch, q_heads, q_len].
 //
-// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. The
-// struct_size of each struct is checked before its other fields, by every function.
+// Nothing is copied. Nothing is written unless all arguments are valid. Many threads may call it at once. Every
+// function checks the struct_size of each struct before its other fields.
 //
 // The caller vouches for this:
-// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody
-// writes to the inputs or touches out and lse during the call.
+// Each pointer is null or points to the stated number of elements, or to a struct of the stated size. During the call
+// nobody writes to the inputs, and nobody reads or writes out and lse.
 enum AttnStatus attn_forward(const struct AttnOptions *options,
                              const struct AttnTensor *q,
                              const struct AttnTensor *k,
@@ -402,17 +401,18 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              float *lse,
                              size_t lse_len);
 
-// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already:
-// decode steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a
-// sequence sees all its tokens, the one before all but the last.
+// Computes attention of the last tokens of a batch of sequences to a cache that already holds their keys and values.
+// One call mixes decode steps and parts of prompts of any lengths. options may be null. Always causal: the last query
+// of a sequence sees all its tokens, the query before it sees all but the last.
 //
-// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype
-// of f32, f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for
-// attn_forward().
+// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries); f32, f16 or bf16, also if the cache has another
+// dtype. queries may be null: then every row is a query. out: the shape of q with value_dim in place of head_dim; f32,
+// f16 or bf16. lse as for attn_forward().
 //
-// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending
-// order. Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on
-// neither the threads, nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+// For the options, each sequence is a call of its own: its queries, and its tokens in the cache in ascending order as
+// kv_len keys. Dropout is refused. If a ring has dropped tokens of a sequence, this sequence may have one query. The
+// bits of a row do not depend on the threads, the kind of cache, the other sequences, or on how the tokens were
+// divided into calls.
 //
 // The caller vouches for this:
 // As for attn_forward; nobody writes to the cache during the call.
@@ -424,27 +424,28 @@ enum AttnStatus attn_decode(const struct AttnOptions *options,
                             float *lse,
                             size_t lse_len);
 
-// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n,
-// head_dim], v_new [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
-// says for each sequence how many of the n are its tokens; the others are padding (not for rings). Nothing is written
-// unless there is room for all: slots, or pages that no other sequence reads. A ring makes room by itself.
+// Appends tokens to every sequence of a cache, and adds their number to its lens. k_new: [batch, kv_heads, n,
+// head_dim], v_new: [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
+// holds for each sequence how many of the n are its tokens; the rest is padding (not for rings). Nothing is written
+// unless all tokens have room: slots, or pages that no other sequence reads. A ring overwrites its oldest tokens.
 //
-// Whoever writes keys and values to their slots otherwise need not call this.
+// Optional: a program may write keys and values to the slots itself.
 //
 // The caller vouches for this:
-// As for attn_forward; nobody else touches the cache during the call.
+// As for attn_forward; nobody else reads or writes the cache during the call.
 enum AttnStatus attn_cache_append(const struct AttnCache *cache,
                                   const struct AttnTensor *k_new,
                                   const struct AttnTensor *v_new,
                                   const size_t *new_lens,
                                   size_t new_lens_len);
 
-// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors
-// are f32 and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger
-// part each; the lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part.
-// (attn_plan_partial() keeps maximum and sum apart and has none of that.) The lses are [batch, heads, seq] without
-// gaps, lse_len each. Sinks count once: give them to one of the calls only.
+// Merges attention of the same queries over two disjoint sets of keys. out and lse are results of attn_forward() or
+// attn_decode() over the first set, other and other_lse over the second; out and lse become the results over both.
+//
+// Both tensors are f32. Each merge rounds an output about three times more, each time by 2^-24 of the larger part. The
+// lse is rounded to f32, which adds a relative error of 2^-24 times its size to the weight of a part.
+// (attn_plan_partial() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
+// with lse_len numbers. Pass sinks to only one of the calls, because they count once.
 //
 // The caller vouches for this:
 // As for attn_forward.
@@ -454,12 +455,12 @@ enum AttnStatus attn_merge_states(const struct AttnTensor *out,
                                   const float *other_lse,
                                   size_t lse_len);
 
-// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype:
-// level, tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+// Describes the kernel that would run for these options (may be null), sizes and AttnDtype: level, tile sizes,
+// scratch. Writes the description to text, a buffer of text_size bytes; ATTN_EXPLAIN_SIZE bytes are always enough.
 //
-// What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
-// attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
-// after any other error, nothing is written.)
+// A longer text is cut: the buffer receives its beginning and a final 0, the status is ATTN_STATUS_BOUNDS, and
+// attn_last_error() has the number of bytes needed. (This is the only error that writes. With text_size 0 nothing is
+// written.)
 //
 // The caller vouches for this:
 // As for attn_forward; text points to text_size bytes.
@@ -469,11 +470,11 @@ enum AttnStatus attn_explain(const struct AttnOptions *options,
                              char *text,
                              size_t text_size);
 
-// Makes a plan: options (may be null) and sizes, checked once, and the choice of kernel.
+// Creates a plan: checks options (may be null) and sizes once, and chooses the kernel.
 //
 // Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep,
-// bias), the functions and their user_data are not: they stay with the caller, must live as long as the plan is run,
-// and are read anew by each run. Destroy the plan with attn_plan_destroy().
+// bias), the functions and their user_data are not copied: each run reads them again, so they must live as long as the
+// plan is run. Destroy the plan with attn_plan_destroy().
 //
 // The caller vouches for this:
 // As for attn_forward; plan points to a pointer.
@@ -487,17 +488,17 @@ enum AttnStatus attn_plan_create(const struct AttnOptions *options,
 // plan came from attn_plan_create(); bytes points to a size_t.
 enum AttnStatus attn_plan_workspace_bytes(const struct AttnPlan *plan, size_t *bytes);
 
-// As attn_explain(), for a plan; a text that does not fit is cut likewise.
+// As attn_explain(), for a plan. A longer text is cut in the same way.
 //
 // The caller vouches for this:
 // plan came from attn_plan_create(); text points to text_size bytes.
 enum AttnStatus attn_plan_explain(const struct AttnPlan *plan, uint32_t dtype, char *text, size_t text_size);
 
-// Runs a plan on tensors of the sizes that it was made for; see attn_forward().
+// Runs a plan on tensors of the plan's sizes; see attn_forward().
 //
-// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says
-// how many there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is
-// fewer; with one thread nothing is allocated. A workspace serves one call at a time; a second one gets
+// workspace may be null: then AttnOptions.threads is the number of threads, and each uses scratch that this library
+// keeps for it. With a workspace, the number of threads is that of the workspace, or AttnOptions.threads if that is
+// smaller; with one thread nothing is allocated. A workspace serves one call at a time; a second call returns
 // ATTN_STATUS_BUSY.
 //
 // The caller vouches for this:
@@ -511,22 +512,23 @@ enum AttnStatus attn_plan_run(const struct AttnPlan *plan,
                               float *lse,
                               size_t lse_len);
 
-// Numbers in the rows that attn_plan_partial() writes: batch * q_heads * q_len * (2 + value_dim).
+// The length of the states that attn_plan_partial() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
 //
 // The caller vouches for this:
 // plan came from attn_plan_create(); len points to a size_t.
 enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
 
-// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys
-// from first on, [batch, kv_heads, n, ...] with first + n <= kv_len (ATTN_STATUS_TABLE beyond); masks, biases and
-// positions mean what they mean for the whole. Leaves behind a row of max, sum and value_dim undivided sums for each
-// query, [batch, q_heads, q_len] of them, rows_len numbers in all. Rows may be sent as they are between machines of
-// one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
-// dtype, q may have another.
+// Attends to a part of a plan's keys, for example in one of several processes or machines. k and v hold n keys that
+// begin at key first: [batch, kv_heads, n, ...] with first + n <= kv_len (else ATTN_STATUS_TABLE). Masks, biases and
+// positions count from the first key of the whole. k and v share a dtype; q may have another.
 //
-// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin
-// at multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with
-// AttnOptions.reproducible.
+// Writes a state for each query to rows, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
+// undivided sums; rows_len floats in all. States may be sent between machines of the same byte order.
+// attn_merge_partials() merges them in any order, and attn_plan_finish() makes the result of them.
+//
+// Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If parts
+// begin at multiples of 512 keys and are merged as a tree of neighbours, the result has the bits of the whole call
+// with AttnOptions.reproducible.
 //
 // The caller vouches for this:
 // As for attn_plan_run.
@@ -539,18 +541,17 @@ enum AttnStatus attn_plan_partial(const struct AttnPlan *plan,
                                   float *rows,
                                   size_t rows_len);
 
-// Joins rows over some keys with rows over others, in f32: rows become those over both. Both hold len numbers, rows of
-// 2 + value_dim each. A row that has seen nothing changes no bit of the other.
+// Merges states over disjoint sets of keys, in f32: rows become the states over both sets. Both arrays hold len
+// floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
 //
 // The caller vouches for this:
-// rows and others point to len numbers each; nobody else touches rows during the call.
+// rows and others point to len floats each; nobody else reads or writes rows during the call.
 enum AttnStatus attn_merge_partials(float *rows, const float *others, size_t len, size_t value_dim);
 
-// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run()
-// does.
+// Makes the result of merged states: adds the sinks, divides, and writes out and lse as attn_plan_run() does.
 //
 // The caller vouches for this:
-// As for attn_plan_run; rows points to rows_len numbers.
+// As for attn_plan_run; rows points to rows_len floats.
 enum AttnStatus attn_plan_finish(const struct AttnPlan *plan,
                                  const float *rows,
                                  size_t rows_len,
@@ -561,17 +562,17 @@ enum AttnStatus attn_plan_finish(const struct AttnPlan *plan,
 // Frees a plan; null is ignored.
 //
 // The caller vouches for this:
-// plan came from attn_plan_create(), was not destroyed before, and does not run.
+// plan came from attn_plan_create(), was not destroyed before, and no call uses it.
 void attn_plan_destroy(struct AttnPlan *plan);
 
-// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it
-// large enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
+// Creates a workspace: scratch for a number of threads (0 for all), large enough for plan. plan may be null: then the
+// first run allocates the scratch. A workspace may serve other plans too. Destroy it with attn_workspace_destroy().
 //
 // The caller vouches for this:
 // plan is null or came from attn_plan_create(); workspace points to a pointer.
 enum AttnStatus attn_workspace_create(const struct AttnPlan *plan, size_t threads, struct AttnWorkspace **workspace);
 
-// Bytes that a workspace holds.
+// The bytes that a workspace holds. ATTN_STATUS_BUSY if a call uses it.
 //
 // The caller vouches for this:
 // workspace came from attn_workspace_create(); bytes points to a size_t.
@@ -580,7 +581,7 @@ enum AttnStatus attn_workspace_bytes(const struct AttnWorkspace *workspace, size
 // Frees a workspace; null is ignored.
 //
 // The caller vouches for this:
-// workspace came from attn_workspace_create(), was not destroyed before, and is not used by a call.
+// workspace came from attn_workspace_create(), was not destroyed before, and no call uses it.
 void attn_workspace_destroy(struct AttnWorkspace *workspace);
 
 #ifdef __cplusplus

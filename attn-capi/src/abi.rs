@@ -1,7 +1,7 @@
 //! The functions of `attn.h`.
 //!
-//! Each hands the caller's pointers to `raw`, which checks them; everything behind that is safe code. No panic leaves
-//! through here, and no lock is held between calls.
+//! Each function passes the caller's pointers to `raw`, which checks them; everything after that is safe code. No panic
+//! leaves a function, and no lock is held between calls.
 
 #![allow(unsafe_code, reason = "the leaf: the functions that C calls")]
 
@@ -20,7 +20,7 @@ use crate::raw::{self, Copies};
 use crate::tensor::{self, Extents};
 use crate::types::{AttnCache, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 
-/// Version of the library, "major.minor.patch". ATTN_VERSION is the header's.
+/// The version of the library, "major.minor.patch". ATTN_VERSION is the version of the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn attn_version() -> *const c_char {
     const VERSION: &core::ffi::CStr =
@@ -31,9 +31,9 @@ pub extern "C" fn attn_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Names of the instruction-set levels that this machine has, weakest first, with a space between: "portable avx2
-/// avx512". The last one runs unless ATTN_LEVEL in the environment or AttnOptions.level names another. Asks Linux for
-/// the permission to use AMX tiles where there are any (see the top of attn.h).
+/// The names of the instruction-set levels of this machine, weakest first, separated by spaces: "portable avx2 avx512".
+/// The last one runs, unless ATTN_LEVEL in the environment or AttnOptions.level names another. On a machine with AMX,
+/// requests it from Linux (see the top of attn.h).
 #[unsafe(no_mangle)]
 pub extern "C" fn attn_levels() -> *const c_char {
     static NAMES: OnceLock<CString> = OnceLock::new();
@@ -44,10 +44,10 @@ pub extern "C" fn attn_levels() -> *const c_char {
     NAMES.get_or_init(names).as_ptr()
 }
 
-/// Writes to *name the level that runs where AttnOptions.level is null: a string that lives as long as the program.
-/// Where ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or missing here
-/// (ATTN_STATUS_UNSUPPORTED) it is refused, and *name stays as it is. Calls do not fail then: the best level runs, and
-/// a line on stderr says so, once per process.
+/// Writes to *name the level that runs if AttnOptions.level is null: a string that lives as long as the program.
+/// Returns an error if ATTN_LEVEL in the environment names a level that is unknown (ATTN_STATUS_OPTION) or that this
+/// machine lacks (ATTN_STATUS_UNSUPPORTED); *name does not change then. Other calls do not fail for it: the best level
+/// runs, and a line on stderr says so, once per process.
 ///
 /// # Safety
 /// name points to a pointer.
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn attn_level(name: *mut *const c_char) -> AttnStatus {
     })
 }
 
-/// What went wrong in the last call of this thread that failed, naming both sizes where two disagree; empty if none
-/// has. The text changes with the next failure on the thread; the pointer stays good for as long as the thread lives.
+/// The text of this thread's last error; empty if no call has failed. It names both sizes if two disagree. The next
+/// error on the thread changes the text; the pointer is valid as long as the thread lives.
 #[unsafe(no_mangle)]
 pub extern "C" fn attn_last_error() -> *const c_char {
     last()
 }
 
-/// Fills *tensor for a contiguous buffer of batch * heads * seq * dim elements.
+/// Fills *tensor to describe a contiguous buffer of batch * heads * seq * dim elements.
 ///
 /// dtype is an AttnDtype, layout an AttnLayout.
 ///
@@ -99,19 +99,18 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
     })
 }
 
-/// Computes attention. options may be null: the textbook formula on all threads.
+/// Computes attention. options may be null for the textbook formula on all threads.
 ///
 /// q: [batch, q_heads, q_len, head_dim], k: [batch, kv_heads, kv_len, head_dim], v: [batch, kv_heads, kv_len,
-/// value_dim], of one dtype out of f32, f16, bf16; out: [batch, q_heads, q_len, value_dim], of any of these. lse is
-/// null (with lse_len 0) or takes the natural logarithm of each row's softmax denominator, [batch, q_heads, q_len]
-/// without gaps.
+/// value_dim], all three f32, f16 or bf16; out: [batch, q_heads, q_len, value_dim], f32, f16 or bf16. lse is null (with
+/// lse_len 0) or receives the natural logarithm of each row's softmax denominator, contiguous [batch, q_heads, q_len].
 ///
-/// Nothing is copied. Nothing is written unless all arguments are right. May be called from many threads at once. The
-/// struct_size of each struct is checked before its other fields, by every function.
+/// Nothing is copied. Nothing is written unless all arguments are valid. Many threads may call it at once. Every
+/// function checks the struct_size of each struct before its other fields.
 ///
 /// # Safety
-/// Each pointer that is not null points to as many elements, or to as large a struct, as the argument says. Nobody
-/// writes to the inputs or touches out and lse during the call.
+/// Each pointer is null or points to the stated number of elements, or to a struct of the stated size. During the call
+/// nobody writes to the inputs, and nobody reads or writes out and lse.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_forward(
     options: *const AttnOptions,
@@ -137,17 +136,18 @@ pub unsafe extern "C" fn attn_forward(
     })
 }
 
-/// Computes attention of the last tokens of a batch of sequences to a cache that holds their keys and values already:
-/// decode steps and prefill chunks of any lengths in one call. options may be null. Always causal: the last query of a
-/// sequence sees all its tokens, the one before all but the last.
+/// Computes attention of the last tokens of a batch of sequences to a cache that already holds their keys and values.
+/// One call mixes decode steps and parts of prompts of any lengths. options may be null. Always causal: the last query
+/// of a sequence sees all its tokens, the query before it sees all but the last.
 ///
-/// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries; queries may be null: all rows are), of any dtype
-/// of f32, f16, bf16, which may differ from the cache's; out: as q, with value_dim, of any of these. lse as for
-/// attn_forward().
+/// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries); f32, f16 or bf16, also if the cache has another
+/// dtype. queries may be null: then every row is a query. out: the shape of q with value_dim in place of head_dim; f32,
+/// f16 or bf16. lse as for attn_forward().
 ///
-/// To the options each sequence is a call of its own: its q_len queries, kv_len = its tokens in the cache, in ascending
-/// order. Dropout is refused. A ring that has dropped tokens takes one query per sequence. A row's bits depend on
-/// neither the threads, nor the kind of the cache, nor the other sequences, nor on how the stream was cut into calls.
+/// For the options, each sequence is a call of its own: its queries, and its tokens in the cache in ascending order as
+/// kv_len keys. Dropout is refused. If a ring has dropped tokens of a sequence, this sequence may have one query. The
+/// bits of a row do not depend on the threads, the kind of cache, the other sequences, or on how the tokens were
+/// divided into calls.
 ///
 /// # Safety
 /// As for attn_forward; nobody writes to the cache during the call.
@@ -177,15 +177,15 @@ pub unsafe extern "C" fn attn_decode(
     })
 }
 
-/// Appends tokens to every sequence of a cache, and adds their number to its lens: k_new [batch, kv_heads, n,
-/// head_dim], v_new [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
-/// says for each sequence how many of the n are its tokens; the others are padding (not for rings). Nothing is written
-/// unless there is room for all: slots, or pages that no other sequence reads. A ring makes room by itself.
+/// Appends tokens to every sequence of a cache, and adds their number to its lens. k_new: [batch, kv_heads, n,
+/// head_dim], v_new: [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
+/// holds for each sequence how many of the n are its tokens; the rest is padding (not for rings). Nothing is written
+/// unless all tokens have room: slots, or pages that no other sequence reads. A ring overwrites its oldest tokens.
 ///
-/// Whoever writes keys and values to their slots otherwise need not call this.
+/// Optional: a program may write keys and values to the slots itself.
 ///
 /// # Safety
-/// As for attn_forward; nobody else touches the cache during the call.
+/// As for attn_forward; nobody else reads or writes the cache during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_cache_append(
     cache: *const AttnCache,
@@ -202,12 +202,13 @@ pub unsafe extern "C" fn attn_cache_append(
     })
 }
 
-/// Joins attention over some keys with attention over others, both with the same queries: out and lse are those of
-/// attn_forward() or attn_decode() on the first keys and become those on all, as if the call had been one. Both tensors
-/// are f32 and joined in f32: each join rounds a number of the output some three times more, by 2^-24 of the larger
-/// part each; the lse, itself rounded to f32, adds an error of 2^-24 of its size to the weight of a part.
-/// (attn_plan_partial() keeps maximum and sum apart and has none of that.) The lses are [batch, heads, seq] without
-/// gaps, lse_len each. Sinks count once: give them to one of the calls only.
+/// Merges attention of the same queries over two disjoint sets of keys. out and lse are results of attn_forward() or
+/// attn_decode() over the first set, other and other_lse over the second; out and lse become the results over both.
+///
+/// Both tensors are f32. Each merge rounds an output about three times more, each time by 2^-24 of the larger part. The
+/// lse is rounded to f32, which adds a relative error of 2^-24 times its size to the weight of a part.
+/// (attn_plan_partial() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
+/// with lse_len numbers. Pass sinks to only one of the calls, because they count once.
 ///
 /// # Safety
 /// As for attn_forward.
@@ -229,12 +230,12 @@ pub unsafe extern "C" fn attn_merge_states(
     })
 }
 
-/// Writes to text, which holds text_size bytes, what would run for these options (may be null), sizes and AttnDtype:
-/// level, tile sizes, scratch. ATTN_EXPLAIN_SIZE bytes hold every text.
+/// Describes the kernel that would run for these options (may be null), sizes and AttnDtype: level, tile sizes,
+/// scratch. Writes the description to text, a buffer of text_size bytes; ATTN_EXPLAIN_SIZE bytes are always enough.
 ///
-/// What does not fit is cut: the beginning is written, with a 0 at the end, the status is ATTN_STATUS_BOUNDS, and
-/// attn_last_error() says how many bytes are needed. (The one case in which an error writes. With text_size 0, and
-/// after any other error, nothing is written.)
+/// A longer text is cut: the buffer receives its beginning and a final 0, the status is ATTN_STATUS_BOUNDS, and
+/// attn_last_error() has the number of bytes needed. (This is the only error that writes. With text_size 0 nothing is
+/// written.)
 ///
 /// # Safety
 /// As for attn_forward; text points to text_size bytes.
@@ -261,11 +262,11 @@ pub unsafe extern "C" fn attn_explain(
     })
 }
 
-/// Makes a plan: options (may be null) and sizes, checked once, and the choice of kernel.
+/// Creates a plan: checks options (may be null) and sizes once, and chooses the kernel.
 ///
 /// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep,
-/// bias), the functions and their user_data are not: they stay with the caller, must live as long as the plan is run,
-/// and are read anew by each run. Destroy the plan with attn_plan_destroy().
+/// bias), the functions and their user_data are not copied: each run reads them again, so they must live as long as the
+/// plan is run. Destroy the plan with attn_plan_destroy().
 ///
 /// # Safety
 /// As for attn_forward; plan points to a pointer.
@@ -299,7 +300,7 @@ pub unsafe extern "C" fn attn_plan_workspace_bytes(plan: *const AttnPlan, bytes:
     guard(|| unsafe { raw::store("bytes", bytes, raw::handle("plan", plan)?.workspace_bytes()) })
 }
 
-/// As attn_explain(), for a plan; a text that does not fit is cut likewise.
+/// As attn_explain(), for a plan. A longer text is cut in the same way.
 ///
 /// # Safety
 /// plan came from attn_plan_create(); text points to text_size bytes.
@@ -318,11 +319,11 @@ pub unsafe extern "C" fn attn_plan_explain(
     })
 }
 
-/// Runs a plan on tensors of the sizes that it was made for; see attn_forward().
+/// Runs a plan on tensors of the plan's sizes; see attn_forward().
 ///
-/// workspace may be null: then each thread uses scratch that this library keeps for it, and AttnOptions.threads says
-/// how many there are. With a workspace there are as many threads as it was made for, or AttnOptions.threads if that is
-/// fewer; with one thread nothing is allocated. A workspace serves one call at a time; a second one gets
+/// workspace may be null: then AttnOptions.threads is the number of threads, and each uses scratch that this library
+/// keeps for it. With a workspace, the number of threads is that of the workspace, or AttnOptions.threads if that is
+/// smaller; with one thread nothing is allocated. A workspace serves one call at a time; a second call returns
 /// ATTN_STATUS_BUSY.
 ///
 /// # Safety
@@ -352,7 +353,7 @@ pub unsafe extern "C" fn attn_plan_run(
     })
 }
 
-/// Numbers in the rows that attn_plan_partial() writes: batch * q_heads * q_len * (2 + value_dim).
+/// The length of the states that attn_plan_partial() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
 ///
 /// # Safety
 /// plan came from attn_plan_create(); len points to a size_t.
@@ -362,16 +363,17 @@ pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut 
     guard(|| unsafe { raw::store("len", len, raw::handle("plan", plan)?.partial_len()?) })
 }
 
-/// Attends to some of the keys of a plan: what one of several processes or machines computes. k and v hold the keys
-/// from first on, [batch, kv_heads, n, ...] with first + n <= kv_len (ATTN_STATUS_TABLE beyond); masks, biases and
-/// positions mean what they mean for the whole. Leaves behind a row of max, sum and value_dim undivided sums for each
-/// query, [batch, q_heads, q_len] of them, rows_len numbers in all. Rows may be sent as they are between machines of
-/// one byte order, are joined by attn_merge_partials() in any order, and ended by attn_plan_finish(). k and v share a
-/// dtype, q may have another.
+/// Attends to a part of a plan's keys, for example in one of several processes or machines. k and v hold n keys that
+/// begin at key first: [batch, kv_heads, n, ...] with first + n <= kv_len (else ATTN_STATUS_TABLE). Masks, biases and
+/// positions count from the first key of the whole. k and v share a dtype; q may have another.
 ///
-/// Runs on the calling thread, with the first scratch of workspace, or with new one if that is null. Parts that begin
-/// at multiples of 512 keys, joined as a tree of neighbours, give the bits of the whole call with
-/// AttnOptions.reproducible.
+/// Writes a state for each query to rows, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
+/// undivided sums; rows_len floats in all. States may be sent between machines of the same byte order.
+/// attn_merge_partials() merges them in any order, and attn_plan_finish() makes the result of them.
+///
+/// Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If parts
+/// begin at multiples of 512 keys and are merged as a tree of neighbours, the result has the bits of the whole call
+/// with AttnOptions.reproducible.
 ///
 /// # Safety
 /// As for attn_plan_run.
@@ -400,11 +402,11 @@ pub unsafe extern "C" fn attn_plan_partial(
     })
 }
 
-/// Joins rows over some keys with rows over others, in f32: rows become those over both. Both hold len numbers, rows of
-/// 2 + value_dim each. A row that has seen nothing changes no bit of the other.
+/// Merges states over disjoint sets of keys, in f32: rows become the states over both sets. Both arrays hold len
+/// floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
 ///
 /// # Safety
-/// rows and others point to len numbers each; nobody else touches rows during the call.
+/// rows and others point to len floats each; nobody else reads or writes rows during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_merge_partials(
     rows: *mut f32,
@@ -419,11 +421,10 @@ pub unsafe extern "C" fn attn_merge_partials(
     })
 }
 
-/// Ends a call whose parts have been joined: takes the sinks in, divides, and writes out and lse as attn_plan_run()
-/// does.
+/// Makes the result of merged states: adds the sinks, divides, and writes out and lse as attn_plan_run() does.
 ///
 /// # Safety
-/// As for attn_plan_run; rows points to rows_len numbers.
+/// As for attn_plan_run; rows points to rows_len floats.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_plan_finish(
     plan: *const AttnPlan,
@@ -449,15 +450,15 @@ pub unsafe extern "C" fn attn_plan_finish(
 /// Frees a plan; null is ignored.
 ///
 /// # Safety
-/// plan came from attn_plan_create(), was not destroyed before, and does not run.
+/// plan came from attn_plan_create(), was not destroyed before, and no call uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_plan_destroy(plan: *mut AttnPlan) {
     // SAFETY: the caller vouches for the plan.
     guard(|| unsafe { raw::destroy(plan) });
 }
 
-/// Makes scratch for as many threads (0 for all), large enough for plan; plan may be null, then the first run makes it
-/// large enough. It may serve other plans too. Destroy it with attn_workspace_destroy().
+/// Creates a workspace: scratch for a number of threads (0 for all), large enough for plan. plan may be null: then the
+/// first run allocates the scratch. A workspace may serve other plans too. Destroy it with attn_workspace_destroy().
 ///
 /// # Safety
 /// plan is null or came from attn_plan_create(); workspace points to a pointer.
@@ -474,7 +475,7 @@ pub unsafe extern "C" fn attn_workspace_create(
     })
 }
 
-/// Bytes that a workspace holds.
+/// The bytes that a workspace holds. ATTN_STATUS_BUSY if a call uses it.
 ///
 /// # Safety
 /// workspace came from attn_workspace_create(); bytes points to a size_t.
@@ -487,7 +488,7 @@ pub unsafe extern "C" fn attn_workspace_bytes(workspace: *const AttnWorkspace, b
 /// Frees a workspace; null is ignored.
 ///
 /// # Safety
-/// workspace came from attn_workspace_create(), was not destroyed before, and is not used by a call.
+/// workspace came from attn_workspace_create(), was not destroyed before, and no call uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_workspace_destroy(workspace: *mut AttnWorkspace) {
     // SAFETY: the caller vouches for the workspace.

@@ -66,7 +66,7 @@ impl<'a> Tokens<'a> {
             (Input::F32(k), Input::F32(v)) => Ok(Source::F32(self.view(k, v)?)),
             (Input::F16(k), Input::F16(v)) => Ok(Source::F16(self.view(k, v)?)),
             (Input::Bf16(k), Input::Bf16(v)) => Ok(Source::Bf16(self.view(k, v)?)),
-            _ => Err(AttnError::Unsupported { what: "k and v of a cache of different dtypes" }.into()),
+            _ => Err(AttnError::Unsupported { what: "a cache whose k and v have different dtypes" }.into()),
         }
     }
 
@@ -123,7 +123,7 @@ impl<T: Element> Append<'_, T> {
             }
             (Place::Ring { sinks, window }, None) => RingCache::new(k, v, lens, sinks, window)?.insert(k_new, v_new)?,
             (Place::Ring { .. }, Some(_)) => {
-                return Err(AttnError::Unsupported { what: "a ring that takes different numbers of tokens" }.into());
+                return Err(AttnError::Unsupported { what: "new_lens with a ring cache" }.into());
             }
         }
         Ok(())

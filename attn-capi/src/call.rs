@@ -122,7 +122,7 @@ fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, runner: Runner<'_>, call: C
         (Input::F32(q), Input::F32(k), Input::F32(v)) => to_output::<f32, M>(plan, runner, [q, k, v], out, lse),
         (Input::F16(q), Input::F16(k), Input::F16(v)) => to_output::<f16, M>(plan, runner, [q, k, v], out, lse),
         (Input::Bf16(q), Input::Bf16(k), Input::Bf16(v)) => to_output::<bf16, M>(plan, runner, [q, k, v], out, lse),
-        _ => Err(attn_core::AttnError::Unsupported { what: "q, k and v of different dtypes" }.into()),
+        _ => Err(attn_core::AttnError::Unsupported { what: "q, k and v with different dtypes" }.into()),
     }
 }
 

@@ -1,7 +1,8 @@
-//! Errors as C sees them: a status, and a text that the thread keeps.
+//! Errors in C: a status, and a text that the thread keeps.
 //!
-//! The text lies in a fixed buffer of the thread, so that reporting an error allocates nothing, and the pointer to it
-//! stays good for as long as the thread lives. [`guard`] stands at every entry: no panic leaves this library.
+//! Each thread has a fixed buffer for the text, so that reporting an error allocates nothing, and a pointer to it is
+//! valid as long as the thread lives. [`guard`] wraps every function of the header, so that no panic leaves this
+//! library.
 
 use core::cell::Cell;
 use core::ffi::c_char;
@@ -12,40 +13,40 @@ use attn_core::AttnError;
 
 use crate::types::{AttnDtype, AttnStatus};
 
-/// Why an entry point refused.
+/// Why a function refused a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
     /// The engines' own.
     Attn(AttnError),
     /// A pointer that must not be null.
     Null(&'static str),
-    /// A struct whose size cannot be.
+    /// A struct_size that no version has.
     StructSize { what: &'static str, found: usize, known: usize },
-    /// A struct of a newer version, with a field in use that this one does not know.
+    /// A struct of a newer version that sets a field which this version does not know.
     StructTail { what: &'static str, known: usize },
-    /// An address that does not fit the type it points to.
+    /// A pointer that is not aligned for its type.
     Misaligned { what: &'static str, align: usize },
-    /// An output that meets another buffer.
+    /// An output that shares memory with another buffer.
     Overlap { what: &'static str, with: &'static str },
-    /// A number that names nothing.
+    /// A number that is no constant of its enum, or a reserved field that is not zero.
     Unknown { what: &'static str, value: u32 },
-    /// A field that nothing reads unless another one has another value: what was meant is not what would run.
+    /// A field that would have no effect, because another field has the wrong value.
     Idle { what: &'static str, needs: &'static str },
-    /// A number type that does not go there.
+    /// A dtype that is not allowed here.
     Dtype { what: &'static str, wanted: &'static str, value: u32 },
     /// A byte of a boolean tensor that is neither 0 nor 1.
     NotBool { what: &'static str, at: usize, value: u8 },
-    /// A text that is longer than the caller's buffer.
+    /// A text longer than the caller's buffer.
     Text { needed: usize, found: usize },
-    /// A level's name that names none, or none of this machine's.
+    /// A level that does not exist, or that this machine lacks.
     Level(attn_simd::LevelError),
-    /// A workspace in use.
+    /// A workspace that another call uses.
     Busy,
     /// A panic was caught.
     Panic,
 }
 
-/// What everything inside returns.
+/// The result of everything inside.
 pub(crate) type Result<T> = core::result::Result<T, Error>;
 
 impl From<AttnError> for Error {
@@ -90,26 +91,26 @@ impl fmt::Display for Error {
             Self::Attn(error) => error.fmt(f),
             Self::Null(what) => write!(f, "{what} is null"),
             Self::StructSize { what, found, known } => {
-                write!(f, "{what}: struct_size is {found}; this version's struct has {known} bytes")
+                write!(f, "{what}: struct_size is {found}, this version has {known} bytes")
             }
             Self::StructTail { what, known } => {
-                write!(f, "{what}: a field behind byte {known} is set, which this version of the library does not know")
+                write!(f, "{what}: a field after byte {known} is set, and this version of the library does not know it")
             }
             Self::Misaligned { what, align } => write!(f, "{what} is not aligned to {align} bytes"),
             Self::Overlap { what, with } => write!(f, "{what} shares memory with {with}"),
-            Self::Unknown { what, value } => write!(f, "{what} is {value}, which names nothing"),
-            Self::Idle { what, needs } => write!(f, "{what} is set, but nothing reads it: {needs}"),
+            Self::Unknown { what, value } => write!(f, "{what} is {value}, which is not an allowed value"),
+            Self::Idle { what, needs } => write!(f, "{what} is set without effect: {needs}"),
             Self::Dtype { what, wanted, value } => match AttnDtype::of(value) {
-                Some(dtype) => write!(f, "{what}: dtype is {} ({value}), it must be {wanted}", dtype.name()),
-                None => write!(f, "{what}: dtype is {value}, it must be {wanted}"),
+                Some(dtype) => write!(f, "{what}: dtype is {} ({value}), must be {wanted}", dtype.name()),
+                None => write!(f, "{what}: dtype is {value}, must be {wanted}"),
             },
             Self::NotBool { what, at, value } => {
                 write!(f, "{what}: byte {at} is {value}; a boolean tensor holds 0 and 1 only")
             }
             Self::Text { needed, found } => write!(f, "text needs {needed} bytes, text_size is {found}"),
             Self::Level(error) => error.fmt(f),
-            Self::Busy => write!(f, "the workspace is being used by another call"),
-            Self::Panic => write!(f, "internal error: a panic was caught; please report it"),
+            Self::Busy => write!(f, "another call uses the workspace"),
+            Self::Panic => write!(f, "internal error: a panic was caught, please report it"),
         }
     }
 }
@@ -121,12 +122,12 @@ thread_local! {
     static LAST: Cell<[u8; TEXT]> = const { Cell::new([0; TEXT]) };
 }
 
-/// Where this thread's text stands: a string that ends with 0, empty if nothing has failed yet.
+/// This thread's text: a string that ends with 0, empty if no call has failed.
 pub(crate) fn last() -> *const c_char {
     LAST.with(|last| last.as_ptr().cast::<c_char>().cast_const())
 }
 
-/// A text that is cut where the buffer ends.
+/// A text, cut at the end of the buffer.
 struct Cut {
     bytes: [u8; TEXT],
     len: usize,
@@ -144,7 +145,7 @@ impl Write for Cut {
     }
 }
 
-/// Runs an entry point: an error becomes a status and a text, a panic ends here.
+/// Runs a function of the header: an error becomes a status and a text, and a panic is caught.
 pub(crate) fn guard(entry: impl FnOnce() -> Result<()>) -> AttnStatus {
     let error = match catch_unwind(AssertUnwindSafe(entry)) {
         Ok(Ok(())) => return AttnStatus::Ok,

@@ -24,7 +24,7 @@ pub(crate) fn compute(
             (Input::F32(k), Input::F32(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
             (Input::F16(k), Input::F16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
             (Input::Bf16(k), Input::Bf16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
-            _ => Err(AttnError::Unsupported { what: "k and v of different dtypes" }.into()),
+            _ => Err(AttnError::Unsupported { what: "k and v with different dtypes" }.into()),
         }
     })
 }

@@ -1,4 +1,4 @@
-//! Plans and workspaces: what a caller keeps between calls.
+//! Plans and workspaces, which a caller keeps between calls.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -17,7 +17,7 @@ use crate::types::{AttnDtype, AttnOptions};
 /// workspace of its own.
 #[derive(Debug)]
 pub struct AttnPlan {
-    /// Its numbers; its pointers are never followed again.
+    /// Their numbers. Their pointers are never followed again.
     options: AttnOptions,
     kept: Kept,
     nodes: Vec<Option<usize>>,
@@ -49,7 +49,7 @@ impl AttnPlan {
         self.lines * size_of::<Line>()
     }
 
-    /// Computes; `masks` are the tensors that it was made with, as they are now.
+    /// Runs the plan. `masks` are the tensors of its options, read anew.
     pub(crate) fn run(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, call: Call<'_>) -> Result<()> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
@@ -61,7 +61,7 @@ impl AttnPlan {
         run(call::on_threads(self.options.threads).workspaces(&mut scratch))
     }
 
-    /// Numbers that the rows of a part hold.
+    /// Floats in the states of a part.
     pub(crate) fn partial_len(&self) -> Result<usize> {
         Ok(attn_core::partial::len(&self.shape)?)
     }
@@ -80,14 +80,14 @@ impl AttnPlan {
         }
     }
 
-    /// Ends a call whose parts have been merged.
+    /// Makes the result of merged states.
     pub(crate) fn finish(&self, masks: &Masks<'_>, end: Finish<'_>) -> Result<()> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
         partial::finish(attn, self.level, self.shape, end)
     }
 
-    /// What runs.
+    /// Describes the kernel that runs.
     pub(crate) fn explain(&self, masks: &Masks<'_>, dtype: AttnDtype) -> Result<String> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
@@ -95,14 +95,14 @@ impl AttnPlan {
     }
 }
 
-/// Scratch for the threads of one call at a time. Belongs to no plan: it grows to what a plan needs.
+/// Scratch for the threads of one call at a time. It belongs to no plan, and grows to the size that a plan needs.
 #[derive(Debug)]
 pub struct AttnWorkspace {
     scratch: Mutex<Vec<Workspace>>,
 }
 
 impl AttnWorkspace {
-    /// For so many threads (0 for all), and large enough for a plan.
+    /// Scratch for so many threads (0 for all), large enough for a plan.
     pub(crate) fn new(plan: Option<&AttnPlan>, threads: usize) -> Result<Self> {
         let all = attn_parallel::threads().max(1); // more could never work at once
         let count = if threads == 0 { all } else { threads.min(all) };
@@ -115,7 +115,8 @@ impl AttnWorkspace {
 
     /// Bytes held.
     ///
-    /// Does not wait for a call that uses it, which may be the one that asks, in a function of the caller's.
+    /// Returns `Busy` if a call holds the workspace. It does not wait: that call may be running the caller's function
+    /// that asks.
     pub(crate) fn bytes(&self) -> Result<usize> {
         Ok(self.lock()?.iter().map(Workspace::bytes).sum())
     }

@@ -1,25 +1,25 @@
 //! The structs and constants of `attn.h`: plain data, laid out as C does.
 //!
-//! Each struct begins with its size. What a caller compiled against an older header does not know lies behind the end
-//! of its struct and counts as zero, and zero is always the default: so fields can be added at the end and nothing else
-//! can change. Constants are given as `uint32_t`, never as Rust enums: a C caller may put any number there.
+//! Each struct begins with its size. A caller with an older header passes a shorter struct: the missing fields count as
+//! zero, and zero is always the default. So fields can be added at the end, and nothing else can change. Constants are
+//! `uint32_t`, never Rust enums, because a C caller may pass any number.
 
 use core::ffi::c_char;
 use core::ffi::c_void;
 
-/// What a function reports. Text for people is in attn_last_error().
+/// The result of a function. attn_last_error() has the text for people.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnStatus {
     /// Done.
     Ok = 0,
-    /// A pointer is null that must not be.
+    /// A pointer is null, and must not be.
     NullPointer = 1,
-    /// A struct's size is impossible, or its tail holds something that this version does not know.
+    /// A struct_size is impossible, or a struct sets a field that this version does not know.
     StructSize = 2,
-    /// A pointer is not aligned for what it points to.
+    /// A pointer is not aligned for its type.
     Misaligned = 3,
-    /// Sizes disagree: between tensors, of a table, in a broadcast, heads that do not divide into groups.
+    /// Sizes disagree: of two tensors, of a table, in a broadcast; or q_heads is not a multiple of kv_heads.
     Shape = 4,
     /// A buffer is shorter than its shape and strides reach.
     Bounds = 5,
@@ -27,21 +27,21 @@ pub enum AttnStatus {
     Overflow = 6,
     /// An output shares memory with an input, another output or itself.
     Overlap = 7,
-    /// An option has a value without meaning.
+    /// An option has a value that is not allowed.
     Option = 8,
-    /// A table holds an index that is out of range or out of order, or a boolean tensor a byte above 1.
+    /// A table holds an index that is out of range or out of order, or a boolean tensor holds a byte above 1.
     Table = 9,
-    /// Valid, but not possible here: a level that this machine lacks, a number type that the kernels do not compute.
+    /// Valid, but not supported here: a level that this machine lacks, a dtype that the kernels do not compute.
     Unsupported = 10,
-    /// The workspace is being used by another thread.
+    /// Another call uses the workspace.
     Busy = 11,
-    /// There is not as much memory as the scratch needs.
+    /// The scratch cannot be allocated.
     OutOfMemory = 12,
     /// A bug in this library.
     Internal = 13,
 }
 
-/// What a tensor's elements are.
+/// The type of a tensor's elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnDtype {
@@ -75,7 +75,7 @@ impl AttnDtype {
     }
 }
 
-/// Where query 0 stands among the keys, for causal masks, windows and ALiBi.
+/// The key at which query 0 stands, for causal masks, windows and ALiBi.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnAlign {
@@ -83,19 +83,19 @@ pub enum AttnAlign {
     None = 0,
     /// At key 0.
     TopLeft = 1,
-    /// So that the last query stands at the last key: decoding with a cache.
+    /// At the key that puts the last query at the last key: decoding with a cache.
     BottomRight = 2,
-    /// At the key that the field ..._offset names; may be negative.
+    /// At the key in the field ..._offset, which may be negative.
     Offset = 3,
 }
 
-/// How exact a result has to be where the hardware offers something faster.
+/// How exact a result must be if the hardware has a faster way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnPrecision {
     /// As exact as f32 arithmetic; halves rounded once.
     Exact = 0,
-    /// Within the bound that the documentation states.
+    /// Within the documented bound.
     Fast = 1,
 }
 
@@ -111,27 +111,28 @@ pub enum AttnLayout {
     Sbhd = 2,
 }
 
-/// For window_left and window_right: no bound on that side.
+/// For window_left and window_right: no limit on that side.
 pub const ATTN_UNBOUNDED: usize = usize::MAX;
 
-/// Bytes that hold every text of attn_explain() and attn_plan_explain(), with its closing 0.
+/// Bytes that hold any text of attn_explain() and attn_plan_explain(), with its final 0.
 pub const ATTN_EXPLAIN_SIZE: usize = 512;
 
-/// A tensor in the caller's memory. Sizes and strides are of [batch, heads, seq, dim], whatever the order in memory.
+/// A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
+/// memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnTensor {
     /// sizeof(AttnTensor)
     pub struct_size: usize,
-    /// The buffer. Inputs are only read. May be null if len is 0.
+    /// The buffer. Inputs are never written. May be null if len is 0.
     pub data: *mut c_void,
-    /// Elements from data on that may be touched; nothing beyond ever is.
+    /// Elements in the buffer. Nothing beyond them is read or written.
     pub len: usize,
     /// [batch, heads, seq, dim]; masks and biases: [batch, q_heads, q_len, kv_len], where 1 broadcasts.
     pub shape: [usize; 4],
-    /// In elements; 0 and negative ones are allowed for inputs.
+    /// In elements. Inputs may have 0 and negative strides.
     pub strides: [isize; 4],
-    /// Index, from data on, of the element [0, 0, 0, 0].
+    /// Index in the buffer of the element [0, 0, 0, 0].
     pub offset: usize,
     /// An AttnDtype.
     pub dtype: u32,
@@ -168,14 +169,14 @@ pub enum AttnCacheKind {
     /// k and v are [batch, kv_heads, capacity, dim]; `lens[b]` tokens fill the first slots of sequence b.
     Append = 0,
     /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
-    /// `lens[b]` counts all tokens that have come.
+    /// `lens[b]` counts all tokens so far, with the dropped ones.
     Ring = 1,
-    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b lies in page block_table[b, t / page_size].
+    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in page block_table[b, t / page_size].
     Paged = 2,
 }
 
-/// Keys and values of a batch of sequences, in the caller's memory. Slots that hold no token are never read. A field of
-/// another kind of cache than kind names is refused (ATTN_STATUS_OPTION).
+/// Keys and values of a batch of sequences, in the caller's memory. Slots without a token are never read. A field that
+/// belongs to another kind of cache must be zero (ATTN_STATUS_OPTION).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnCache {
@@ -189,40 +190,40 @@ pub struct AttnCache {
     pub k: *const AttnTensor,
     /// Values, of the dtype of k.
     pub v: *const AttnTensor,
-    /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() adds to them. To forget the last tokens,
-    /// write a smaller number (but not to a ring that has dropped any).
+    /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
+    /// forget the last tokens (not in a ring that has dropped tokens).
     pub lens: *mut usize,
-    /// Entries in lens: sequences.
+    /// Entries in lens: one per sequence.
     pub lens_len: usize,
-    /// Rings: tokens that are kept from the beginning.
+    /// Rings: the first tokens, which are always kept.
     pub sinks: usize,
-    /// Rings: tokens that are kept from the end, at least 1.
+    /// Rings: the last tokens, which are kept; at least 1.
     pub window: usize,
-    /// Pages: [batch, width], row by row; entries behind a sequence's last page are not looked at.
+    /// Pages: [batch, width], row by row. Entries after a sequence's last page are not read.
     pub block_table: *const i32,
     /// Entries in block_table: a multiple of lens_len.
     pub block_table_len: usize,
 }
 
-/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
-/// holds already. With both tables null each row of q, [batch, q_heads, q_len, head_dim], is a query.
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already
+/// holds their keys. If both tables are null, each row of q, [batch, q_heads, q_len, head_dim], is a query.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnQueries {
     /// sizeof(AttnQueries)
     pub struct_size: usize,
-    /// Only the first `lens[b]` rows of sequence b are queries; the outputs of the others are 0, their lse -inf.
+    /// Only the first `lens[b]` rows of sequence b are queries. The other rows have output 0 and lse -inf.
     pub lens: *const usize,
     /// Entries in lens: batch.
     pub lens_len: usize,
-    /// q and out are [1, q_heads, total, dim], sequences one after the other: sequence b is at
+    /// q and out are [1, q_heads, total, dim], one sequence after the other: sequence b has the rows
     /// `cu[b] <= row < cu[b + 1]`.
     pub cu: *const usize,
     /// Entries in cu: batch + 1.
     pub cu_len: usize,
 }
 
-/// Changes a score; called from several threads at once. A C++ exception that leaves it ends the process.
+/// Changes a score. Several threads call it at once. A C++ exception that leaves it ends the process.
 pub type AttnMapScore = Option<
     extern "C-unwind" fn(
         score: f64,
@@ -234,32 +235,31 @@ pub type AttnMapScore = Option<
     ) -> f64,
 >;
 
-/// Says whether a key that the masks show stays visible (non-zero: yes); called from several threads at once. A C++
+/// Returns whether a key that the masks show stays visible (non-zero: yes). Several threads call it at once. A C++
 /// exception that leaves it ends the process.
 pub type AttnVisibleIf =
     Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
-/// What to compute: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with scale
-/// 1/sqrt(head_dim) and nothing masked. A key is visible when every mask shows it. A field that nothing would read is
-/// refused (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (0 and
-/// ATTN_UNBOUNDED say nothing), an offset without
-/// ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or beside dropout_keep, user_data without
-/// a function.
+/// The options of a call: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with
+/// scale 1/sqrt(head_dim) and no mask. A key is visible if every mask shows it. A field that would have no effect must
+/// be zero (ATTN_STATUS_OPTION): scale without has_scale, window_left without window (ATTN_UNBOUNDED is allowed too),
+/// an offset without ATTN_ALIGN_OFFSET, block_q without blocks, dropout_seed without dropout_p or with dropout_keep,
+/// user_data without a function.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnOptions {
     /// sizeof(AttnOptions)
     pub struct_size: usize,
-    /// Threads to use at most; 0 for all. No bit of the result depends on it.
+    /// The most threads to use; 0 for all. No bit of the result depends on it.
     pub threads: usize,
-    /// Forces an instruction-set level by its name (attn_levels()); null for the best of this machine, or the one that
-    /// ATTN_LEVEL in the environment names.
+    /// The name of an instruction-set level (attn_levels()). Null for the best level of this machine, or the one in the
+    /// environment variable ATTN_LEVEL.
     pub level: *const c_char,
-    /// Multiplies q.k, if has_scale is not 0; otherwise 1/sqrt(head_dim).
+    /// The factor of q.k, if has_scale is not 0; otherwise it is 1/sqrt(head_dim).
     pub scale: f64,
     /// c * tanh(s / c); 0 for none.
     pub softcap: f64,
-    /// Divides the finished scores; 0 for none.
+    /// Divides the scores after bias, ALiBi and map_score; 0 for none.
     pub temperature: f64,
     /// Whether scale is given.
     pub has_scale: u32,
@@ -279,7 +279,7 @@ pub struct AttnOptions {
     /// Inclusive distance to the right, or ATTN_UNBOUNDED.
     pub window_right: usize,
 
-    /// An AttnAlign: prefix-LM; keys below the prefix are visible to all, the others causally.
+    /// An AttnAlign: prefix-LM. All queries see the keys of the prefix; the other keys are causal.
     pub prefix: u32,
     /// Zero.
     pub reserved: u32,
@@ -290,20 +290,20 @@ pub struct AttnOptions {
     /// Entries in prefix_lens.
     pub prefix_lens_len: usize,
 
-    /// Keys from here on are hidden (right padding): one for all, or one per sequence.
+    /// Hides the keys from this index on (right padding): one for all, or one per sequence.
     pub kv_lens: *const usize,
     /// Entries in kv_lens.
     pub kv_lens_len: usize,
-    /// Keys before this are hidden (left padding): one for all, or one per sequence.
+    /// Hides the keys before this index (left padding): one for all, or one per sequence.
     pub kv_starts: *const usize,
     /// Entries in kv_starts.
     pub kv_starts_len: usize,
-    /// Queries from here on see nothing: one for all, or one per sequence.
+    /// Queries from this index on see no key: one for all, or one per sequence.
     pub q_lens: *const usize,
     /// Entries in q_lens.
     pub q_lens_len: usize,
 
-    /// Packed sequences, end to end: where the queries of each document begin, and where the last one's end.
+    /// Packed sequences, end to end: the first query of each document, then the end of the last one.
     pub cu_q: *const usize,
     /// Documents + 1.
     pub cu_q_len: usize,
@@ -331,7 +331,7 @@ pub struct AttnOptions {
     /// Keys per block; 0 without blocks.
     pub block_k: usize,
 
-    /// Draft tokens: for each query its parent's index, or -1 for a root; the last tree_len keys are the nodes.
+    /// Draft tokens: the index of each query's parent, or -1 for a root. The last tree_len keys are the nodes.
     pub tree_parents: *const isize,
     /// Entries in tree_parents: q_len.
     pub tree_len: usize,
@@ -349,12 +349,12 @@ pub struct AttnOptions {
     pub alibi_slopes_len: usize,
     /// For ATTN_ALIGN_OFFSET; 0 with any other alignment.
     pub alibi_offset: isize,
-    /// An AttnAlign; needed where there are slopes.
+    /// An AttnAlign; must be set if there are slopes.
     pub alibi: u32,
 
     /// Probability of dropping a weight after the softmax, 0 <= p < 1; kept weights are divided by 1 - p.
     pub dropout_p: f32,
-    /// Seed of the draws; 0 without dropout_p, and beside dropout_keep, which says what is kept.
+    /// Seed of the random numbers; 0 without dropout_p, and with dropout_keep.
     pub dropout_seed: u64,
     /// Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight.
     pub dropout_keep: *const AttnTensor,
@@ -364,15 +364,15 @@ pub struct AttnOptions {
     /// Entries in sinks: q_heads.
     pub sinks_len: usize,
 
-    /// Changes each score, after bias and ALiBi; null for none.
+    /// Changes each score after bias and ALiBi; null for none.
     pub map_score: AttnMapScore,
     /// Hides keys; null for none.
     pub visible_if: AttnVisibleIf,
-    /// Handed to map_score and visible_if; null without both.
+    /// Passed to map_score and visible_if; null without both.
     pub user_data: *mut c_void,
 
-    /// Not 0: a row's bits do not depend on the number of queries and keys of the call, so that a prompt may come at
-    /// once, in chunks or token by token; slower for many queries. attn_decode() is always so.
+    /// Non-zero: a row has the same bits for any number of queries and keys in the call, so a prompt may be computed at
+    /// once, in parts or token by token. Slower for many queries. attn_decode() always has this property.
     pub reproducible: u32,
     /// Zero.
     pub reserved_too: u32,

@@ -49,7 +49,7 @@ impl<'a, T: Element> Appended<'a, T> {
     /// Refuses what has no meaning together with appended positions.
     pub(crate) fn check<M: Modifier>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
         if self.len() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
-            return Err(AttnError::Unsupported { what: "a dropout mask, which does not reach the appended positions" });
+            return Err(AttnError::Unsupported { what: "a dropout mask with appended keys, which it does not cover" });
         }
         Ok(())
     }

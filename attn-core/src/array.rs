@@ -11,7 +11,7 @@ use crate::error::{AttnError, Result};
 use crate::view::{View, ViewMut};
 
 /// What an array with gaps is told.
-const GAPS: AttnError = AttnError::Unsupported { what: "an array with gaps; see View::of_part" };
+const GAPS: AttnError = AttnError::Unsupported { what: "an array that is not contiguous; see View::of_part" };
 
 /// Sizes, strides, and the index of the first element in the stretch of memory that the elements fill.
 fn axes(shape: &[usize], strides: &[isize]) -> ([usize; 4], [isize; 4], usize) {

@@ -171,6 +171,6 @@ pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Modifier>
     if known {
         Ok(())
     } else {
-        Err(AttnError::Unsupported { what: "the gradient of a score closure without derivative" })
+        Err(AttnError::Unsupported { what: "the gradient of a score function without a derivative" })
     }
 }

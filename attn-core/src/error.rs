@@ -1,18 +1,18 @@
 //! The one error type of every engine.
 //!
-//! Errors come before anything is written to an output. Each variant names the two facts that disagree, and holds no
-//! float and no allocation, so that printing one on a microcontroller does not link float formatting.
+//! An error comes before any output is written. Each variant names the two facts that disagree. It holds no float, so
+//! that printing it on a microcontroller links no float formatting, and it allocates nothing.
 
 use core::fmt;
 
-/// Why an attention call was refused. Nothing has been written to any output when this is returned.
+/// Why an attention call was refused. No output has been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum AttnError {
     /// Two sizes that must be equal are not.
     Size {
-        /// What was checked, for example `"k head_dim against q head_dim"`.
+        /// Which sizes, for example `"k head_dim against q head_dim"`.
         what: &'static str,
         /// The size that was required.
         expected: usize,
@@ -35,9 +35,9 @@ pub enum AttnError {
         /// Elements given.
         found: usize,
     },
-    /// A product of sizes does not fit in `usize`.
+    /// A product or sum of sizes does not fit in `usize`.
     Overflow {
-        /// Which product.
+        /// Which one.
         what: &'static str,
     },
     /// The strides reach below the first element of the buffer.
@@ -74,14 +74,14 @@ pub enum AttnError {
         /// The largest rank accepted.
         max: usize,
     },
-    /// An option has a value without meaning, such as a NaN scale.
+    /// An option has a value that is not allowed, such as a NaN scale.
     Option {
         /// Which option.
         name: &'static str,
-        /// What it must be.
+        /// The values that it may have.
         must: &'static str,
     },
-    /// An index or length from a table points outside of what it indexes.
+    /// An index or length in a table is out of range.
     Index {
         /// Which table.
         what: &'static str,
@@ -89,7 +89,7 @@ pub enum AttnError {
         at: usize,
         /// The value found there (saturated).
         value: usize,
-        /// The first value that is too large.
+        /// The first value that is out of range.
         limit: usize,
     },
     /// A number is larger than another one allows.
@@ -98,10 +98,10 @@ pub enum AttnError {
         what: &'static str,
         /// The number given.
         value: usize,
-        /// The largest that is possible.
+        /// The largest that is allowed.
         most: usize,
     },
-    /// A table that must not decrease does.
+    /// A table decreases, and must not.
     Order {
         /// Which table.
         what: &'static str,
@@ -113,16 +113,16 @@ pub enum AttnError {
         /// How many a mask can hold.
         max: usize,
     },
-    /// There is not as much memory as the scratch of a call needs.
+    /// The scratch of a call cannot be allocated.
     Memory {
-        /// What it was for.
+        /// Which buffer.
         what: &'static str,
-        /// Bytes asked for (saturated).
+        /// Its size in bytes (saturated).
         bytes: usize,
     },
-    /// The options ask for something that this engine does not do.
+    /// This engine does not have a feature that the options need.
     Unsupported {
-        /// What was asked for.
+        /// Which feature.
         what: &'static str,
     },
 }
@@ -153,40 +153,40 @@ impl fmt::Display for AttnError {
         match *self {
             Self::Size { what, expected, found } => write!(f, "{what}: expected {expected}, found {found}"),
             Self::Heads { q_heads, kv_heads } => {
-                write!(f, "{q_heads} query heads do not divide into groups over {kv_heads} key/value heads")
+                write!(f, "q_heads is {q_heads}, which is not a multiple of kv_heads = {kv_heads}")
             }
             Self::TooShort { what, needed, found } => {
-                write!(f, "{what}: needs {needed} elements, the buffer holds {found}")
+                write!(f, "{what}: {needed} elements are needed, {found} were given")
             }
-            Self::Overflow { what } => write!(f, "{what}: the product of its sizes overflows"),
+            Self::Overflow { what } => write!(f, "{what}: the size overflows"),
             Self::Underflow { what } => {
-                write!(f, "{what}: its strides reach below the start of the buffer")
+                write!(f, "{what}: the strides reach below the start of the buffer")
             }
             Self::Overlap { what, size, stride } => {
-                write!(f, "{what}: elements share memory (an axis of size {size} with stride {stride})")
+                write!(f, "{what}: two elements share memory (axis of size {size}, stride {stride})")
             }
             Self::Broadcast { what, axis, found, expected } => {
                 write!(f, "{what}: axis {axis} has size {found}, which does not broadcast to {expected}")
             }
             Self::Rank { what, found, max } => {
-                write!(f, "{what}: rank {found}, at most {max} is accepted")
+                write!(f, "{what} has {found} axes, at most {max} are allowed")
             }
             Self::Option { name, must } => write!(f, "{name} must be {must}"),
             Self::Index { what, at, value, limit } => {
                 match value {
-                    // What was negative, or wider than a size.
+                    // The number was negative, or does not fit in `usize`.
                     usize::MAX => write!(f, "{what}[{at}] is out of range, ")?,
                     _ => write!(f, "{what}[{at}] is {value}, ")?,
                 }
                 match limit.checked_sub(1) {
-                    Some(most) => write!(f, "at most {most} is possible"),
-                    None => f.write_str("where nothing is possible"),
+                    Some(most) => write!(f, "at most {most} is allowed"),
+                    None => f.write_str("but there is nothing to index"),
                 }
             }
-            Self::Beyond { what, value, most } => write!(f, "{what} is {value}, at most {most} is possible"),
+            Self::Beyond { what, value, most } => write!(f, "{what} is {value}, at most {most} is allowed"),
             Self::Order { what, at } => write!(f, "{what}[{at}] is less than the entry before it"),
             Self::MaskTerms { max } => write!(f, "a mask holds at most {max} terms"),
-            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes of memory are not to be had"),
+            Self::Memory { what, bytes } => write!(f, "{what}: cannot allocate {bytes} bytes"),
             Self::Unsupported { what } => write!(f, "not supported: {what}"),
         }
     }
@@ -205,18 +205,18 @@ mod tests {
         let sizes = [2, 1, 90, 4];
         let shape = AttnShape::new(sizes, sizes, sizes).unwrap();
         let text = |mask: Mask<'_>| Attention::new().mask(mask).check(&shape).unwrap_err().to_string();
-        assert_eq!(text(Mask::kv_lens(&[90, 91])), "kv_lens[1] is 91, at most 90 is possible");
+        assert_eq!(text(Mask::kv_lens(&[90, 91])), "kv_lens[1] is 91, at most 90 is allowed");
         let documents = Documents::new(&[0, 90], &[0, 91]);
-        assert_eq!(text(Mask::documents(documents)), "cu_k[1] is 91, at most 90 is possible");
+        assert_eq!(text(Mask::documents(documents)), "cu_k[1] is 91, at most 90 is allowed");
         let mut parents = [None; 90];
         (parents[0], parents[2]) = (Some(0), Some(1));
         let first = text(Mask::tree(Tree { parents: &parents }));
-        assert_eq!(first, "tree parents[0] is 0, where nothing is possible");
+        assert_eq!(first, "tree parents[0] is 0, but there is nothing to index");
         parents[0] = None;
         parents[2] = Some(2);
-        assert_eq!(text(Mask::tree(Tree { parents: &parents })), "tree parents[2] is 2, at most 1 is possible");
+        assert_eq!(text(Mask::tree(Tree { parents: &parents })), "tree parents[2] is 2, at most 1 is allowed");
         let negative = AttnError::Index { what: "block_table", at: 3, value: usize::MAX, limit: 3 };
-        assert_eq!(negative.to_string(), "block_table[3] is out of range, at most 2 is possible");
+        assert_eq!(negative.to_string(), "block_table[3] is out of range, at most 2 is allowed");
     }
 
     #[test]
@@ -224,10 +224,10 @@ mod tests {
         let mut data = [0.0f32; 24];
         let sizes = [1, 2, 3, 5];
         let text = View::new(&data, Layout::Bhsd, sizes).unwrap_err().to_string();
-        assert_eq!(text, "view: needs 30 elements, the buffer holds 24");
+        assert_eq!(text, "view: 30 elements are needed, 24 were given");
         let text = ViewMut::new(&mut data, Layout::Bhsd, sizes).err().map(|e| e.to_string());
-        assert_eq!(text.as_deref(), Some("output view: needs 30 elements, the buffer holds 24"));
+        assert_eq!(text.as_deref(), Some("output view: 30 elements are needed, 24 were given"));
         let text = ViewMut::strided(&mut data, [1, 1, 2, 1], [0, 0, -1, 1], 0).err().map(|e| e.to_string());
-        assert_eq!(text.as_deref(), Some("output view: its strides reach below the start of the buffer"));
+        assert_eq!(text.as_deref(), Some("output view: the strides reach below the start of the buffer"));
     }
 }

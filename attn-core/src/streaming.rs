@@ -90,7 +90,7 @@ fn check<'x, O: Element>(
 ) -> Result<&'x mut [O::Compute]> {
     outputs.check(shape)?;
     if outputs.weights.is_some() {
-        return Err(AttnError::Unsupported { what: "the full weights from the streaming engine" });
+        return Err(AttnError::Unsupported { what: "weights as an output of the streaming engine" });
     }
     AttnError::check_len("streaming scratch", scratch_len(shape), scratch.len())?;
     Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())

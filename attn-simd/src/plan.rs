@@ -191,7 +191,7 @@ impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
         let outputs = outputs.into();
         outputs.check(&shape)?;
         if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
+            return Err(AttnError::Unsupported { what: "weights as an output of the kernels" });
         }
         if self.kernel == Kernel::Decode {
             return Ok(Work::Split(decode::split(

@@ -101,7 +101,7 @@ pub(crate) unsafe fn decode<'a>(
                 (Some(lens), None) => Queries::First(lens),
                 (None, Some(cu)) => Queries::Packed(cu),
                 (Some(_), Some(_)) => {
-                    return Err(AttnError::Option { name: "AttnQueries.lens", must: "null where cu is given" }.into());
+                    return Err(AttnError::Option { name: "AttnQueries.lens", must: "null if cu is given" }.into());
                 }
             }
         };
@@ -139,7 +139,7 @@ pub(crate) unsafe fn append<'a>(
             (AttnDtype::F32, AttnDtype::F32, [Input::F32(k_new), Input::F32(v_new)]) => of!(F32, [k_new, v_new]),
             (AttnDtype::F16, AttnDtype::F16, [Input::F16(k_new), Input::F16(v_new)]) => of!(F16, [k_new, v_new]),
             (AttnDtype::Bf16, AttnDtype::Bf16, [Input::Bf16(k_new), Input::Bf16(v_new)]) => of!(Bf16, [k_new, v_new]),
-            _ => Err(AttnError::Unsupported { what: "k, v, k_new and v_new of different dtypes" }.into()),
+            _ => Err(AttnError::Unsupported { what: "k, v, k_new and v_new with different dtypes" }.into()),
         }
     }
 }

@@ -277,7 +277,7 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(Shape, &["lens", "2", "1"], |cache, _, _| (cache.lens, cache.lens_len) = (short.as_ptr().cast_mut(), 1));
     refuses(Overflow, &["lens"], |cache, _, _| cache.lens_len = usize::MAX);
     refuses(Misaligned, &["lens"], |cache, _, _| cache.lens = cache.lens.wrapping_byte_add(1));
-    refuses(Option, &["null where cu"], |_, queries, _| (queries.cu, queries.cu_len) = (six.as_ptr(), 3));
+    refuses(Option, &["null if cu"], |_, queries, _| (queries.cu, queries.cu_len) = (six.as_ptr(), 3));
     refuses(Table, &["cached tokens"], |cache, _, _| cache.lens = [2usize, 2].as_ptr().cast_mut());
     refuses(Table, &["q_lens"], |_, queries, _| queries.lens = [4usize, 1].as_ptr());
     refuses(Overlap, &["out", "cache"], |cache, _, a| a.out = Some(c::borrowed(cache.k)));

@@ -73,12 +73,12 @@ fn null_is_refused_wherever_something_is_needed() {
 
 #[test]
 fn lengths_bound_every_access() {
-    refuses(AttnStatus::Bounds, &["q: needs 48", "holds 47"], |case| case.q.len = 47);
-    refuses(AttnStatus::Bounds, &["v: needs 40", "holds 39"], |case| case.v.len = 39);
-    refuses(AttnStatus::Bounds, &["out: needs 48", "holds 0"], |case| case.out.len = 0);
-    refuses(AttnStatus::Bounds, &["k: needs 41"], |case| case.k.offset = 1);
+    refuses(AttnStatus::Bounds, &["q: 48 elements are needed", "47 were given"], |case| case.q.len = 47);
+    refuses(AttnStatus::Bounds, &["v: 40 elements are needed", "39 were given"], |case| case.v.len = 39);
+    refuses(AttnStatus::Bounds, &["out: 48 elements are needed", "0 were given"], |case| case.out.len = 0);
+    refuses(AttnStatus::Bounds, &["k: 41 elements are needed"], |case| case.k.offset = 1);
     refuses(AttnStatus::Bounds, &["k", "below"], |case| case.k.strides[3] = -1);
-    refuses(AttnStatus::Bounds, &["q: needs 49"], |case| case.q.strides[0] = 25);
+    refuses(AttnStatus::Bounds, &["q: 49 elements are needed"], |case| case.q.strides[0] = 25);
     refuses(AttnStatus::Shape, &["lse", "12", "11"], |case| case.lse_len = 11);
 }
 
@@ -154,7 +154,7 @@ fn outputs_share_memory_with_nothing() {
 #[test]
 fn sizes_that_disagree_are_refused() {
     refuses(AttnStatus::Shape, &["head_dim", "4", "3"], |case| case.k.shape[3] = 3);
-    refuses(AttnStatus::Shape, &["2 query heads", "0 key/value heads"], |case| {
+    refuses(AttnStatus::Shape, &["q_heads is 2", "kv_heads = 0"], |case| {
         (case.k.shape[1], case.v.shape[1]) = (0, 0);
     });
     refuses(AttnStatus::Shape, &["output q_len", "3", "2"], |case| case.out.shape[2] = 2);
@@ -166,11 +166,11 @@ fn sizes_that_disagree_are_refused() {
 
 #[test]
 fn numbers_that_name_nothing_are_refused() {
-    refuses(AttnStatus::Option, &["q: dtype is 99, it must be an AttnDtype"], |case| case.q.dtype = 99);
-    refuses(AttnStatus::Option, &["out: dtype is BOOL (5), it must be F32, F16 or BF16"], |case| {
+    refuses(AttnStatus::Option, &["q: dtype is 99, must be an AttnDtype"], |case| case.q.dtype = 99);
+    refuses(AttnStatus::Option, &["out: dtype is BOOL (5), must be F32, F16 or BF16"], |case| {
         case.out.dtype = AttnDtype::Bool as u32
     });
-    refuses(AttnStatus::Option, &["q: dtype is F64 (4), it must be F32"], |case| case.q.dtype = AttnDtype::F64 as u32);
+    refuses(AttnStatus::Option, &["q: dtype is F64 (4), must be F32"], |case| case.q.dtype = AttnDtype::F64 as u32);
     refuses(AttnStatus::Option, &["causal is 4"], |case| case.options.causal = 4);
     refuses(AttnStatus::Option, &["window is"], |case| case.options.window = u32::MAX);
     refuses(AttnStatus::Option, &["precision is 9"], |case| case.options.precision = 9);
@@ -353,7 +353,7 @@ fn an_option_that_nothing_heeds_is_refused() {
         ("user_data is", "map_score or visible_if", |o| o.user_data = std::ptr::without_provenance_mut(8)),
     ];
     for (what, needs, set) in cases {
-        refuses(AttnStatus::Option, &[what, needs, "nothing reads it"], |case| set(&mut case.options));
+        refuses(AttnStatus::Option, &[what, needs, "without effect"], |case| set(&mut case.options));
     }
     // No bounds are what a window without bounds has.
     let open =
@@ -402,7 +402,7 @@ fn an_offset_beside_another_alignment_is_refused() {
             assert_eq!(call(align, 0).0, AttnStatus::Ok, "{field}");
             for offset in [-1, 3] {
                 let (status, text) = call(align, offset);
-                let want = format!("{field}_offset is set, but nothing reads it: {field} must be ATTN_ALIGN_OFFSET");
+                let want = format!("{field}_offset is set without effect: {field} must be ATTN_ALIGN_OFFSET");
                 assert_eq!((status, text), (AttnStatus::Option, want));
             }
         }

@@ -106,7 +106,7 @@ fn partial_rows_joined_give_the_bits_of_the_whole() {
     // What does not fit is refused before anything is written.
     let (kv, before) = (part(0, 77), bits(&all));
     assert_eq!(plan.partial(None, 1024, [&q, &kv, &kv], &mut all), AttnStatus::Table);
-    assert_eq!(c::last_error(), "the end of the part (first + its keys) is 1101, at most 1100 is possible");
+    assert_eq!(c::last_error(), "the end of the part (first + its keys) is 1101, at most 1100 is allowed");
     assert_eq!(plan.partial(None, usize::MAX, [&q, &kv, &kv], &mut all), AttnStatus::Overflow);
     assert_eq!(plan.partial(None, 0, [&q, &kv, &kv], &mut all[..79]), AttnStatus::Shape);
     assert_eq!(c::merge_partials(&mut all, &second, 7), AttnStatus::Shape);

@@ -114,7 +114,7 @@ impl<'a> Int8Attention<'a> {
     pub fn check(&self, shape: &AttnShape) -> Result<()> {
         // |q − z_q|·|k − z_k| ≤ 255², times 2¹⁵ is below 2³¹.
         if shape.head_dim > 1 << 15 {
-            return Err(AttnError::Unsupported { what: "int8 heads of more than 32768" });
+            return Err(AttnError::Unsupported { what: "an int8 head_dim above 32768" });
         }
         if let Some(scales) = self.per_head {
             AttnError::check_size("int8 scales against q_heads", shape.q_heads, scales.len())?;

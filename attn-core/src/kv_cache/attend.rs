@@ -32,7 +32,7 @@ pub(crate) fn check<O: Element, M>(
         return Err(AttnError::Unsupported { what: "dropout over a cache" });
     }
     if outputs.weights.is_some() {
-        return Err(AttnError::Unsupported { what: "the full weights over a cache" });
+        return Err(AttnError::Unsupported { what: "weights as an output over a cache" });
     }
     outputs.check(shape)?;
     AttnError::check_len("kv cache scratch", needed, found)

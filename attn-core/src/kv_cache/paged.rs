@@ -365,7 +365,7 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         let first = |b: usize| if count(b) > 0 { len(b).checked_div(page_size).unwrap_or(0) } else { usize::MAX };
         let pages = |b: usize, range: core::ops::Range<usize>| range.filter_map(move |i| self.table.page(b, i));
         let twice = AttnError::Overlap {
-            what: "page to be written, which the block_table names twice",
+            what: "page that the append writes and block_table names twice",
             size: page_size,
             stride: 0,
         };

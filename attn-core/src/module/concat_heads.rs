@@ -99,7 +99,7 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
             AttnError::check_size("d_k of the heads", d_k, head.d_k())?;
             AttnError::check_size("d_v of the heads", d_v, head.d_v())?;
             if head.w_o.is_some() {
-                return Err(AttnError::Unsupported { what: "an output projection inside a list of heads" });
+                return Err(AttnError::Unsupported { what: "an output projection in one of several heads" });
             }
         }
         if heads.len().checked_mul(d_k.max(d_v)).is_none() {

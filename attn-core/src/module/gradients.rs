@@ -261,13 +261,13 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
         match (&gradients.out, &self.out) {
             (Some(to), Some(layer)) => to.check(layer)?,
             (Some(_), None) => {
-                return Err(AttnError::Unsupported { what: "the gradient of an output projection that is not there" });
+                return Err(AttnError::Unsupported { what: "an output projection gradient of a module without one" });
             }
             (None, _) => {}
         }
         if let Some((bias_k, bias_v)) = &gradients.bias_kv {
             if self.appended.bias.is_none() {
-                return Err(AttnError::Unsupported { what: "the gradient of an appended key that is not there" });
+                return Err(AttnError::Unsupported { what: "a bias_k gradient of a module without one" });
             }
             let [k, v] = appended_lens(shape);
             AttnError::check_size("gradient of bias_k", k, bias_k.len())?;

@@ -219,7 +219,7 @@ fn a_closure_without_derivative_is_refused() {
     let case = grouped();
     assert!(matches!(
         case.gradients(&Attention::new().map_score(|s, _| s)),
-        Err(AttnError::Unsupported { what: "the gradient of a score closure without derivative" })
+        Err(AttnError::Unsupported { what: "the gradient of a score function without a derivative" })
     ));
     // Where nothing is visible it is not needed.
     assert!(case.gradients(&Attention::new().map_score(|s, _| s).mask(Mask::kv_lens(&[0, 0]))).is_ok());

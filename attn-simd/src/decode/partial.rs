@@ -127,7 +127,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         let (shape, outputs) = (*self.shape(), outputs.into());
         outputs.check(&shape)?;
         if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "the full weights from the kernels" });
+            return Err(AttnError::Unsupported { what: "weights as an output of the kernels" });
         }
         AttnError::check_size("partial rows (rows · (2 + value_dim))", partial::len(&shape)?, rows.len())?;
         let Outputs { out, mut lse, .. } = outputs;

@@ -126,7 +126,7 @@ impl<'c> Source<'c> {
                 AttnError::check_len("rope tables of a shared prefix (tokens of the longest sequence)", longest, rows)
             }
             _ => Err(AttnError::Unsupported {
-                what: "rope tables of a shared prefix or of what follows it, but not both",
+                what: "rope tables for only one of a shared prefix and the cache behind it",
             }),
         }
     }
@@ -134,7 +134,9 @@ impl<'c> Source<'c> {
     /// Refuses tables that the kernels do not read.
     pub(super) fn check(&self) -> Result<()> {
         match numbers!(self, cache => cache.turn()) {
-            Some(Turn::Double(_)) => Err(AttnError::Unsupported { what: "rope tables of f64 over this cache" }),
+            Some(Turn::Double(_)) => {
+                Err(AttnError::Unsupported { what: "rope tables of f64 for a cache of another type" })
+            }
             _ => Ok(()),
         }
     }

@@ -186,7 +186,7 @@ impl<'w> Split<'w> {
     /// nothing has been done then.
     pub fn compute(&self, part: &Part, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
         if !self.call.has(part.unit()) {
-            return Err(AttnError::Unsupported { what: "a piece of another call" });
+            return Err(AttnError::Unsupported { what: "a piece that belongs to another call" });
         }
         AttnError::check_size("state of a piece", part.state_len(), state.len())?;
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;

@@ -171,7 +171,7 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         }
         AttnError::check_size("first token of a shared prefix", 0, prefix.first())?;
         if prefix.has_dropped(0) {
-            return Err(AttnError::Unsupported { what: "a shared prefix in a ring that has dropped tokens" });
+            return Err(AttnError::Unsupported { what: "a shared prefix in a ring cache that has dropped tokens" });
         }
         let cache = cache.after(prefix.len(0))?;
         prefix.check_turn_before(&cache)?;
@@ -213,7 +213,7 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
             }
             if q_len > 1 && this.source.has_dropped(sequence) {
                 return Err(AttnError::Unsupported {
-                    what: "several queries over a ring that has dropped tokens of theirs",
+                    what: "several queries over a ring cache that has dropped tokens which they see",
                 });
             }
             if q_len > kv_len - before {
@@ -298,7 +298,7 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
         let outputs = outputs.into();
         outputs.check(&AttnShape { batch, ..shape })?;
         if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "the full weights over a cache" });
+            return Err(AttnError::Unsupported { what: "weights as an output over a cache" });
         }
         let Outputs { out, lse, .. } = outputs;
         let call = Call {
