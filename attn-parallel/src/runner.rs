@@ -5,7 +5,7 @@ use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, Result, View
 use attn_simd::decode::{Queries, Source, Split, Step};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
 
-use crate::scratch::{Given, Own, Scratch};
+use crate::scratch::Scratch;
 use crate::threads::on_threads;
 use crate::{split, worth};
 
@@ -163,10 +163,7 @@ impl<'w> Runner<'w> {
     ) -> Result<()> {
         let threads = self.most_threads()?;
         let work = plan.work(q, k, v, outputs)?;
-        match &mut self.workspaces {
-            None => run_work(&Own, threads, plan, work, size_of::<T>()),
-            Some(given) => run_work(&Given::new(given), threads, plan, work, size_of::<T>()),
-        }
+        run_work(self.scratch(), threads, plan, work, size_of::<T>())
     }
 
     /// As [`attend_cache`].
@@ -212,10 +209,11 @@ impl<'w> Runner<'w> {
         let threads = self.most_threads()?;
         let call = step.split(q, outputs)?;
         let threads = threads.min(worth::reading_bytes(step.bytes() as f64 * step.passes() as f64));
-        match &mut self.workspaces {
-            None => run_split(&Own, threads, call),
-            Some(given) => run_split(&Given::new(given), threads, call),
-        }
+        run_split(self.scratch(), threads, call)
+    }
+
+    fn scratch(&mut self) -> Scratch<'_> {
+        self.workspaces.as_deref_mut().map_or(Scratch::Own, Scratch::Given)
     }
 
     fn level_or_best(&self) -> Level {
@@ -236,7 +234,7 @@ impl<'w> Runner<'w> {
 
 /// Runs what a plan has cut, on at most `threads` threads. The pool is asked for (and started) only if it pays.
 fn run_work<M: Modifier + Sync>(
-    scratch: &impl Scratch,
+    mut scratch: Scratch<'_>,
     threads: usize,
     plan: &Plan<'_, '_, M>,
     work: Work<'_>,
@@ -247,14 +245,15 @@ fn run_work<M: Modifier + Sync>(
         Work::Blocks(blocks) => {
             let useful = worth::in_pool(threads.min(blocks.count()).min(worth::computing(plan.shape())));
             let blocks = blocks.shared_by(useful);
-            on_threads(useful, &|| scratch.with(lines, &mut |lines| blocks.run(lines)))
+            let scratch = scratch.round();
+            on_threads(useful, &|| scratch.with(lines, |lines| blocks.run(lines)))
         }
         Work::Split(call) => run_split(scratch, threads.min(worth::reading(plan.shape(), element)), call),
     }
 }
 
 /// Runs a decode call on at most `threads` threads.
-fn run_split(scratch: &impl Scratch, threads: usize, call: Split<'_>) -> Result<()> {
+fn run_split(scratch: Scratch<'_>, threads: usize, call: Split<'_>) -> Result<()> {
     let useful = threads.min(call.parts_at_most());
     split::run(call, useful, scratch)
 }

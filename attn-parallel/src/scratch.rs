@@ -6,39 +6,50 @@ use std::sync::{Mutex, PoisonError};
 use attn_core::Result;
 use attn_simd::{Line, Workspace};
 
-/// Scratch for whichever thread asks.
-pub(crate) trait Scratch: Sync {
-    /// Calls `f` with so many lines; does nothing if no scratch is left.
-    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()>;
+/// Whose scratch a call uses.
+pub(crate) enum Scratch<'s> {
+    /// Each thread's own, kept for its next call.
+    Own,
+    /// The caller's, one workspace for each thread.
+    Given(&'s mut [Workspace]),
 }
 
-/// Each thread's own, kept for its next call. A closure of the caller that attends itself gets fresh scratch.
-pub(crate) struct Own;
-
-impl Scratch for Own {
-    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()> {
-        thread_local! {
-            static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
+impl Scratch<'_> {
+    /// The scratch for one round of threads. Each round may use all workspaces again.
+    pub(crate) fn round(&mut self) -> Round<'_> {
+        match self {
+            Self::Own => Round::Own,
+            Self::Given(workspaces) => Round::Given(Mutex::new(workspaces.iter_mut())),
         }
-        SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
-            Ok(mut scratch) => f(scratch.try_lines(lines)?),
-            Err(_) => f(Workspace::new().try_lines(lines)?),
-        })
     }
 }
 
-/// The caller's, one for each thread.
-pub(crate) struct Given<'s>(Mutex<std::slice::IterMut<'s, Workspace>>);
+/// Scratch that the threads of one round share.
+pub(crate) enum Round<'s> {
+    Own,
+    Given(Mutex<std::slice::IterMut<'s, Workspace>>),
+}
 
-impl<'s> Given<'s> {
-    pub(crate) fn new(workspaces: &'s mut [Workspace]) -> Self {
-        Self(Mutex::new(workspaces.iter_mut()))
+impl Round<'_> {
+    /// Calls `f` with so many lines, once per thread. Does nothing if every workspace is taken.
+    pub(crate) fn with(&self, lines: usize, f: impl FnOnce(&mut [Line]) -> Result<()>) -> Result<()> {
+        match self {
+            Self::Own => with_own(lines, f),
+            Self::Given(left) => {
+                let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
+                next.map_or(Ok(()), |workspace| f(workspace.try_lines(lines)?))
+            }
+        }
     }
 }
 
-impl Scratch for Given<'_> {
-    fn with(&self, lines: usize, f: &mut dyn FnMut(&mut [Line]) -> Result<()>) -> Result<()> {
-        let next = self.0.lock().unwrap_or_else(PoisonError::into_inner).next();
-        next.map_or(Ok(()), |workspace| f(workspace.try_lines(lines)?))
+/// Calls `f` with this thread's scratch. A closure of the caller that attends itself gets fresh scratch.
+fn with_own(lines: usize, f: impl FnOnce(&mut [Line]) -> Result<()>) -> Result<()> {
+    thread_local! {
+        static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
     }
+    SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+        Ok(mut scratch) => f(scratch.try_lines(lines)?),
+        Err(_) => f(Workspace::new().try_lines(lines)?),
+    })
 }

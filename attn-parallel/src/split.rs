@@ -18,18 +18,18 @@ use crate::threads::on_threads;
 const ROUND_FLOATS: usize = 1 << 21;
 
 /// Runs a decode call on at most `threads` threads.
-pub(crate) fn run(mut split: Split<'_>, threads: usize, scratch: &impl Scratch) -> Result<()> {
+pub(crate) fn run(mut split: Split<'_>, threads: usize, mut scratch: Scratch<'_>) -> Result<()> {
     let lines = split.workspace_lines();
     if threads <= 1 {
-        let mut split = Some(split);
-        return scratch.with(lines, &mut |lines| split.take().map_or(Ok(()), |split| split.run(lines)));
+        return scratch.round().with(lines, |lines| split.run(lines));
     }
     let mut round = Some(split.first_round(threads, ROUND_FLOATS));
     while let Some(cut) = round {
         with_states(split.states_len(cut), |states| {
             let queue = Mutex::new(Queue { parts: split.parts(cut), states: &mut *states });
+            let scratch = scratch.round();
             on_threads(threads, &|| {
-                scratch.with(lines, &mut |lines| {
+                scratch.with(lines, |lines| {
                     while let Some((part, state)) = next(&queue) {
                         split.compute(&part, state, lines)?;
                     }

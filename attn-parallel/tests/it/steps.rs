@@ -151,6 +151,13 @@ fn long_prompts_are_computed_in_rounds() {
         });
         assert!(got == alone, "{threads} threads");
     }
+    // In scratch of the caller's, on as many threads as there are workspaces.
+    for count in [1, 3] {
+        let mut kept = vec![Workspace::new(); count];
+        let mut runner = Runner::new().workspaces(&mut kept);
+        let run = |outputs: Outputs<'_, f32>| runner.attend_cache_planned(&step, q, outputs).unwrap();
+        assert!(pool(4).install(|| bits(4 * q_len, wide, run)) == alone, "{count} workspaces");
+    }
 }
 
 #[test]
