@@ -2,17 +2,15 @@
 //!
 //! # What f32 can hold
 //!
-//! [`mod@reference`] computes in `f64`; [`streaming`], the caches and the kernels of other crates in `f32` (but `f64`
-//! tensors, which [`streaming`] takes too, in `f64`). Finite numbers then give the exact result up to rounding as long
-//! as
+//! [`mod@reference`] computes in `f64`. [`streaming`], the caches and the kernels of other crates compute in `f32`
+//! ([`streaming`] computes `f64` tensors in `f64`). Finite inputs give the exact result up to rounding if
 //!
-//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. One beyond may be ±∞: a score of +∞ makes
-//!   its row NaN, one of −∞ has no weight. [`Attention::scale`] says which factors are accepted; no ordinary input
-//!   comes near.
-//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. Outputs are divided by the sum of
-//!   the weights at the end; before, up to `Σ |v|` is added up, and what overflows there is ±∞ or NaN.
+//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. A larger score may be ±∞: +∞ makes its row
+//!   NaN, −∞ has no weight. [`Attention::scale`] says which factors are accepted. Ordinary inputs are far below.
+//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. An engine first adds up to `Σ |v|`,
+//!   and divides by the sum of the weights at the end. A sum that overflows is ±∞ or NaN.
 //!
-//! **Infinite values**, in every engine: a visible key whose weight underflows to 0 makes NaN of a ±∞ in its value
+//! **Infinite values**, in every engine: if the weight of a visible key underflows to 0, a ±∞ in its value gives NaN
 //! (0·∞). A hidden key never does.
 #![no_std]
 #![forbid(unsafe_code)]

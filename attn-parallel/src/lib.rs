@@ -1,16 +1,18 @@
 //! Multi-core exact attention: `attn-simd`'s kernels over rayon, bit-identical for every thread count.
 //!
-//! A call is cut into blocks of query rows, heaviest first; the threads of the current rayon pool take them one by one
-//! from a shared counter. Each row is computed by one thread from start to end, so that its bits do not depend on how
-//! many there are. With few queries the keys are cut instead, at fixed places, and the parts of a row are merged in a
-//! fixed tree: one token against one long sequence keeps all threads busy, with the same bits for any number of them.
-//! There is no pool of our own: inside `pool.install(|| ..)` the caller's pool is used, else rayon's global one, and
-//! `RAYON_NUM_THREADS` is respected. A process that forks after a call may call in the child too: the global pool's
-//! threads do not exist there, so calls from outside a pool start threads of their own.
+//! A call is divided into blocks of queries. The threads of the current rayon pool take them one by one from a shared
+//! counter, heaviest first. One thread computes a row from start to end, so that its bits do not depend on the number
+//! of threads. A call with few queries is divided along its keys instead: at fixed keys, and the states of a row are
+//! merged in a fixed tree. So one token against one long sequence keeps all threads busy, with the same bits for any
+//! number of them.
 //!
-//! A thread computes in its own floating-point mode. A caller that sets flush-to-zero for itself alone, and not for the
-//! pool's threads (`ThreadPoolBuilder::start_handler`), has some rows with numbers below 2⁻¹²⁶ and some without: the
-//! one case where bits depend on which thread took a row.
+//! This crate has no pool of its own. Inside `pool.install(|| ..)` it uses the caller's pool, else rayon's global one,
+//! which respects `RAYON_NUM_THREADS`. A process may fork after a call, and call in the child too: the threads of the
+//! global pool do not exist there, so a call from outside a pool starts threads of its own.
+//!
+//! A thread computes in its own floating-point mode. If a caller sets flush-to-zero for its own thread, but not for the
+//! pool's threads (`ThreadPoolBuilder::start_handler`), some rows keep numbers below 2⁻¹²⁶ and others do not. This is
+//! the only case in which bits depend on the thread.
 //!
 //! ```
 //! use attn_core::{Attention, Layout, View, ViewMut};
@@ -33,7 +35,7 @@ pub use module::Kernels;
 pub use runner::{Runner, attend_cache, forward};
 pub use threads::threads;
 
-// The examples of the pages that people read first are run as tests here, where all engines are at hand.
+// The examples of README and docs run as tests here, because this crate has all engines.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct WorkspaceReadme;

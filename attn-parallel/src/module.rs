@@ -9,8 +9,8 @@ use crate::Runner;
 
 /// Runs a module's attention on the threads of the current rayon pool.
 ///
-/// Projections are summed in `f32` by the plain loops of `attn-core`; an application with a matrix library of its own
-/// projects with that and calls [`forward`](crate::forward) in between.
+/// The plain loops of `attn-core` compute the projections, in `f32`. An application with a matrix library projects with
+/// that, and calls [`forward`](crate::forward) in between.
 ///
 /// ```
 /// use attn_core::module::{MultiHeadAttention, Sources};

@@ -1,9 +1,9 @@
 //! Few queries over many keys: the parts of a decode call on the threads of the current rayon pool.
 //!
-//! Threads take parts of the keys one by one and leave behind a state each; the caller's thread merges those in a fixed
-//! tree and writes the output. Which thread took what, and into how many parts the call was cut, changes no bit. The
-//! states lie in scratch of the caller's thread that is kept for the next call: a step of decoding allocates nothing. A
-//! call with many queries is computed in rounds, so that the states of a long prompt do not all exist at once.
+//! Each thread takes parts of the keys one by one and writes a state for each. The caller's thread merges the states in
+//! a fixed tree and writes the output. The number of parts, and the thread that computes a part, change no bit. The
+//! caller's thread keeps the memory of the states for its next call, so that a step of decoding allocates nothing. A
+//! call with many queries runs in rounds, so that the states of a long prompt do not all exist at once.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use attn_simd::decode::{Part, Parts, Split};
 use crate::scratch::Scratch;
 use crate::threads::on_threads;
 
-/// Floats of the states of a round: some thousands of rows, which keep many threads busy between two meetings.
+/// Floats in the states of a round: some thousands of rows, which keep many threads busy until the round ends.
 const ROUND_FLOATS: usize = 1 << 21;
 
 /// Runs a decode call on at most `threads` threads.
@@ -43,7 +43,7 @@ pub(crate) fn run(mut split: Split<'_>, threads: usize, mut scratch: Scratch<'_>
     Ok(())
 }
 
-/// Parts that nobody has taken, and the states that they will leave behind.
+/// Parts that no thread has taken, and memory for their states.
 struct Queue<'q, 's, 'w> {
     parts: Parts<'q, 'w>,
     states: &'s mut [f32],
@@ -57,7 +57,7 @@ fn next<'s>(queue: &Mutex<Queue<'_, 's, '_>>) -> Option<(Part, &'s mut [f32])> {
     Some((part, state))
 }
 
-/// Calls `f` with this thread's own states, or with fresh ones where a closure of the caller has come back here.
+/// Calls `f` with this thread's memory for states. A closure of the caller that attends itself gets fresh memory.
 fn with_states(len: usize, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
     thread_local! {
         static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -68,7 +68,7 @@ fn with_states(len: usize, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<(
     })
 }
 
-/// So many floats, or an error where there is no memory for them.
+/// So many floats, or an error if they cannot be allocated.
 fn grown(states: &mut Vec<f32>, len: usize) -> Result<&mut [f32]> {
     let more = len.saturating_sub(states.len());
     if states.try_reserve_exact(more).is_err() {

@@ -2,10 +2,10 @@
 
 use attn_core::Result;
 
-/// Calls `work` on this thread and, where they are free, on others of the pool: `threads` at most, no more than it has.
-/// All calls share the same work: one that comes late finds nothing left. Returns the first error.
+/// Calls `work` on this thread and on free threads of the pool, on at most `threads` in all. The calls share one list
+/// of work, and a late call finds it empty. Returns the first error.
 ///
-/// A tree of joins: rayon keeps its two halves on the stack, where a scope would box each of its tasks.
+/// A tree of joins, because rayon keeps both halves of a join on the stack; a scope would box each of its tasks.
 pub(crate) fn on_threads(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
     if threads <= 1 {
         return work(); // a pool is not even started
@@ -30,8 +30,8 @@ fn join(threads: usize, work: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
     a.and(b)
 }
 
-/// How many threads a call from here can use: those of the current rayon pool, or one per core in a process that was
-/// forked from one that had a pool (its threads did not come along).
+/// The number of threads that a call from here can use: those of the current rayon pool, or one per core in a forked
+/// process, which has no threads of its parent's pool.
 ///
 /// ```
 /// assert!(attn_parallel::threads() >= 1);
@@ -44,14 +44,14 @@ fn available() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Whether the pool that would be used is the global one of another process: `fork` copies its memory, not its threads,
-/// and whoever waits for them waits for ever. Known where this crate used the pool before the fork.
+/// Whether rayon's global pool belongs to the parent of this process: `fork` copies the pool's memory, not its threads,
+/// and waiting for them never ends. Noticed if this crate used the pool before the fork.
 #[cfg(unix)]
 fn pool_was_lost() -> bool {
     use std::sync::atomic::{AtomicU32, Ordering};
     static OWNER: AtomicU32 = AtomicU32::new(0);
     if rayon::current_thread_index().is_some() {
-        return false; // a worker asks, so its pool is alive
+        return false; // this is a worker, so its pool is alive
     }
     let this = std::process::id();
     OWNER.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_err_and(|owner| owner != this)

@@ -1,7 +1,7 @@
-//! Cache-tiled, streaming-softmax attention kernels for f32, f16 and bf16, chosen at run time per CPU.
+//! Cache-tiled, streaming-softmax attention kernels for f32, f16 and bf16. The CPU's best kernel is chosen at run time.
 //!
-//! The result is that of [`attn_core::reference`], computed in `f32` in one pass over keys and values with O(tile)
-//! scratch (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel` runs it on many.
+//! The kernels compute the result of [`attn_core::reference`] in `f32`, in one pass over keys and values, with O(tile)
+//! scratch (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel` runs them on many.
 //!
 //! ```
 //! use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
@@ -24,25 +24,25 @@
 //!
 //! # How it works
 //!
-//! Lanes are queries. A block of up to 48 queries meets its keys 64 at a time: `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ` run through
-//! one register-blocked micro-kernel, maxima and sums are vertical, and nothing is ever reduced across lanes. Keys and
-//! values are read where the caller has them; scores never leave the cache. A kernel is written once, over a small
-//! trait of lane operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`.
-//! `ATTN_LEVEL=avx2` forces one.
+//! Lanes are queries. A block of up to 48 queries reads its keys in tiles of 64. One register-blocked micro-kernel
+//! computes both products, `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ`. Maxima and sums are vertical: nothing is reduced across lanes.
+//! Keys and values are read in place, and scores never leave the cache. A kernel is written once, over a small trait of
+//! lane operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2`
+//! forces a level.
 //!
-//! Processors with matrix tiles have a level more, `amx`: both products run through bf16 tiles, f16 and f32 split into
-//! two or three bf16 parts whose products add up to theirs. [`Precision`](attn_core::Precision) says how many;
-//! [`Plan::explain`] what a call gets.
+//! Processors with AMX have one more level, `amx`, which computes both products in bf16. It splits an f16 into two bf16
+//! parts and an f32 into three; the products of the parts add up to the product. [`Precision`](attn_core::Precision)
+//! says how many of them are computed, and [`Plan::explain`] describes the kernel of a call.
 //!
 //! # What f32 can hold
 //!
-//! All levels compute in `f32`, outputs are divided by the sum of the weights at the end. Values must therefore stay
-//! below 3.4·10³⁸ divided by the number of keys that a row sees (`Σ |v|` is what can be added up), and so must `q·k`
-//! and scores below 3.4·10³⁸ itself; [`attn_core`] says what becomes of larger ones. A visible key whose weight is 0
-//! (below 2⁻¹²⁶ of the largest) makes NaN of a ±∞ in its value, 0·∞, as in every engine; a hidden key never does.
+//! All levels compute in `f32`, and divide outputs by the sum of the weights at the end. So values must stay below
+//! 3.4·10³⁸ divided by the number of keys that a row sees (a sum can reach `Σ |v|`), and `q·k` and scores below
+//! 3.4·10³⁸. [`attn_core`] says what larger numbers give. As in every engine, if the weight of a visible key is 0
+//! (below 2⁻¹²⁶ of the largest), a ±∞ in its value gives NaN (0·∞). A hidden key never does.
 //!
-//! The processor's rounding and flush modes are left as they are. A caller that has set flush-to-zero or
-//! denormals-are-zero gets numbers below 2⁻¹²⁶, of inputs and of results, as 0; the bits are then those of that mode.
+//! The kernels do not change the processor's rounding and flush modes. With flush-to-zero or denormals-are-zero,
+//! numbers below 2⁻¹²⁶ in inputs and results count as 0, and the bits are those of that mode.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

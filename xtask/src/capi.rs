@@ -16,7 +16,7 @@ use crate::dist::{self, succeed, write};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What to run.
+    /// The checks to run.
     #[arg(required = true)]
     what: Vec<What>,
 }
@@ -24,9 +24,9 @@ pub(crate) struct Args {
 /// Ways to use the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// The examples in C and C++, found by pkg-config; the one in C linked statically too.
+    /// The examples in C and C++, built with pkg-config; the one in C also with the static library.
     Examples,
-    /// The examples in C and C++, found by CMake.
+    /// The examples in C and C++, built with CMake.
     Cmake,
     /// The example in Python, with NumPy.
     Python,
@@ -34,7 +34,7 @@ enum What {
     Asan,
     /// Wrong arguments under Valgrind.
     Valgrind,
-    /// What a call costs before it computes.
+    /// The cost of a call before it computes.
     Overhead,
 }
 

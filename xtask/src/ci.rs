@@ -27,16 +27,16 @@ use steps::{Program, Run, STEPS, Step};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only list the steps: what each proves and whether it can run here.
+    /// List the steps, what each proves, and whether it can run here.
     #[arg(long)]
     list: bool,
     /// Run only these steps.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Leave these steps out.
+    /// Skip these steps.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     skip: Vec<String>,
-    /// First install what the chosen steps need and lack (rustup; apt-get, as root).
+    /// First install missing tools of the chosen steps (rustup; apt-get, as root).
     #[arg(long)]
     install: bool,
 }

@@ -21,15 +21,15 @@ use report::{Report, Run};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Directories with suites (NAME.json beside NAME.safetensors); by default those of ../shared.
+    /// Directories with suites (NAME.json and NAME.safetensors); the default is those of ../shared.
     dirs: Vec<PathBuf>,
-    /// Only this engine: reference, streaming, simd or parallel.
+    /// Run only this engine: reference, streaming, simd or parallel.
     #[arg(long)]
     engine: Option<String>,
-    /// Only this level (portable, avx2, avx512, …); leaves out engines without levels.
+    /// Run only this level (portable, avx2, avx512, …), and no engine without levels.
     #[arg(long)]
     level: Option<String>,
-    /// Also write the verdict on every case to this file.
+    /// Also write the result of every case to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -27,10 +27,10 @@ use image::{ENTRIES, Image};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// First install what is missing (rustup; apt-get, as root).
+    /// First install missing tools (rustup; apt-get, as root).
     #[arg(long)]
     install: bool,
-    /// Only these boards.
+    /// Run only these boards.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
 }

@@ -20,7 +20,7 @@ use crate::ci::{self, Need, process, root};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// First install what is missing (rustup; apt-get, as root), and build the emulator.
+    /// First install missing tools (rustup; apt-get, as root), and build the emulator.
     #[arg(long)]
     install: bool,
 }

@@ -9,10 +9,10 @@ use attn_simd::{Caches, Level, Plan};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Head dimension that the kernels are chosen for.
+    /// The head dimension of the kernels.
     #[arg(long, value_name = "D", default_value_t = 64)]
     head_dim: usize,
-    /// Only print the names of the levels, weakest first: for scripts.
+    /// Print only the names of the levels, weakest first, for scripts.
     #[arg(long)]
     names: bool,
 }

@@ -1,7 +1,7 @@
 //! The project's workshop: `cargo xtask <command>`.
 //!
-//! One module per command; each has its arguments as a struct and a `run` that says by its exit code whether all went
-//! well. Nothing here is part of the product; everything that CI does can be done by hand with these commands.
+//! One module per command; each has a struct of arguments, and a `run` that returns an exit code. Nothing here is part
+//! of the product. CI runs these commands, and so can anybody.
 
 mod api;
 mod bench;
@@ -39,38 +39,37 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Run the conformance suites on every engine and level.
     Conformance(conformance::Args),
-    /// Hold random calls to the documented bound on their error, against float64.
+    /// Compare random calls with float64, and check the documented bound on the error.
     Random(random::Args),
-    /// Run attn-core on emulated microcontrollers, against the host: results, flash, RAM, stack, instructions.
+    /// Run attn-core on emulated microcontrollers, compare with the host, report flash, RAM, stack and instructions.
     Embedded(embedded::Args),
-    /// Run the tests of the tile kernel on an emulated processor with AMX.
+    /// Run the tests of the AMX kernel on an emulated processor.
     Emulated(emulated::Args),
-    /// Write a page that shows who looks at whom: heat maps, scores, weights and vectors of every token.
+    /// Write a page with heat maps, scores, weights and vectors of every token.
     Heatmap(heatmap::Args),
     /// Show the instruction-set levels of this machine and the kernels that would run.
     Levels(levels::Args),
-    /// Everything that CI runs.
+    /// Run the CI steps.
     Ci(ci::Args),
     /// Run real models: sentence similarity, text generation.
     Demo(demo::Args),
     /// Compare the libraries' public interface with the committed text.
     Api(api::Args),
-    /// Build the C library as it is handed on, in target/dist.
+    /// Build the C library for distribution, in target/dist.
     Dist(dist::Args),
     /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
     Capi(capi::Args),
-    /// Set up the libraries that `bench --peers` measures beside ours, in target/peers.
+    /// Install the libraries that `bench --peers` compares with, in target/peers.
     Peers(peers::Args),
-    /// Prove on machine code that attn-core cannot panic.
+    /// Prove from machine code that attn-core cannot panic.
     NoPanic(no_panic::Args),
-    /// Check the house rules that a compiler does not.
+    /// Check the house rules that the compiler does not check.
     Tidy(tidy::Args),
-    /// Choose the conformance cases that are committed.
+    /// Choose the conformance cases to commit.
     Vectors(vectors::Args),
 }
 
-/// Ends quietly where whoever read our output has stopped reading (`cargo xtask bench | head`): to `println!` that is a
-/// panic.
+/// Ends quietly if the reader of our output has closed it (`cargo xtask bench | head`), which makes `println!` panic.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

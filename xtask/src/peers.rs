@@ -11,10 +11,10 @@ use std::process::{Command, ExitCode, Stdio};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Build and install what is missing; without it, only say what is there.
+    /// Build and install missing libraries; without this option, only list them.
     #[arg(long)]
     install: bool,
-    /// Only these: rust, python.
+    /// Only these libraries: rust, python.
     #[arg(value_parser = ["rust", "python"])]
     only: Vec<String>,
 }

@@ -21,7 +21,7 @@ use rules::{Finding, Source, TOTAL_BYTES};
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Renew the copies that differ from their original.
+    /// Renew copies that differ from their original.
     #[arg(long)]
     fix: bool,
     /// Print which file of each crate imports which, floor by floor.

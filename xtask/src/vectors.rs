@@ -38,10 +38,10 @@ const MAX_FILE: usize = 1 << 20;
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folders with the suites to choose from; a suite that several have is taken from the last.
+    /// Folders with suites; if several have a suite, the last one wins.
     #[arg(default_values = BESIDE)]
     from: Vec<PathBuf>,
-    /// Where to write the selection; its own README there stays as it is.
+    /// The folder for the selection; a README in it is not changed.
     #[arg(long, default_value = "attn-testing/vectors")]
     to: PathBuf,
 }
