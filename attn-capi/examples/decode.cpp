@@ -86,28 +86,28 @@ int main() try {
     }
     std::printf("%zu tokens through %zu slots: largest difference from the formula: %.1e\n", seen, slots, worst);
 
-    // Attention to two halves of the keys, by what could be two machines: rows of maximum, sum and undivided output are joined.
+    // Attention to two halves of the keys, perhaps on two machines: states are merged.
     const AttnShape shape{sizeof shape, 1, heads, heads, 1, slots, dim, dim};
     AttnPlan *plan = nullptr;
     check(attn_plan_create(nullptr, &shape, &plan));
     std::size_t len = 0;
-    check(attn_plan_partial_len(plan, &len));
+    check(attn_plan_state_len(plan, &len));
     auto q = row(0, 0);
-    std::vector<float> rows(len), others(len), whole(heads * dim), joined(heads * dim);
+    std::vector<float> states(len), others(len), whole(heads * dim), merged(heads * dim);
     const AttnTensor tq = tensor(q, ATTN_DTYPE_BF16, 1), to_whole = tensor(whole, ATTN_DTYPE_F32, 1);
     AttnTensor half_k = tk, half_v = tv;
     half_k.shape[2] = half_v.shape[2] = slots / 2;
-    check(attn_plan_partial(plan, nullptr, 0, &tq, &half_k, &half_v, rows.data(), len));
+    check(attn_plan_state(plan, nullptr, 0, &tq, &half_k, &half_v, states.data(), len));
     half_k.offset = half_v.offset = slots / 2 * dim;
-    check(attn_plan_partial(plan, nullptr, slots / 2, &tq, &half_k, &half_v, others.data(), len));
-    check(attn_merge_partials(rows.data(), others.data(), len, dim));
-    const AttnTensor to_joined = tensor(joined, ATTN_DTYPE_F32, 1);
-    check(attn_plan_finish(plan, rows.data(), len, &to_joined, nullptr, 0));
+    check(attn_plan_state(plan, nullptr, slots / 2, &tq, &half_k, &half_v, others.data(), len));
+    check(attn_merge_states(states.data(), others.data(), len, dim));
+    const AttnTensor to_merged = tensor(merged, ATTN_DTYPE_F32, 1);
+    check(attn_plan_finish(plan, states.data(), len, &to_merged, nullptr, 0));
     check(attn_plan_run(plan, nullptr, &tq, &tk, &tv, &to_whole, nullptr, 0));
     attn_plan_destroy(plan);
     double apart = 0;
-    for (std::size_t i = 0; i < whole.size(); i++) apart = std::fmax(apart, std::fabs(double(whole[i]) - joined[i]));
-    std::printf("two parts joined: largest difference from one call: %.1e\n", apart);
+    for (std::size_t i = 0; i < whole.size(); i++) apart = std::fmax(apart, std::fabs(double(whole[i]) - merged[i]));
+    std::printf("two parts merged: largest difference from one call: %.1e\n", apart);
     const bool fine = worst < 1e-5 && apart < 1e-6;
     std::puts(fine ? "ok" : "WRONG");
     return !fine;

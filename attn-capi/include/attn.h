@@ -444,16 +444,16 @@ enum AttnStatus attn_cache_append(const struct AttnCache *cache,
 //
 // Both tensors are f32. Each merge rounds an output about three times more, each time by 2^-24 of the larger part. The
 // lse is rounded to f32, which adds a relative error of 2^-24 times its size to the weight of a part.
-// (attn_plan_partial() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
+// (attn_plan_state() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
 // with lse_len numbers. Pass sinks to only one of the calls, because they count once.
 //
 // The caller vouches for this:
 // As for attn_forward.
-enum AttnStatus attn_merge_states(const struct AttnTensor *out,
-                                  float *lse,
-                                  const struct AttnTensor *other,
-                                  const float *other_lse,
-                                  size_t lse_len);
+enum AttnStatus attn_merge_outputs(const struct AttnTensor *out,
+                                   float *lse,
+                                   const struct AttnTensor *other,
+                                   const float *other_lse,
+                                   size_t lse_len);
 
 // Describes the kernel that would run for these options (may be null), sizes and AttnDtype: level, tile sizes,
 // scratch. Writes the description to text, a buffer of text_size bytes; ATTN_EXPLAIN_SIZE bytes are always enough.
@@ -512,19 +512,19 @@ enum AttnStatus attn_plan_run(const struct AttnPlan *plan,
                               float *lse,
                               size_t lse_len);
 
-// The length of the states that attn_plan_partial() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
+// The length of the states that attn_plan_state() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
 //
 // The caller vouches for this:
 // plan came from attn_plan_create(); len points to a size_t.
-enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
+enum AttnStatus attn_plan_state_len(const struct AttnPlan *plan, size_t *len);
 
 // Attends to a part of a plan's keys, for example in one of several processes or machines. k and v hold n keys that
 // begin at key first: [batch, kv_heads, n, ...] with first + n <= kv_len (else ATTN_STATUS_TABLE). Masks, biases and
 // positions count from the first key of the whole. k and v share a dtype; q may have another.
 //
-// Writes a state for each query to rows, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
-// undivided sums; rows_len floats in all. States may be sent between machines of the same byte order.
-// attn_merge_partials() merges them in any order, and attn_plan_finish() makes the result of them.
+// Writes a state for each query to states, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
+// undivided sums; states_len floats in all. States may be sent between machines of the same byte order.
+// attn_merge_states() merges them in any order, and attn_plan_finish() makes the result of them.
 //
 // Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If parts
 // begin at multiples of 512 keys and are merged as a tree of neighbours, the result has the bits of the whole call
@@ -532,29 +532,29 @@ enum AttnStatus attn_plan_partial_len(const struct AttnPlan *plan, size_t *len);
 //
 // The caller vouches for this:
 // As for attn_plan_run.
-enum AttnStatus attn_plan_partial(const struct AttnPlan *plan,
-                                  struct AttnWorkspace *workspace,
-                                  size_t first,
-                                  const struct AttnTensor *q,
-                                  const struct AttnTensor *k,
-                                  const struct AttnTensor *v,
-                                  float *rows,
-                                  size_t rows_len);
+enum AttnStatus attn_plan_state(const struct AttnPlan *plan,
+                                struct AttnWorkspace *workspace,
+                                size_t first,
+                                const struct AttnTensor *q,
+                                const struct AttnTensor *k,
+                                const struct AttnTensor *v,
+                                float *states,
+                                size_t states_len);
 
-// Merges states over disjoint sets of keys, in f32: rows become the states over both sets. Both arrays hold len
+// Merges states over disjoint sets of keys, in f32: states become the states over both sets. Both arrays hold len
 // floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
 //
 // The caller vouches for this:
-// rows and others point to len floats each; nobody else reads or writes rows during the call.
-enum AttnStatus attn_merge_partials(float *rows, const float *others, size_t len, size_t value_dim);
+// states and others point to len floats each; nobody else reads or writes states during the call.
+enum AttnStatus attn_merge_states(float *states, const float *others, size_t len, size_t value_dim);
 
 // Makes the result of merged states: adds the sinks, divides, and writes out and lse as attn_plan_run() does.
 //
 // The caller vouches for this:
-// As for attn_plan_run; rows points to rows_len floats.
+// As for attn_plan_run; states points to states_len floats.
 enum AttnStatus attn_plan_finish(const struct AttnPlan *plan,
-                                 const float *rows,
-                                 size_t rows_len,
+                                 const float *states,
+                                 size_t states_len,
                                  const struct AttnTensor *out,
                                  float *lse,
                                  size_t lse_len);

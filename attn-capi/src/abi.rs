@@ -207,13 +207,13 @@ pub unsafe extern "C" fn attn_cache_append(
 ///
 /// Both tensors are f32. Each merge rounds an output about three times more, each time by 2^-24 of the larger part. The
 /// lse is rounded to f32, which adds a relative error of 2^-24 times its size to the weight of a part.
-/// (attn_plan_partial() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
+/// (attn_plan_state() keeps maximum and sum apart and has neither error.) Each lse is contiguous [batch, heads, seq]
 /// with lse_len numbers. Pass sinks to only one of the calls, because they count once.
 ///
 /// # Safety
 /// As for attn_forward.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attn_merge_states(
+pub unsafe extern "C" fn attn_merge_outputs(
     out: *const AttnTensor,
     lse: *mut f32,
     other: *const AttnTensor,
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn attn_merge_states(
         // SAFETY: the caller vouches for all pointers.
         let (mut out, lse, other, other_lse) = unsafe {
             raw::measured([out, other])?;
-            raw::states(out, lse, other, other_lse, lse_len)?
+            raw::results(out, lse, other, other_lse, lse_len)?
         };
         merge::merge(&mut out, lse, other, other_lse)
     })
@@ -353,23 +353,23 @@ pub unsafe extern "C" fn attn_plan_run(
     })
 }
 
-/// The length of the states that attn_plan_partial() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
+/// The length of the states that attn_plan_state() writes, in floats: batch * q_heads * q_len * (2 + value_dim).
 ///
 /// # Safety
 /// plan came from attn_plan_create(); len points to a size_t.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut usize) -> AttnStatus {
+pub unsafe extern "C" fn attn_plan_state_len(plan: *const AttnPlan, len: *mut usize) -> AttnStatus {
     // SAFETY: the caller vouches for both pointers.
-    guard(|| unsafe { raw::store("len", len, raw::handle("plan", plan)?.partial_len()?) })
+    guard(|| unsafe { raw::store("len", len, raw::handle("plan", plan)?.state_len()?) })
 }
 
 /// Attends to a part of a plan's keys, for example in one of several processes or machines. k and v hold n keys that
 /// begin at key first: [batch, kv_heads, n, ...] with first + n <= kv_len (else ATTN_STATUS_TABLE). Masks, biases and
 /// positions count from the first key of the whole. k and v share a dtype; q may have another.
 ///
-/// Writes a state for each query to rows, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
-/// undivided sums; rows_len floats in all. States may be sent between machines of the same byte order.
-/// attn_merge_partials() merges them in any order, and attn_plan_finish() makes the result of them.
+/// Writes a state for each query to states, [batch, q_heads, q_len, 2 + value_dim]: the maximum, the sum, and value_dim
+/// undivided sums; states_len floats in all. States may be sent between machines of the same byte order.
+/// attn_merge_states() merges them in any order, and attn_plan_finish() makes the result of them.
 ///
 /// Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If parts
 /// begin at multiples of 512 keys and are merged as a tree of neighbours, the result has the bits of the whole call
@@ -378,15 +378,15 @@ pub unsafe extern "C" fn attn_plan_partial_len(plan: *const AttnPlan, len: *mut 
 /// # Safety
 /// As for attn_plan_run.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attn_plan_partial(
+pub unsafe extern "C" fn attn_plan_state(
     plan: *const AttnPlan,
     workspace: *mut AttnWorkspace,
     first: usize,
     q: *const AttnTensor,
     k: *const AttnTensor,
     v: *const AttnTensor,
-    rows: *mut f32,
-    rows_len: usize,
+    states: *mut f32,
+    states_len: usize,
 ) -> AttnStatus {
     guard(|| {
         let (mut extents, copies) = (Extents::new(), Copies::default());
@@ -396,40 +396,40 @@ pub unsafe extern "C" fn attn_plan_partial(
             let plan = raw::handle("plan", plan)?;
             let workspace = if workspace.is_null() { None } else { Some(raw::handle("workspace", workspace)?) };
             let masks = plan.described.masks(&mut extents, &copies)?;
-            (plan, workspace, masks, raw::part(first, [q, k, v], (rows, rows_len), &mut extents)?)
+            (plan, workspace, masks, raw::part(first, [q, k, v], (states, states_len), &mut extents)?)
         };
-        plan.partial(&masks, workspace, part)
+        plan.state(&masks, workspace, part)
     })
 }
 
-/// Merges states over disjoint sets of keys, in f32: rows become the states over both sets. Both arrays hold len
+/// Merges states over disjoint sets of keys, in f32: states become the states over both sets. Both arrays hold len
 /// floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
 ///
 /// # Safety
-/// rows and others point to len floats each; nobody else reads or writes rows during the call.
+/// states and others point to len floats each; nobody else reads or writes states during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attn_merge_partials(
-    rows: *mut f32,
+pub unsafe extern "C" fn attn_merge_states(
+    states: *mut f32,
     others: *const f32,
     len: usize,
     value_dim: usize,
 ) -> AttnStatus {
     guard(|| {
         // SAFETY: the caller vouches for both pointers.
-        let (rows, others) = unsafe { raw::parts(rows, others, len)? };
-        Ok(attn_core::partial::merge(rows, others, value_dim)?)
+        let (states, others) = unsafe { raw::states(states, others, len)? };
+        Ok(attn_core::partial::merge(states, others, value_dim)?)
     })
 }
 
 /// Makes the result of merged states: adds the sinks, divides, and writes out and lse as attn_plan_run() does.
 ///
 /// # Safety
-/// As for attn_plan_run; rows points to rows_len floats.
+/// As for attn_plan_run; states points to states_len floats.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attn_plan_finish(
     plan: *const AttnPlan,
-    rows: *const f32,
-    rows_len: usize,
+    states: *const f32,
+    states_len: usize,
     out: *const AttnTensor,
     lse: *mut f32,
     lse_len: usize,
@@ -441,7 +441,7 @@ pub unsafe extern "C" fn attn_plan_finish(
             raw::measured([out])?;
             let plan = raw::handle("plan", plan)?;
             let masks = plan.described.masks(&mut extents, &copies)?;
-            (plan, masks, raw::finish((rows, rows_len), out, (lse, lse_len), &mut extents)?)
+            (plan, masks, raw::finish((states, states_len), out, (lse, lse_len), &mut extents)?)
         };
         plan.finish(&masks, end)
     })

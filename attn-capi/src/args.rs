@@ -1,5 +1,5 @@
 //! The arguments of a call, checked: safe values that `raw` reads from a caller's pointers, and that `call` and
-//! `partial` compute. Plain data, and nothing is computed here.
+//! `state` compute. Plain data, and nothing is computed here.
 
 use core::ffi::c_void;
 
@@ -61,13 +61,13 @@ pub(crate) struct Part<'a> {
     pub(crate) q: Input<'a>,
     pub(crate) k: Input<'a>,
     pub(crate) v: Input<'a>,
-    /// `[batch, q_heads, q_len, 2 + value_dim]`.
-    pub(crate) rows: &'a mut [f32],
+    /// To be written: `[batch, q_heads, q_len, 2 + value_dim]`.
+    pub(crate) states: &'a mut [f32],
 }
 
-/// Where the result of all parts goes.
+/// The merged states of all parts, and the outputs of the call.
 pub(crate) struct Finish<'a> {
-    pub(crate) rows: &'a [f32],
+    pub(crate) states: &'a [f32],
     pub(crate) out: Output<'a>,
     pub(crate) lse: Option<&'a mut [f32]>,
 }

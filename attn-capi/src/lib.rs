@@ -17,7 +17,7 @@
 //! # Inside
 //!
 //! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices,
-//! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `partial`
+//! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `state`
 //! and `plan` are safe code over `attn-parallel`. cbindgen generates the header from these files; a test holds the
 //! committed one equal to them.
 
@@ -28,9 +28,9 @@ mod call;
 mod error;
 mod merge;
 mod options;
-mod partial;
 mod plan;
 mod raw;
+mod state;
 mod tensor;
 pub mod types;
 

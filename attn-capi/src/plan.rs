@@ -9,8 +9,8 @@ use crate::args::{Call, Callbacks, Finish, Part};
 use crate::call;
 use crate::error::{Error, Result};
 use crate::options::{Kept, Masks, Tables, attention};
-use crate::partial;
 use crate::raw::Described;
+use crate::state;
 use crate::types::{AttnDtype, AttnOptions};
 
 /// Options and sizes, checked once. Never changes; any number of threads may run one plan at once, each with a
@@ -62,15 +62,15 @@ impl AttnPlan {
     }
 
     /// Floats in the states of a part.
-    pub(crate) fn partial_len(&self) -> Result<usize> {
+    pub(crate) fn state_len(&self) -> Result<usize> {
         Ok(attn_core::partial::len(&self.shape)?)
     }
 
-    /// Attends to a part of the keys, on this thread.
-    pub(crate) fn partial(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, part: Part<'_>) -> Result<()> {
+    /// Computes the states of a part of the keys, on this thread.
+    pub(crate) fn state(&self, masks: &Masks<'_>, workspace: Option<&AttnWorkspace>, part: Part<'_>) -> Result<()> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
-        let compute = |scratch: &mut _| partial::compute(attn, self.callbacks, self.level, self.shape, scratch, part);
+        let compute = |scratch: &mut _| state::compute(attn, self.callbacks, self.level, self.shape, scratch, part);
         match workspace {
             None => compute(&mut Workspace::new()),
             Some(workspace) => match workspace.lock()?.first_mut() {
@@ -84,7 +84,7 @@ impl AttnPlan {
     pub(crate) fn finish(&self, masks: &Masks<'_>, end: Finish<'_>) -> Result<()> {
         let tables = self.kept.tables();
         let attn = attention(&self.options, &tables, masks, &self.nodes)?;
-        partial::finish(attn, self.level, self.shape, end)
+        state::finish(attn, self.level, self.shape, end)
     }
 
     /// Describes the kernel that runs.

@@ -244,17 +244,17 @@ pub(crate) unsafe fn call<'a>(
 /// Reads the arguments of a call on a part of the keys.
 ///
 /// # Safety
-/// As [`elements`] for all, and nobody else touches `rows` during `'a`.
+/// As [`elements`] for all, and nobody else touches `states` during `'a`.
 pub(crate) unsafe fn part<'a>(
     first: usize,
     [q, k, v]: [*const AttnTensor; 3],
-    (rows, rows_len): (*mut f32, usize),
+    (states, states_len): (*mut f32, usize),
     extents: &mut Extents,
 ) -> Result<Part<'a>> {
     // SAFETY: the caller's promise is the same for each.
     unsafe {
         let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
-        Ok(Part { first, q, k, v, rows: table_mut("rows", rows, rows_len, extents)?.unwrap_or_default() })
+        Ok(Part { first, q, k, v, states: table_mut("states", states, states_len, extents)?.unwrap_or_default() })
     }
 }
 
@@ -263,46 +263,50 @@ pub(crate) unsafe fn part<'a>(
 /// # Safety
 /// As [`elements`] for all, and nobody else touches the outputs during `'a`.
 pub(crate) unsafe fn finish<'a>(
-    (rows, rows_len): (*const f32, usize),
+    (states, states_len): (*const f32, usize),
     out: *const AttnTensor,
     (lse, lse_len): (*mut f32, usize),
     extents: &mut Extents,
 ) -> Result<Finish<'a>> {
     // SAFETY: the caller's promise is the same for each.
     unsafe {
-        let rows = table("rows", rows, rows_len, extents)?.unwrap_or_default();
+        let states = table("states", states, states_len, extents)?.unwrap_or_default();
         let (out, lse) = outputs(out, lse, lse_len, extents)?;
-        Ok(Finish { rows, out, lse })
+        Ok(Finish { states, out, lse })
     }
 }
 
-/// Reads the rows of two parts; the first are to be written.
+/// Reads the states of two parts. The first are written too.
 ///
 /// # Safety
 /// Both point to `len` numbers if they are not null; nobody writes them, or touches the first, during `'a`.
-pub(crate) unsafe fn parts<'a>(rows: *mut f32, others: *const f32, len: usize) -> Result<(&'a mut [f32], &'a [f32])> {
+pub(crate) unsafe fn states<'a>(
+    states: *mut f32,
+    others: *const f32,
+    len: usize,
+) -> Result<(&'a mut [f32], &'a [f32])> {
     let mut extents = Extents::new();
     // SAFETY: the caller's promise is the same for each.
     unsafe {
         let others = table("others", others, len, &mut extents)?.unwrap_or_default();
-        Ok((table_mut("rows", rows, len, &mut extents)?.unwrap_or_default(), others))
+        Ok((table_mut("states", states, len, &mut extents)?.unwrap_or_default(), others))
     }
 }
 
-/// Two results to be joined.
-pub(crate) type States<'a> = (ViewMut<'a, f32>, &'a mut [f32], View<'a, f32>, &'a [f32]);
+/// Two results to merge.
+pub(crate) type Results<'a> = (ViewMut<'a, f32>, &'a mut [f32], View<'a, f32>, &'a [f32]);
 
 /// Reads two results, each a tensor of floats and its lse.
 ///
 /// # Safety
 /// As [`elements`] for all, and nobody else touches the first ones during `'a`.
-pub(crate) unsafe fn states<'a>(
+pub(crate) unsafe fn results<'a>(
     out: *const AttnTensor,
     lse: *mut f32,
     other: *const AttnTensor,
     other_lse: *const f32,
     lse_len: usize,
-) -> Result<States<'a>> {
+) -> Result<Results<'a>> {
     let mut extents = Extents::new();
     let floats = |what, value| Err(Error::Dtype { what, wanted: "F32", value });
     // SAFETY: the caller's promise is the same for each.

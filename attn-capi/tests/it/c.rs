@@ -87,11 +87,11 @@ pub(crate) fn forward(a: Arguments<'_>) -> AttnStatus {
     }
 }
 
-/// `attn_merge_states`; the lses have the length of the first one.
+/// `attn_merge_outputs`; the lses have the length of the first one.
 pub(crate) fn merge(out: &AttnTensor, lse: &mut [f32], other: &AttnTensor, other_lse: &[f32]) -> AttnStatus {
     assert!(other_lse.len() >= lse.len());
     // SAFETY: each tensor was made from a buffer of its length; the lses are as long as said.
-    unsafe { abi::attn_merge_states(out, lse.as_mut_ptr(), other, other_lse.as_ptr(), lse.len()) }
+    unsafe { abi::attn_merge_outputs(out, lse.as_mut_ptr(), other, other_lse.as_ptr(), lse.len()) }
 }
 
 /// A cache of plain slots over these tensors.
@@ -144,11 +144,11 @@ pub(crate) fn append(cache: &AttnCache, k: &AttnTensor, v: &AttnTensor, counts: 
     unsafe { abi::attn_cache_append(cache, k, v, counts, len) }
 }
 
-/// `attn_merge_partials`.
-pub(crate) fn merge_partials(rows: &mut [f32], others: &[f32], value_dim: usize) -> AttnStatus {
+/// `attn_merge_states`.
+pub(crate) fn merge_states(rows: &mut [f32], others: &[f32], value_dim: usize) -> AttnStatus {
     assert!(others.len() >= rows.len());
     // SAFETY: both are as long as said.
-    unsafe { abi::attn_merge_partials(rows.as_mut_ptr(), others.as_ptr(), rows.len(), value_dim) }
+    unsafe { abi::attn_merge_states(rows.as_mut_ptr(), others.as_ptr(), rows.len(), value_dim) }
 }
 
 /// `attn_last_error`.
@@ -211,14 +211,14 @@ impl Plan {
         unsafe { abi::attn_plan_run(self.0, workspace, q, k, v, out, a.lse.0, a.lse.1) }
     }
 
-    pub(crate) fn partial_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         let mut len = 0;
         // SAFETY: the plan is alive.
-        assert_eq!(unsafe { abi::attn_plan_partial_len(self.0, &mut len) }, AttnStatus::Ok);
+        assert_eq!(unsafe { abi::attn_plan_state_len(self.0, &mut len) }, AttnStatus::Ok);
         len
     }
 
-    pub(crate) fn partial(
+    pub(crate) fn state(
         &self,
         workspace: Option<&Workspace>,
         first: usize,
@@ -227,7 +227,7 @@ impl Plan {
     ) -> AttnStatus {
         let workspace = workspace.map_or(ptr::null_mut(), |workspace| workspace.0);
         // SAFETY: as `forward`; plan and workspace are alive.
-        unsafe { abi::attn_plan_partial(self.0, workspace, first, q, k, v, rows.as_mut_ptr(), rows.len()) }
+        unsafe { abi::attn_plan_state(self.0, workspace, first, q, k, v, rows.as_mut_ptr(), rows.len()) }
     }
 
     pub(crate) fn finish(&self, rows: &[f32], out: &AttnTensor, lse: &mut [f32]) -> AttnStatus {
@@ -305,11 +305,11 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
             ("q", abi::attn_forward(none(), none(), none(), none(), none(), none(), 0)),
             ("cache", abi::attn_decode(none(), none(), none(), none(), none(), none(), 0)),
             ("cache", abi::attn_cache_append(none(), none(), none(), none(), 0)),
-            ("plan", abi::attn_plan_partial_len(none(), none())),
-            ("plan", abi::attn_plan_partial(none(), none(), 0, none(), none(), none(), none(), 0)),
+            ("plan", abi::attn_plan_state_len(none(), none())),
+            ("plan", abi::attn_plan_state(none(), none(), 0, none(), none(), none(), none(), 0)),
             ("plan", abi::attn_plan_finish(none(), none(), 0, none(), none(), 0)),
-            ("rows", abi::attn_merge_partials(none(), [0.0; 3].as_ptr(), 3, 1)),
-            ("other", abi::attn_merge_states(none(), none(), none(), none(), 0)),
+            ("states", abi::attn_merge_states(none(), [0.0; 3].as_ptr(), 3, 1)),
+            ("other", abi::attn_merge_outputs(none(), none(), none(), none(), 0)),
             ("AttnShape", abi::attn_explain(none(), none(), 1, none(), 0)),
             ("text", abi::attn_explain(none(), &shape, 1, none(), 0)),
             ("AttnShape", abi::attn_plan_create(none(), none(), &mut plan)),

@@ -59,7 +59,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn partial_rows_joined_give_the_bits_of_the_whole() {
+fn merged_states_give_the_bits_of_the_whole() {
     const Q: [usize; 4] = [1, 4, 2, 8];
     let (keys, dim) = (1100, 8);
     let x: Vec<f32> = (0..2 * keys * dim).map(|n| (n as f32 * 1.3).sin()).collect();
@@ -87,16 +87,16 @@ fn partial_rows_joined_give_the_bits_of_the_whole() {
     let shape = attn::types::AttnShape { kv_heads: 2, ..c::sizes(Q, keys) };
     let plan = Plan::new(&options, &shape).unwrap();
     let workspace = Workspace::new(Some(&plan), 1).unwrap();
-    assert_eq!(plan.partial_len(), 8 * 10);
+    assert_eq!(plan.state_len(), 8 * 10);
     // The tree over chunks of 512 keys: (0, 1), 2.
     let rows = [(0, 512, None), (512, 512, Some(&workspace)), (1024, 76, None)].map(|(first, count, workspace)| {
         let (mut rows, kv) = (vec![f32::NAN; 80], part(first, count));
-        assert_eq!(plan.partial(workspace, first, [&q, &kv, &kv], &mut rows), AttnStatus::Ok, "{}", c::last_error());
+        assert_eq!(plan.state(workspace, first, [&q, &kv, &kv], &mut rows), AttnStatus::Ok, "{}", c::last_error());
         rows
     });
     let [mut all, second, third] = rows;
-    assert_eq!(c::merge_partials(&mut all, &second, dim), AttnStatus::Ok);
-    assert_eq!(c::merge_partials(&mut all, &third, dim), AttnStatus::Ok);
+    assert_eq!(c::merge_states(&mut all, &second, dim), AttnStatus::Ok);
+    assert_eq!(c::merge_states(&mut all, &third, dim), AttnStatus::Ok);
     let (mut out, mut lse) = (vec![0.0f32; 64], vec![0.0f32; 8]);
     let to = tensor_mut(&mut out, AttnDtype::F32, Q);
     assert_eq!(plan.finish(&all, &to, &mut lse), AttnStatus::Ok, "{}", c::last_error());
@@ -105,12 +105,12 @@ fn partial_rows_joined_give_the_bits_of_the_whole() {
 
     // What does not fit is refused before anything is written.
     let (kv, before) = (part(0, 77), bits(&all));
-    assert_eq!(plan.partial(None, 1024, [&q, &kv, &kv], &mut all), AttnStatus::Table);
+    assert_eq!(plan.state(None, 1024, [&q, &kv, &kv], &mut all), AttnStatus::Table);
     assert_eq!(c::last_error(), "the end of the part (first + its keys) is 1101, at most 1100 is allowed");
-    assert_eq!(plan.partial(None, usize::MAX, [&q, &kv, &kv], &mut all), AttnStatus::Overflow);
-    assert_eq!(plan.partial(None, 0, [&q, &kv, &kv], &mut all[..79]), AttnStatus::Shape);
-    assert_eq!(c::merge_partials(&mut all, &second, 7), AttnStatus::Shape);
-    assert_eq!(c::merge_partials(&mut all, &second, usize::MAX), AttnStatus::Overflow);
+    assert_eq!(plan.state(None, usize::MAX, [&q, &kv, &kv], &mut all), AttnStatus::Overflow);
+    assert_eq!(plan.state(None, 0, [&q, &kv, &kv], &mut all[..79]), AttnStatus::Shape);
+    assert_eq!(c::merge_states(&mut all, &second, 7), AttnStatus::Shape);
+    assert_eq!(c::merge_states(&mut all, &second, usize::MAX), AttnStatus::Overflow);
     assert_eq!(plan.finish(&all[..79], &to, &mut lse), AttnStatus::Shape);
     assert_eq!(plan.finish(&all, &AttnTensor { shape: [1, 4, 2, 7], ..to }, &mut lse), AttnStatus::Shape);
     assert!(bits(&all) == before && bits(&out) == bits(&want));

@@ -106,7 +106,7 @@ fn a_size_gone_wrong_is_said_before_other_mistakes() {
     said(c::explain(&options, &AttnShape { struct_size: 3, ..sizes }, 1, 8).0);
     let plan = c::Plan::new(&c::options(), &sizes).expect("right");
     said(plan.run(None, Arguments { q: Some(&half), k: Some(&wrong), ..a }));
-    said(plan.partial(None, 0, [&half, &right, &wrong], &mut [0.0; 6]));
+    said(plan.state(None, 0, [&half, &right, &wrong], &mut [0.0; 6]));
 }
 
 #[test]

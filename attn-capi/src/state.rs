@@ -1,4 +1,4 @@
-//! Attention over a part of the keys: rows of maximum, sum and undivided output, merged and ended later.
+//! States over a part of the keys: maximum, sum and undivided output of each query, merged and divided later.
 
 use attn_core::partial;
 use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, View};
@@ -8,7 +8,7 @@ use crate::args::{Callbacks, Finish, Output, Part};
 use crate::call::with_callbacks;
 use crate::error::Result;
 
-/// Attends to a part, on this thread.
+/// Computes the states of a part, on this thread.
 pub(crate) fn compute(
     attn: Attention<'_>,
     callbacks: Option<Callbacks>,
@@ -19,11 +19,11 @@ pub(crate) fn compute(
 ) -> Result<()> {
     with_callbacks!(attn, callbacks, |attn| {
         let plan = Plan::new(attn, shape, level)?;
-        let Part { first, q, k, v, rows } = part;
+        let Part { first, q, k, v, states } = part;
         match (k, v) {
-            (Input::F32(k), Input::F32(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
-            (Input::F16(k), Input::F16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
-            (Input::Bf16(k), Input::Bf16(v)) => of_query(&plan, first, q, [k, v], rows, scratch),
+            (Input::F32(k), Input::F32(v)) => of_query(&plan, first, q, [k, v], states, scratch),
+            (Input::F16(k), Input::F16(v)) => of_query(&plan, first, q, [k, v], states, scratch),
+            (Input::Bf16(k), Input::Bf16(v)) => of_query(&plan, first, q, [k, v], states, scratch),
             _ => Err(AttnError::Unsupported { what: "k and v with different dtypes" }.into()),
         }
     })
@@ -35,28 +35,28 @@ fn of_query<T: KernelElement, M: Modifier + Sync>(
     first: usize,
     q: Input<'_>,
     [k, v]: [View<'_, T>; 2],
-    rows: &mut [f32],
+    states: &mut [f32],
     scratch: &mut Workspace,
 ) -> Result<()> {
-    // Before scratch is made for sizes that are not there.
-    AttnError::check_size("partial rows (rows · (2 + value_dim))", partial::len(plan.shape())?, rows.len())?;
+    // First, so that wrong sizes allocate no scratch.
+    AttnError::check_size("states (rows · (2 + value_dim))", partial::len(plan.shape())?, states.len())?;
     let lines = scratch.try_lines(plan.partial_lines())?;
     match q {
-        Input::F32(q) => plan.partial(first, q, k, v, rows, lines)?,
-        Input::F16(q) => plan.partial(first, q, k, v, rows, lines)?,
-        Input::Bf16(q) => plan.partial(first, q, k, v, rows, lines)?,
+        Input::F32(q) => plan.partial(first, q, k, v, states, lines)?,
+        Input::F16(q) => plan.partial(first, q, k, v, states, lines)?,
+        Input::Bf16(q) => plan.partial(first, q, k, v, states, lines)?,
     }
     Ok(())
 }
 
-/// Divides merged rows, and writes what they are.
+/// Divides merged states, and writes the outputs.
 pub(crate) fn finish(attn: Attention<'_>, level: Level, shape: AttnShape, end: Finish<'_>) -> Result<()> {
     let plan = Plan::new(&attn, shape, level)?; // the caller's functions have been called
-    let Finish { rows, out, lse } = end;
+    let Finish { states, out, lse } = end;
     match out {
-        Output::F32(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
-        Output::F16(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
-        Output::Bf16(out) => plan.finish(rows, Outputs { out, lse, weights: None })?,
+        Output::F32(out) => plan.finish(states, Outputs { out, lse, weights: None })?,
+        Output::F16(out) => plan.finish(states, Outputs { out, lse, weights: None })?,
+        Output::Bf16(out) => plan.finish(states, Outputs { out, lse, weights: None })?,
     }
     Ok(())
 }
