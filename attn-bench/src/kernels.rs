@@ -477,7 +477,7 @@ mod tests {
             ("a 1 1 1 4 4 8 0 dropout:1 -", "dropout"),
             ("a 1 1 1 4 4 8 0 spread:0 -", "spread"),
             ("a 1 1 1 4 4 8 0 plain:3 -", "plain:3"),
-            ("a 1 4 3 4 4 8 0 plain -", "4 query heads"),
+            ("a 1 4 3 4 4 8 0 plain -", "q_heads is 4"),
             ("a 1 1 1 4 4 8 0 plain slow", "slow"),
             ("a", "expected"),
         ] {
