@@ -1,6 +1,6 @@
 //! `cargo xtask embedded`: attn-core on emulated boards, against the host, with what it costs.
 //!
-//! `attn-core/firmware` holds the programs. [`boards`] are the processors, [`build`] compiles for them, [`image`]
+//! `firmware` holds the programs. [`boards`] are the processors, [`build`] compiles for them, [`image`]
 //! weighs an image and looks for what must not be in it, [`code`] reads its disassembly, [`emulate`] runs a program,
 //! [`report`] prints the tables and holds figures to their limits. What is shown:
 //!

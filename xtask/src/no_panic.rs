@@ -1,6 +1,6 @@
 //! `cargo xtask no-panic`: proves that no engine of `attn-core` can panic, on the machine code.
 //!
-//! `attn-core/no-panic` calls everything with arguments that the optimiser cannot see through, and is built as users of
+//! `no-panic` calls everything with arguments that the optimiser cannot see through, and is built as users of
 //! firmware build: release, one unit, link-time optimisation. The archive is then read, and from every entry point the
 //! relocations are followed (calls, tables of functions, constants) as a linker that drops unused sections would. If
 //! `core::panicking` can be reached, the shortest way there is printed. The same is done with an entry that can panic,
@@ -70,7 +70,7 @@ fn build(target: Option<&str>, control: bool) -> Result<PathBuf, String> {
     let path = folder.join("build.log");
     let log = File::create(&path).map_err(|error| error.to_string())?;
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["build", "--release", "--locked"]).current_dir(root().join("attn-core/no-panic"));
+    command.args(["build", "--release", "--locked"]).current_dir(root().join("no-panic"));
     command.arg("--target-dir").arg(&folder);
     if let Some(target) = target {
         command.args(["--target", target]);

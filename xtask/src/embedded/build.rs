@@ -1,4 +1,4 @@
-//! Compiles the programs of `attn-core/firmware` for the host and for boards.
+//! Compiles the programs of `firmware` for the host and for boards.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn cargo(target: Option<&'static str>, args: &[&str], name: &str) -> Result<Resu
     let log = File::create(&path).map_err(|error| error.to_string())?;
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["build", "--release", "--locked"]).args(args).arg("--target-dir").arg(folder());
-    command.current_dir(root().join("attn-core/firmware"));
+    command.current_dir(root().join("firmware"));
     if let Some(target) = target {
         command.args(["--target", target]);
         if !Need::Target(target).is_met() {
