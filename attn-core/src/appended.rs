@@ -8,7 +8,8 @@ use crate::dropout::Dropout;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
-use crate::score::{At, Problem};
+use crate::score::Problem;
+use crate::shape::At;
 use crate::softmax::RowState;
 use crate::view::{Row, View};
 

@@ -36,6 +36,8 @@
 //! ```
 
 mod accumulate;
+mod inputs;
+mod outputs;
 mod row;
 mod slopes;
 
@@ -45,66 +47,14 @@ use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::check_same;
-use crate::score::{At, Problem};
-use crate::shape::AttnShape;
-use crate::view::{View, ViewMut};
+use crate::score::Problem;
+use crate::shape::{At, AttnShape};
+use crate::view::View;
 
-pub(crate) use accumulate::{AppendedGradients, Inputs, all as accumulate_all};
-
-/// Where the gradients go. All are written, not added to.
-#[derive(Debug)]
-pub struct Gradients<'o, O> {
-    /// `[batch, q_heads, q_len, head_dim]`.
-    pub dq: ViewMut<'o, O>,
-    /// `[batch, kv_heads, kv_len, head_dim]`, summed over the query heads of a group.
-    pub dk: ViewMut<'o, O>,
-    /// `[batch, kv_heads, kv_len, value_dim]`, summed over the query heads of a group.
-    pub dv: ViewMut<'o, O>,
-    /// Any shape that broadcasts to `[batch, q_heads, q_len, kv_len]`: the gradient of an additive bias of that shape,
-    /// summed over the axes of size 1. Double, because it is accumulated in place.
-    pub bias: Option<ViewMut<'o, f64>>,
-    /// `[q_heads]`: the gradient of the sinks. Double, because it is accumulated in place.
-    pub sinks: Option<&'o mut [f64]>,
-}
-
-impl<'o, O: Element> Gradients<'o, O> {
-    /// The gradients of q, k and v.
-    pub fn new(dq: ViewMut<'o, O>, dk: ViewMut<'o, O>, dv: ViewMut<'o, O>) -> Self {
-        Self { dq, dk, dv, bias: None, sinks: None }
-    }
-
-    /// Also that of the bias. It is defined (and given) whether or not the options have a bias.
-    pub fn bias(mut self, bias: ViewMut<'o, f64>) -> Self {
-        self.bias = Some(bias);
-        self
-    }
-
-    /// Also that of the sinks; zero where the options have none.
-    pub fn sinks(mut self, sinks: &'o mut [f64]) -> Self {
-        self.sinks = Some(sinks);
-        self
-    }
-
-    fn check(&self, shape: &AttnShape) -> Result<()> {
-        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
-        check_same("dq against q", [batch, q_heads, q_len, head_dim], self.dq.sizes())?;
-        check_same("dk against k", [batch, kv_heads, kv_len, head_dim], self.dk.sizes())?;
-        check_same("dv against v", [batch, kv_heads, kv_len, value_dim], self.dv.sizes())?;
-        check_options(shape, self.bias.as_ref(), self.sinks.as_deref())
-    }
-}
-
-/// Checks where the gradients of the options go.
-pub(crate) fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, sinks: Option<&[f64]>) -> Result<()> {
-    if let Some(bias) = bias {
-        let to = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
-        bias.as_view().check_broadcast("bias gradient", to)?;
-    }
-    match sinks {
-        Some(sinks) => AttnError::check_size("sink gradient against q_heads", shape.q_heads, sinks.len()),
-        None => Ok(()),
-    }
-}
+pub(crate) use accumulate::all as accumulate_all;
+pub(crate) use inputs::Inputs;
+pub use outputs::Gradients;
+pub(crate) use outputs::{AppendedGradients, check_options};
 
 /// Elements of scratch that [`gradients`] needs: one row of `dq`, and `dk` and `dv` of one key/value head.
 ///

@@ -5,8 +5,7 @@ use half::{bf16, f16};
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::Align;
-use crate::score::At;
-use crate::shape::AttnShape;
+use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 /// An additive bias of any dtype that broadcasts to `[batch, q_heads, q_len, kv_len]`.

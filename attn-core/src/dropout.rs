@@ -6,8 +6,7 @@
 
 use crate::element::Real;
 use crate::error::{AttnError, Result};
-use crate::score::At;
-use crate::shape::AttnShape;
+use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 /// Which weights to drop after the softmax.
@@ -139,7 +138,7 @@ impl RowDraws {
     #[inline(always)]
     pub(crate) fn bits(self, start: usize, threshold: u32) -> u64 {
         let keep: [bool; 64] = core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
-        crate::mask::pack_bools(&keep)
+        crate::mask::bits::pack_bools(&keep)
     }
 }
 

@@ -33,9 +33,8 @@
 //! ```
 
 mod align;
-mod bits;
+pub(crate) mod bits;
 mod block_sparse;
-mod cover;
 mod dense;
 mod documents;
 mod lengths;
@@ -45,14 +44,11 @@ mod tree;
 use core::ops::Range;
 
 use crate::error::{AttnError, Result};
-use crate::score::At;
-use crate::shape::AttnShape;
+use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 pub use align::{Align, Window};
-pub use bits::{pack_bools, transpose_bits};
 pub use block_sparse::BlockSparse;
-pub use cover::TileCover;
 pub use dense::DenseMask;
 pub use documents::Documents;
 pub use lengths::Lengths;
@@ -250,17 +246,5 @@ impl<'a> Mask<'a> {
             bits &= term.row_bits(shape, batch, head, query, start);
         }
         bits
-    }
-
-    /// How much of a tile of the score matrix is visible.
-    pub fn cover(
-        &self,
-        shape: &AttnShape,
-        batch: usize,
-        head: usize,
-        queries: Range<usize>,
-        keys: Range<usize>,
-    ) -> TileCover {
-        cover::of_tile(self, shape, batch, head, queries, keys)
     }
 }

@@ -3,7 +3,7 @@
 //! `Attention<'_, M>` carries them as a type, so that a reference loop inlines them and a tiled kernel calls one
 //! monomorphised function per tile. Without closures `M` is `()` and costs nothing.
 
-use crate::score::At;
+use crate::shape::At;
 
 /// What the caller's closures do to scores and visibility. Implemented by `()` and by what
 /// [`Attention::map_score`](crate::Attention::map_score) and [`visible_if`](crate::Attention::visible_if) build;

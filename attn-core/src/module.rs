@@ -28,6 +28,7 @@
 //!
 //! Norms, residuals, feed-forward layers and position codes are not here; `position` has the last.
 
+mod backward;
 mod causal_attention;
 mod concat_heads;
 mod engine;

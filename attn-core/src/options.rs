@@ -5,8 +5,7 @@ use crate::dropout::Dropout;
 use crate::error::{AttnError, Result};
 use crate::mask::Mask;
 use crate::modifier::{MapScore, Modifier, VisibleIf};
-use crate::score::At;
-use crate::shape::AttnShape;
+use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 /// What to compute: `softmax(scale·q·kᵀ → soft-cap → bias → mask)·v`. Starts as the textbook formula: scale

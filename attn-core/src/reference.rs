@@ -28,8 +28,8 @@ use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::score::{At, Problem};
-use crate::shape::AttnShape;
+use crate::score::Problem;
+use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 /// Elements of scratch that [`forward`] needs: one score per key.

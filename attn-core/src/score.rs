@@ -9,21 +9,7 @@ use crate::element::{Element, Real};
 use crate::error::Result;
 use crate::modifier::Modifier;
 use crate::options::Attention;
-use crate::shape::AttnShape;
-
-/// A position in the score tensor `[batch, q_heads, q_len, kv_len]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "defmt", derive(defmt::Format))]
-pub struct At {
-    /// Index of the sequence in the batch.
-    pub batch: usize,
-    /// Query head.
-    pub head: usize,
-    /// Query.
-    pub query: usize,
-    /// Key.
-    pub key: usize,
-}
+use crate::shape::{At, AttnShape};
 
 /// One attention call whose shape and options have been checked against each other.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! The sizes of one attention call, checked once.
+//! The sizes of one attention call, checked once, and an index into its scores.
 
 use crate::error::{AttnError, Result};
 
@@ -38,6 +38,20 @@ pub struct AttnShape {
     pub head_dim: usize,
     /// Size of a value.
     pub value_dim: usize,
+}
+
+/// A position in the score tensor `[batch, q_heads, q_len, kv_len]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
+pub struct At {
+    /// Index of the sequence in the batch.
+    pub batch: usize,
+    /// Query head.
+    pub head: usize,
+    /// Query.
+    pub query: usize,
+    /// Key.
+    pub key: usize,
 }
 
 impl AttnShape {

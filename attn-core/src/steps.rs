@@ -69,8 +69,8 @@ use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::modifier::Modifier;
 use crate::options::Attention;
-use crate::score::{At, Problem};
-use crate::shape::AttnShape;
+use crate::score::Problem;
+use crate::shape::{At, AttnShape};
 use crate::view::{View, ViewMut};
 
 /// Raw scores `q·kᵀ`: no scale, no mask.

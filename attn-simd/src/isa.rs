@@ -232,7 +232,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// 64 bools as bits, the first in the lowest.
     #[inline(always)]
     fn pack_bools(self, keep: &[bool; 64]) -> u64 {
-        attn_core::mask::pack_bools(keep)
+        attn_core::engine::pack_bools(keep)
     }
 
     /// Asks for a cache line to be read (or, with `WRITE`, owned) soon. Any address may be given.

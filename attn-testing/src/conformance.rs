@@ -5,9 +5,11 @@
 
 mod case;
 pub mod compare;
+mod loaded;
 pub mod ops;
 mod params;
 pub mod run;
+mod stop;
 mod suite;
 mod tensor;
 

@@ -195,7 +195,7 @@ fn write(weights: &[f64], paint: &mut Paint) -> Result<String> {
 
     let mut text = String::from(
         "//! Written by `examples/train.rs`; not to be changed by hand.\n#![cfg_attr(rustfmt, rustfmt_skip)]\n\n\
-         use super::integer::Scales;\nuse super::{WEIGHTS, Window};\n\n",
+         use super::scales::Scales;\nuse super::{WEIGHTS, Window};\n\n",
     );
     let names = ["h", "q", "k", "v", "r", "u", "y"];
     text.push_str("/// Scales and zero points.\npub const SCALES: Scales = Scales {\n");

@@ -11,6 +11,7 @@
 pub mod data;
 pub mod integer;
 pub mod real;
+pub mod scales;
 pub mod weights;
 
 use core::ops::Range;

@@ -138,12 +138,10 @@ pub fn attn_entry_mask(
         return 0;
     }
     let At { batch, head, query, key } = at;
-    let cover = mask.cover(shape, batch, head, query..query.saturating_add(keys), key..key.saturating_add(keys));
     let range = mask.row_range(shape, batch, head, query);
     mask.row_bits(shape, batch, head, query, key)
         ^ dropout.row_bits(shape, batch, head, query, key)
         ^ u64::from(mask.visible(shape, at))
-        ^ cover as u64
         ^ range.end as u64
         ^ cost::visible_pairs(mask, shape) as u64
         ^ cost::forward_flops(shape, cost::all_pairs(shape)) as u64

@@ -1,10 +1,11 @@
 //! One query row: first its softmax and `δ`, then what each key contributes.
 
-use super::accumulate::Inputs;
+use super::inputs::Inputs;
 use super::slopes;
 use crate::element::{Element, Real};
 use crate::modifier::Modifier;
-use crate::score::{At, Problem};
+use crate::score::Problem;
+use crate::shape::At;
 use crate::softmax::RowState;
 
 /// What a first sweep over the keys of a row finds out.

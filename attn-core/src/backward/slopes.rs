@@ -2,7 +2,8 @@
 
 use crate::element::Real;
 use crate::modifier::Modifier;
-use crate::score::{At, Problem};
+use crate::score::Problem;
+use crate::shape::At;
 
 /// A finished score and how it moves.
 #[derive(Clone, Copy, Debug)]

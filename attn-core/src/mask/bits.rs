@@ -10,12 +10,12 @@ use core::ops::Range;
 pub(crate) fn range_bits(range: Range<usize>, start: usize) -> u64 {
     let low = range.start.saturating_sub(start).min(64);
     let high = range.end.saturating_sub(start).min(64);
-    if low >= high { 0 } else { below(high) & !below(low) }
+    if low >= high { 0 } else { lowest_bits(high) & !lowest_bits(low) }
 }
 
 /// The lowest `n ≤ 64` bits set.
-#[inline]
-pub(crate) const fn below(n: usize) -> u64 {
+#[inline(always)]
+pub const fn lowest_bits(n: usize) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn pack8(keep: [bool; 8]) -> u64 {
 /// ```
 /// let mut keep = [false; 64];
 /// keep[5] = true;
-/// assert_eq!(attn_core::mask::pack_bools(&keep), 1 << 5);
+/// assert_eq!(attn_core::engine::pack_bools(&keep), 1 << 5);
 /// ```
 #[inline(always)]
 pub fn pack_bools(keep: &[bool; 64]) -> u64 {
@@ -45,7 +45,7 @@ pub fn pack_bools(keep: &[bool; 64]) -> u64 {
 /// ```
 /// let mut bits = [0u64; 64];
 /// bits[3] = 1 << 17;
-/// attn_core::mask::transpose_bits(&mut bits);
+/// attn_core::engine::transpose_bits(&mut bits);
 /// assert_eq!(bits[17], 1 << 3);
 /// ```
 pub fn transpose_bits(rows: &mut [u64; 64]) {

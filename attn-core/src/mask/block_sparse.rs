@@ -52,7 +52,7 @@ impl BlockSparse<'_> {
             };
             let run = (self.block_k - into).min(64 - n);
             if self.visible(batch, head, query, key) {
-                bits |= super::bits::below(run) << n;
+                bits |= super::bits::lowest_bits(run) << n;
             }
             n += run;
         }

@@ -43,7 +43,7 @@ impl DenseMask<'_> {
             for (n, &keep) in rest.iter().enumerate() {
                 bits |= u64::from(keep) << (8 * eights.len() + n);
             }
-            return (bits ^ flip) & super::bits::below(keys.len());
+            return (bits ^ flip) & super::bits::lowest_bits(keys.len());
         }
         let mut bits = 0;
         for n in 0..row.len().saturating_sub(start).min(64) {

@@ -5,8 +5,7 @@ use core::ops::Range;
 use super::align::{Align, Window, clip};
 use super::{BlockSparse, DenseMask, Documents, Lengths, Tree, bits};
 use crate::error::Result;
-use crate::score::At;
-use crate::shape::AttnShape;
+use crate::shape::{At, AttnShape};
 
 /// One term of a [`Mask`](crate::Mask). The constructors on `Mask` say what each means.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,8 @@ use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::projection::{Linear, features, for_each_feature};
-use crate::score::{At, Problem};
+use crate::score::Problem;
+use crate::shape::At;
 use crate::shape::{AttnShape, product};
 use crate::view::{Layout, View, ViewMut};
 

@@ -1,7 +1,7 @@
 //! Masks as the tiled engines ask them, against the definitions key by key: one key, a row's range, 64 keys as bits, a
 //! tile.
 
-use attn_core::{At, AttnShape, Mask, TileCover};
+use attn_core::{At, AttnShape, Mask};
 use attn_testing::cases::{OwnedTerm, kinds, shape};
 
 fn shapes() -> Vec<AttnShape> {
@@ -41,30 +41,6 @@ fn check(dims: &AttnShape, terms: &[&OwnedTerm]) {
                     let got = mask.row_bits(dims, batch, head, query, start);
                     assert_eq!(got, want, "{}, bits from {start}: {got:b}, not {want:b}", what());
                 }
-            }
-            covers(dims, &mask, batch, head, &rows, terms);
-        }
-    }
-}
-
-/// Tiles of several sizes, at the edges too.
-fn covers(dims: &AttnShape, mask: &Mask<'_>, batch: usize, head: usize, rows: &[Vec<bool>], terms: &[&OwnedTerm]) {
-    for (q_tile, kv_tile) in [(1, 1), (4, 8), (16, 64), (48, 96), (3, 70)] {
-        for q_start in (0..dims.q_len).step_by(q_tile) {
-            for k_start in (0..dims.kv_len).step_by(kv_tile) {
-                let queries = q_start..(q_start + q_tile).min(dims.q_len);
-                let keys = k_start..(k_start + kv_tile).min(dims.kv_len);
-                let seen: Vec<bool> =
-                    rows[queries.clone()].iter().flat_map(|row| row[keys.clone()].iter().copied()).collect();
-                let want = if seen.iter().all(|&s| s) {
-                    TileCover::Full
-                } else if seen.iter().any(|&s| s) {
-                    TileCover::Partial
-                } else {
-                    TileCover::Empty
-                };
-                let got = mask.cover(dims, batch, head, queries.clone(), keys.clone());
-                assert_eq!(got, want, "{terms:?} on {dims:?}: tile {queries:?} × {keys:?} of head {head}");
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use core::ops::Range;
 
+use attn_core::engine::lowest_bits;
 use attn_core::kv_cache::CacheView;
 
 use super::MAX_ROWS;
@@ -101,7 +102,7 @@ impl Sight {
         (key, keys): (usize, usize),
         there: u64,
     ) -> (bool, bool) {
-        let wanted = below(keys);
+        let wanted = lowest_bits(keys);
         if jobs.first.ranges && self.all.start <= key && key + keys <= self.all.end && there == u64::MAX {
             self.words[..rows.len()].fill(wanted);
             return (true, true);
@@ -110,7 +111,8 @@ impl Sight {
         jobs.for_each(rows, |job, part| {
             for r in part {
                 let (start, end) = self.ranges[r];
-                let mut word = below(end.saturating_sub(key)) & !below(start.saturating_sub(key)) & wanted & there;
+                let mut word =
+                    lowest_bits(end.saturating_sub(key)) & !lowest_bits(start.saturating_sub(key)) & wanted & there;
                 if !job.ranges && word != 0 {
                     let RowAt { sequence, head, query, .. } = rows[r];
                     word &= job.mask.row_bits_within(&job.shape, [sequence, head, query], key, start..end);
@@ -128,12 +130,6 @@ impl Sight {
     }
 }
 
-/// The lowest `n` bits.
-#[inline(always)]
-fn below(n: usize) -> u64 {
-    if n >= 64 { u64::MAX } else { (1 << n) - 1 }
-}
-
 /// Which keys of a tile are there: all, but of pages that were given back.
 #[inline(always)]
 pub(super) fn present<T: Copy>(cache: &CacheView<'_, T>, sequence: usize, key: usize, keys: usize) -> u64 {
@@ -143,7 +139,7 @@ pub(super) fn present<T: Copy>(cache: &CacheView<'_, T>, sequence: usize, key: u
     let (mut there, mut n) = (u64::MAX, 0);
     while n < keys {
         let gone = cache.evicted(sequence, key + n);
-        there &= !(below(n + gone) & !below(n));
+        there &= !(lowest_bits(n + gone) & !lowest_bits(n));
         n += gone.max(cache.run(sequence, key + n).map_or(1, |run| run.len));
     }
     there

@@ -8,7 +8,8 @@
 use core::ops::Range;
 
 use attn_core::DenseMask;
-use attn_core::mask::{Term, transpose_bits};
+use attn_core::engine::{lowest_bits, transpose_bits};
+use attn_core::mask::Term;
 
 use crate::isa::Isa;
 use crate::isa::product::Reach;
@@ -139,7 +140,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
     /// Any mask: 64 keys of each row as a word, transposed.
     #[inline(always)]
     fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
-        let wanted = if tile.keys == 64 { u64::MAX } else { (1 << tile.keys) - 1 };
+        let wanted = lowest_bits(tile.keys);
         bits.fill(u64::MAX); // lanes without a row, as above
         let rows = &mut bits[..tile.rows];
         for (row, &(start, end)) in rows.iter_mut().zip(&self.rows) {
@@ -174,8 +175,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
 /// Bits `start..end`, clipped to a word.
 #[inline(always)]
 fn range_bits(start: usize, end: usize) -> u64 {
-    let below = |n: usize| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
-    below(end) & !below(start)
+    lowest_bits(end) & !lowest_bits(start)
 }
 
 /// 64 entries of a row of a dense mask, where they lie side by side.

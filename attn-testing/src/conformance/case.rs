@@ -6,7 +6,7 @@ use attn_core::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ops::Stop;
+use super::stop::Stop;
 
 /// How far a value may lie from the expected one: `atol + rtol·|want|`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::Case;
-use super::ops::Stop;
+use super::stop::Stop;
 
 /// The parameters of an op besides `dtype`, separated by spaces; `None` where there is no list.
 fn known(op: &str) -> Option<&'static str> {

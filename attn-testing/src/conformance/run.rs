@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::compare::compare;
-use super::ops::{self, Produced, Scope, Stop};
+use super::loaded::Produced;
+use super::ops::{self, Scope};
+use super::stop::Stop;
 use super::{Case, Suite, params};
 use crate::engine::Engine;
 

@@ -4,7 +4,7 @@ use attn_core::half::{bf16, f16};
 use attn_core::{Element, Layout, View};
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::ops::Stop;
+use super::stop::Stop;
 
 /// The elements of a [`Tensor`].
 #[derive(Clone, Debug, PartialEq)]

@@ -6,26 +6,6 @@ use attn_core::{Layout, Result, View, ViewMut, default_scale};
 use super::weights::{BIASES, INT8, SCALES};
 use super::*;
 
-/// Scales and zero points of all tensors, found by running the trained layer over many windows.
-pub struct Scales {
-    /// Features with position.
-    pub h: (f32, i8),
-    /// Queries.
-    pub q: (f32, i8),
-    /// Keys.
-    pub k: (f32, i8),
-    /// Values, and the heads' outputs: means of values fit where values do.
-    pub v: (f32, i8),
-    /// Features after the attention.
-    pub r: (f32, i8),
-    /// Hidden features; never below 0.
-    pub u: (f32, i8),
-    /// Features at the end.
-    pub y: (f32, i8),
-    /// Of the matrices, in their order: embed, query, key, value, join, up, down, class. Their zero points are 0.
-    pub weights: [f32; 8],
-}
-
 const fn quant((scale, zero_point): (f32, i8)) -> Quant {
     match Quant::new(scale, zero_point) {
         Ok(quant) => quant,

@@ -45,7 +45,10 @@ pub fn classify(weights: &[f32; WEIGHTS], window: &Window) -> Result<[f32; CLASS
     }
     let mut scores = [0.0f32; CLASSES.len()];
     let class = matrix(CLASS, WIDTH, CLASSES.len())?.bias(&weights[CLASS_BIAS])?;
-    class.forward_in::<f32, _, _>(View::matrix(&mean, 1, WIDTH)?, &mut ViewMut::matrix(&mut scores, 1, CLASSES.len())?)?;
+    class.forward_in::<f32, _, _>(
+        View::matrix(&mean, 1, WIDTH)?,
+        &mut ViewMut::matrix(&mut scores, 1, CLASSES.len())?,
+    )?;
     Ok(scores)
 }
 

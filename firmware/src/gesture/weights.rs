@@ -1,7 +1,7 @@
 //! Written by `examples/train.rs`; not to be changed by hand.
 #![cfg_attr(rustfmt, rustfmt_skip)]
 
-use super::integer::Scales;
+use super::scales::Scales;
 use super::{WEIGHTS, Window};
 
 /// Scales and zero points.

@@ -1,7 +1,7 @@
 //! The steps of one latent-attention call, over scratch of the caller: what is cached, queries, keys and values of a
 //! head, attention, and the parts that the scratch is cut into.
 
-use super::{Mla, MlaForm, MlaQuery, Sizes};
+use super::weights::{Mla, MlaForm, MlaQuery, Sizes};
 use crate::element::{Element, Real};
 use crate::error::Result;
 use crate::kv_cache::attend;

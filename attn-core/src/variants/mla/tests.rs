@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Layout;
+use crate::position::Rope;
 use crate::position::{Pairing, Positions};
 use crate::reference;
 use std::vec;

@@ -6,8 +6,9 @@ use attn_core::{AttnShape, Layout, View, ViewMut};
 
 use super::attention::{Tables, attend, options};
 use super::wide::{repeated, stored, values};
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
 use crate::conformance::Data;
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 

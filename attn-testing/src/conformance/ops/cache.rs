@@ -9,8 +9,9 @@ use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Win
 use serde_json::Value;
 
 use super::positional::pairing;
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
 use crate::conformance::Tensor;
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 

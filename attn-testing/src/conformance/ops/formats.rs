@@ -9,7 +9,8 @@ use attn_core::{Align, Attention, Element, Layout, Outputs, View, ViewMut};
 
 use super::attention::{Tables, causal, options};
 use super::wide::repeated;
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::conformance::{Data, Tensor};
 use crate::engine::{Engine, Number, StepCall};

@@ -4,7 +4,8 @@ use attn_core::module::{self, InputGradients, LayerOutputs, ModuleGradients, Mul
 use attn_core::{Attention, Bias, Layout, Linear, LinearGradients, Mask, View, ViewMut};
 
 use super::modules::On;
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::conformance::{Data, Tensor};
 use crate::engine::{Engine, Number};

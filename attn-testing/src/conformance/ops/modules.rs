@@ -7,7 +7,8 @@ use attn_core::{
     Align, Attention, AttnShape, Layout, Linear, LinearGradients, Mask, Modifier, Outputs, Result, View, ViewMut,
 };
 
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 

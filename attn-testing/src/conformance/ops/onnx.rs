@@ -8,7 +8,8 @@ use attn_core::{
 };
 
 use super::attention::weights;
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::conformance::{Data, Tensor};
 use crate::engine::{Engine, Number};

@@ -9,8 +9,9 @@ use attn_core::{
 use serde_json::Value;
 
 use super::cache::span;
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
 use crate::conformance::Case;
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number, PartCall};
 

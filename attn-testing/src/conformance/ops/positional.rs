@@ -5,7 +5,8 @@ use attn_core::position::{Pairing, Positions, Rope, RopeTables, Scaling, Sinusoi
 use attn_core::{Align, Layout, View, ViewMut};
 use serde_json::{Map, Value};
 
-use super::{Loaded, Produced, Stop, by_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::Number;
 

@@ -6,7 +6,8 @@ use attn_core::{Align, Attention, AttnShape, Layout, Mask, View, ViewMut};
 
 use super::attention::causal;
 use super::positional::pairing;
-use super::{Loaded, Produced, Stop, by_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::Number;
 

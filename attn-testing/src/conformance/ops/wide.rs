@@ -6,7 +6,8 @@ use attn_core::{Align, Layout, Outputs, View, ViewMut};
 use serde_json::Value;
 
 use super::attention::{Tables, attend, causal, options};
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 

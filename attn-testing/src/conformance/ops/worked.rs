@@ -3,8 +3,9 @@
 use attn_core::{Align, Attention, Element, Layout, Linear, Mask, View, ViewMut, steps};
 
 use super::attention::{attend, weights};
-use super::{Loaded, Produced, Stop, by_dtype, check_dtype};
 use crate::conformance::Tensor;
+use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
+use crate::conformance::stop::Stop;
 use crate::conformance::tensor::Stored;
 use crate::engine::{Engine, Number};
 

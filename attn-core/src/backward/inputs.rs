@@ -1,0 +1,41 @@
+//! The inputs of a backward call, and the dot products of their rows.
+
+use crate::appended::Appended;
+use crate::element::Element;
+use crate::shape::{At, AttnShape};
+use crate::view::{Row, View};
+
+/// The inputs of a backward call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inputs<'v, T, G, W> {
+    pub(crate) q: View<'v, T>,
+    pub(crate) k: View<'v, T>,
+    pub(crate) v: View<'v, T>,
+    pub(crate) dy: View<'v, G>,
+    /// Keys behind those of `k`, which a module may add.
+    pub(crate) appended: Appended<'v, W>,
+}
+
+impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {
+    pub(super) fn dot(&self, shape: &AttnShape, at: At) -> f64 {
+        dot(self.q.row(at.batch, at.head, at.query), self.k.row(at.batch, shape.kv_head(at.head), at.key))
+    }
+
+    pub(super) fn dy_dot_v(&self, shape: &AttnShape, at: At) -> f64 {
+        dot(self.dy.row(at.batch, at.head, at.query), self.v.row(at.batch, shape.kv_head(at.head), at.key))
+    }
+
+    pub(super) fn dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
+        let key = self.appended.key(shape.kv_head(at.head), n);
+        key.map_or(0.0, |key| dot(self.q.row(at.batch, at.head, at.query), key))
+    }
+
+    pub(super) fn dy_dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
+        let value = self.appended.value(shape.kv_head(at.head), n);
+        value.map_or(0.0, |value| dot(self.dy.row(at.batch, at.head, at.query), value))
+    }
+}
+
+fn dot<A: Element, B: Element>(a: Row<'_, A>, b: Row<'_, B>) -> f64 {
+    a.iter().zip(b.iter()).map(|(a, b)| a.to_f64() * b.to_f64()).sum()
+}
