@@ -18,7 +18,7 @@
 //! The operation has no backward pass: results are new leaves, as candle's own fused ones are.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Bias, FromView, Mask, Modifier, View, ViewMut};
+use attn_core::{Align, Attention, AttnShape, Bias, FromView, Mask, Mods, View, ViewMut};
 use attn_simd::KernelElement;
 use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
 
@@ -90,7 +90,7 @@ where
 ///
 /// # Errors
 /// As [`sdpa`], and options without meaning.
-pub fn attention<M: Modifier + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+pub fn attention<M: Mods + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
         if tensor.dtype() != q.dtype() {
             bail!("attn: {name} is {:?}, q is {:?}", tensor.dtype(), q.dtype());
@@ -102,7 +102,7 @@ pub fn attention<M: Modifier + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Te
 /// The operation: options beside three tensors.
 struct Op<'p, 'a, M>(&'p Attention<'a, M>);
 
-impl<M: Modifier + Sync> CustomOp3 for Op<'_, '_, M> {
+impl<M: Mods + Sync> CustomOp3 for Op<'_, '_, M> {
     fn name(&self) -> &'static str {
         "attn"
     }
@@ -140,7 +140,7 @@ fn dtype(storage: &CpuStorage) -> DType {
 }
 
 /// Computes a contiguous output.
-fn run<T: KernelElement, M: Modifier + Sync>(
+fn run<T: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     [q, k, v]: [&[T]; 3],
     layouts: [&Layout; 3],

@@ -417,7 +417,7 @@ pub unsafe extern "C" fn attn_merge_states(
     guard(|| {
         // SAFETY: the caller vouches for both pointers.
         let (states, others) = unsafe { raw::states(states, others, len)? };
-        Ok(attn_core::partial::merge(states, others, value_dim)?)
+        Ok(attn_core::state::merge_states(states, others, value_dim)?)
     })
 }
 

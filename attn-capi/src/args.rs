@@ -75,25 +75,25 @@ pub(crate) struct Finish<'a> {
 /// The caller's functions. (They are `Sync`: `raw` says why.)
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callbacks {
-    map_score: AttnMapScore,
-    visible_if: AttnVisibleIf,
+    score_mod: AttnMapScore,
+    mask_mod: AttnVisibleIf,
     user_data: *mut c_void,
 }
 
 impl Callbacks {
     /// The caller's functions; `None` without any.
     pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
-        let AttnOptions { map_score, visible_if, user_data, .. } = *options;
-        (map_score.is_some() || visible_if.is_some()).then_some(Self { map_score, visible_if, user_data })
+        let AttnOptions { score_mod, mask_mod, user_data, .. } = *options;
+        (score_mod.is_some() || mask_mod.is_some()).then_some(Self { score_mod, mask_mod, user_data })
     }
 
     /// The new score.
     pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
-        self.map_score.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
+        self.score_mod.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
     }
 
     /// Whether the key stays visible.
     pub(crate) fn visible(&self, At { batch, head, query, key }: At) -> bool {
-        self.visible_if.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
+        self.mask_mod.is_none_or(|f| f(batch, head, query, key, self.user_data) != 0)
     }
 }

@@ -1,7 +1,7 @@
 //! One call on checked views: from number types as values to the generic engines.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Attention, AttnShape, Modifier, Outputs, View, ViewMut};
+use attn_core::{Attention, AttnShape, Mods, Outputs, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::decode::Step;
 use attn_simd::{Input, KernelElement, Level, Plan};
@@ -25,7 +25,7 @@ macro_rules! with_callbacks {
             }
             Some(callbacks) => {
                 let callbacks: &Callbacks = &callbacks;
-                let $whole = &$attn.map_score(|s, at| callbacks.score(s, at)).visible_if(|at| callbacks.visible(at));
+                let $whole = &$attn.score_mod(|s, at| callbacks.score(s, at)).mask_mod(|at| callbacks.visible(at));
                 $body
             }
         }
@@ -67,7 +67,7 @@ pub(crate) fn decode(
 }
 
 /// Picks the output type of a step.
-fn step_to_output<T: KernelElement, M: Modifier + Sync>(
+fn step_to_output<T: KernelElement, M: Mods + Sync>(
     mut runner: Runner<'_>,
     step: &Step<'_, '_, '_, M>,
     q: View<'_, T>,
@@ -116,7 +116,7 @@ fn kernel_dtype(dtype: AttnDtype) -> Result<attn_core::Dtype> {
 }
 
 /// Picks the input type, which q, k and v share.
-fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, runner: Runner<'_>, call: Call<'_>) -> Result<()> {
+fn typed<M: Mods + Sync>(plan: &Plan<'_, '_, M>, runner: Runner<'_>, call: Call<'_>) -> Result<()> {
     let Call { q, k, v, out, lse } = call;
     match (q, k, v) {
         (Input::F32(q), Input::F32(k), Input::F32(v)) => to_output::<f32, M>(plan, runner, [q, k, v], out, lse),
@@ -127,7 +127,7 @@ fn typed<M: Modifier + Sync>(plan: &Plan<'_, '_, M>, runner: Runner<'_>, call: C
 }
 
 /// Picks the output type.
-fn to_output<T: KernelElement, M: Modifier + Sync>(
+fn to_output<T: KernelElement, M: Mods + Sync>(
     plan: &Plan<'_, '_, M>,
     runner: Runner<'_>,
     qkv: [View<'_, T>; 3],
@@ -141,7 +141,7 @@ fn to_output<T: KernelElement, M: Modifier + Sync>(
     }
 }
 
-fn engine<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+fn engine<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
     plan: &Plan<'_, '_, M>,
     mut runner: Runner<'_>,
     [q, k, v]: [View<'_, T>; 3],

@@ -196,7 +196,7 @@ fn no_idle(o: &AttnOptions, tables: &Tables<'_>, masks: &Masks<'_>) -> Result<()
     let bounds = |align: u32, both: [usize; 2]| is_none(align) && both.iter().any(|&x| x != 0 && x != ATTN_UNBOUNDED);
     let (documents, has_blocks) = (tables.cu_q.is_some(), masks.blocks.is_some());
     let (draws, keeps) = (o.dropout_p != 0.0, masks.dropout_keep.is_some());
-    let calls = o.map_score.is_some() || o.visible_if.is_some();
+    let calls = o.score_mod.is_some() || o.mask_mod.is_some();
     let idle = [
         (o.has_scale == 0 && o.scale != 0.0, "scale", "has_scale must be 1"),
         (bounds(o.window, [o.window_left, o.window_right]), "window_left or window_right", WINDOW),
@@ -226,7 +226,7 @@ fn no_idle(o: &AttnOptions, tables: &Tables<'_>, masks: &Masks<'_>) -> Result<()
         (!has_blocks && o.block_k != 0, "block_k", "blocks must be given"),
         (keeps && o.dropout_seed != 0, "dropout_seed", "dropout_keep must be null"),
         (!draws && o.dropout_seed != 0, "dropout_seed", "dropout_p must be above 0"),
-        (!calls && !o.user_data.is_null(), "user_data", "map_score or visible_if must be given"),
+        (!calls && !o.user_data.is_null(), "user_data", "score_mod or mask_mod must be given"),
     ];
     match idle.into_iter().find(|&(is_idle, ..)| is_idle) {
         Some((_, what, needs)) => Err(Error::Idle { what, needs }),

@@ -63,7 +63,7 @@ impl AttnPlan {
 
     /// Floats in the states of a part.
     pub(crate) fn state_len(&self) -> Result<usize> {
-        Ok(attn_core::partial::len(&self.shape)?)
+        Ok(attn_core::state::len(&self.shape)?)
     }
 
     /// Computes the states of a part of the keys, on this thread.

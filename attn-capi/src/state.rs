@@ -1,7 +1,7 @@
 //! States over a part of the keys: maximum, sum and undivided output of each query, merged and divided later.
 
-use attn_core::partial;
-use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, View};
+use attn_core::state;
+use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, View};
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
 use crate::args::{Callbacks, Finish, Output, Part};
@@ -30,7 +30,7 @@ pub(crate) fn compute(
 }
 
 /// Picks the queries' type, which may be another.
-fn of_query<T: KernelElement, M: Modifier + Sync>(
+fn of_query<T: KernelElement, M: Mods + Sync>(
     plan: &Plan<'_, '_, M>,
     first: usize,
     q: Input<'_>,
@@ -39,12 +39,12 @@ fn of_query<T: KernelElement, M: Modifier + Sync>(
     scratch: &mut Workspace,
 ) -> Result<()> {
     // First, so that wrong sizes allocate no scratch.
-    AttnError::check_size("states (rows · (2 + value_dim))", partial::len(plan.shape())?, states.len())?;
-    let lines = scratch.try_lines(plan.partial_lines())?;
+    AttnError::check_size("states (rows · (2 + value_dim))", state::len(plan.shape())?, states.len())?;
+    let lines = scratch.try_lines(plan.states_lines())?;
     match q {
-        Input::F32(q) => plan.partial(first, q, k, v, states, lines)?,
-        Input::F16(q) => plan.partial(first, q, k, v, states, lines)?,
-        Input::Bf16(q) => plan.partial(first, q, k, v, states, lines)?,
+        Input::F32(q) => plan.states(first, q, k, v, states, lines)?,
+        Input::F16(q) => plan.states(first, q, k, v, states, lines)?,
+        Input::Bf16(q) => plan.states(first, q, k, v, states, lines)?,
     }
     Ok(())
 }

@@ -259,7 +259,7 @@ pub struct AttnOptions {
     pub scale: f64,
     /// c * tanh(s / c); 0 for none.
     pub softcap: f64,
-    /// Divides the scores after bias, ALiBi and map_score; 0 for none.
+    /// Divides the scores after bias, ALiBi and score_mod; 0 for none.
     pub temperature: f64,
     /// Whether scale is given.
     pub has_scale: u32,
@@ -365,10 +365,10 @@ pub struct AttnOptions {
     pub sinks_len: usize,
 
     /// Changes each score after bias and ALiBi; null for none.
-    pub map_score: AttnMapScore,
+    pub score_mod: AttnMapScore,
     /// Hides keys; null for none.
-    pub visible_if: AttnVisibleIf,
-    /// Passed to map_score and visible_if; null without both.
+    pub mask_mod: AttnVisibleIf,
+    /// Passed to score_mod and mask_mod; null without both.
     pub user_data: *mut c_void,
 
     /// Non-zero: a row has the same bits for any number of queries and keys in the call, so a prompt may be computed at

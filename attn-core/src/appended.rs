@@ -1,14 +1,14 @@
 //! Positions behind the last key that a module adds itself: torch's `add_bias_kv` and `add_zero_attn`.
 //!
 //! They are the same for every sequence and never masked; scale, soft-cap and temperature apply to their scores, biases
-//! and closures do not. An engine need not know of them: its output and lse are the state of a row over the given keys,
+//! and mods do not. An engine need not know of them: its output and lse are the state of a row over the given keys,
 //! and the appended ones are merged into it afterwards, exactly (see [`RowState`]).
 
 use crate::dropout::Dropout;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::At;
 use crate::softmax::RowState;
 use crate::view::{Row, View};
@@ -42,13 +42,13 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// The finished score of an appended key.
-    pub(crate) fn score<R: Real, M: Modifier>(&self, problem: &Problem<'_, '_, M>, dot: R) -> R {
+    pub(crate) fn score<R: Real, M: Mods>(&self, problem: &Problem<'_, '_, M>, dot: R) -> R {
         let s = problem.factors().capped(dot);
         problem.attn().get_temperature().map_or(s, |t| s / R::of(t))
     }
 
     /// Refuses what has no meaning together with appended positions.
-    pub(crate) fn check<M: Modifier>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
+    pub(crate) fn check<M: Mods>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
         if self.len() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
             return Err(AttnError::Unsupported { what: "a dropout mask with appended keys, which it does not cover" });
         }
@@ -68,7 +68,7 @@ impl<'a, T: Element> Appended<'a, T> {
 
     /// Merges the appended positions into what an engine computed: `context` `[batch, q_heads, q_len, value_dim]` and
     /// `lse`.
-    pub(crate) fn merge<R: Real, M: Modifier>(
+    pub(crate) fn merge<R: Real, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         q: View<'_, R>,
@@ -96,7 +96,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// Merges into one row; `at` is the first appended position. Returns the new lse.
-    fn merge_row<R: Real, M: Modifier>(
+    fn merge_row<R: Real, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         q: Row<'_, R>,

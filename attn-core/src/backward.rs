@@ -6,7 +6,7 @@
 //! ```text
 //! δ    = Σⱼ pⱼ·mⱼ·(dy·vⱼ) = dy·y
 //! dsⱼ  = pⱼ·(mⱼ·(dy·vⱼ) − δ)            gradient by the finished score
-//! gⱼ   = dsⱼ · ∂s/∂(q·k)                 scale, soft-cap 1 − tanh², closures, temperature
+//! gⱼ   = dsⱼ · ∂s/∂(q·k)                 scale, soft-cap 1 − tanh², mods, temperature
 //! dq  += gⱼ·kⱼ     dkⱼ += gⱼ·q     dvⱼ += pⱼ·mⱼ·dy
 //! dbias += dsⱼ · ∂s/∂bias          dsink −= p_sink·δ
 //! ```
@@ -44,10 +44,10 @@ mod slopes;
 use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::check_same;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::{At, AttnShape};
 use crate::view::View;
 
@@ -71,15 +71,15 @@ pub const fn scratch_len(shape: &AttnShape) -> Result<usize> {
 }
 
 /// The gradients of `Σ y·dy` by everything that [`reference::forward`](crate::reference::forward) makes `y` of, with
-/// the same options: masks, bias, ALiBi, soft-cap, temperature, closures, sinks, dropout.
+/// the same options: masks, bias, ALiBi, soft-cap, temperature, mods, sinks, dropout.
 ///
 /// Shapes as in the forward call, `dy` as its output; element types of inputs, `dy` and gradients may differ. `scratch`
 /// holds [`scratch_len`] elements.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a score closure has no
-/// derivative (see [`Attention::map_score_with`]).
-pub fn gradients<T: Element, G: Element, O: Element, M: Modifier>(
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a `score_mod` has no
+/// derivative (see [`Attention::score_mod_with`]).
+pub fn gradients<T: Element, G: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -99,12 +99,12 @@ pub fn gradients<T: Element, G: Element, O: Element, M: Modifier>(
     Ok(())
 }
 
-/// Refuses score closures whose derivative is not known at every visible score, before anything is written.
-pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Modifier>(
+/// Refuses a `score_mod` whose derivative is not known at every visible score, before anything is written.
+pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,
 ) -> Result<()> {
-    if !M::SCORE {
+    if !M::SCORE_MOD {
         return Ok(());
     }
     let shape = problem.shape();

@@ -2,7 +2,7 @@
 //! firmware uses.
 //!
 //! The run-time API checks sizes and strides and carries every option in the image. Where heads and dims are constants
-//! the compiler has checked them, and what is not offered here (soft-cap, biases, dropout, closures, tables of lengths)
+//! the compiler has checked them, and what is not offered here (soft-cap, biases, dropout, mods, tables of lengths)
 //! takes no flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md says what each costs.
 
 use crate::error::{AttnError, Result};

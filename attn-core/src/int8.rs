@@ -53,4 +53,4 @@ pub use quant::Quant;
 pub use quantized_ring::{QuantizedRingCache, ScaledRows};
 pub use rescale::Rescale;
 pub use ring::Int8RingCache;
-pub use row::{IntState, IntStep};
+pub use row::{IntPush, IntState};

@@ -48,7 +48,7 @@
 //!
 //! # Options of a call over a cache
 //!
-//! Scale, soft-cap, temperature, sinks, masks, bias, ALiBi and closures all apply. Sequences have lengths of their own,
+//! Scale, soft-cap, temperature, sinks, masks, bias, ALiBi and mods all apply. Sequences have lengths of their own,
 //! so that each is a call of its own shape: `q_len` queries against `kv_len` = its own cached keys, `batch` as in the
 //! cache. Masks, biases and tables are checked against each of these shapes. For results that do not depend on the
 //! chunks, align windows and ALiBi at the bottom right. Dropout has no place in decoding and is refused.

@@ -41,18 +41,18 @@ pub mod guide {}
 #[doc = include_str!("../docs/embedded.md")]
 pub mod guide_embedded {}
 pub mod mask;
-mod modifier;
 pub mod module;
 mod options;
 mod outputs;
-pub mod partial;
 pub mod position;
 mod projection;
 pub mod reference;
 pub mod resume;
 mod score;
+mod score_mod;
 mod shape;
 mod softmax;
+pub mod state;
 pub mod steps;
 pub mod streaming;
 pub mod variants;
@@ -67,11 +67,11 @@ pub use error::{AttnError, Result};
 pub use fixed::FixedAttention;
 pub use half;
 pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, Tree, Window};
-pub use modifier::{Derivative, MapScore, Modifier, VisibleIf};
 pub use options::{Attention, Precision};
 pub use outputs::Outputs;
 pub use projection::{Linear, LinearGradients};
 pub use score::{Problem, default_scale};
+pub use score_mod::{Derivative, MaskMod, Mods, ScoreMod};
 pub use shape::{At, AttnShape};
-pub use softmax::{RowState, Step};
+pub use softmax::{Push, RowState};
 pub use view::{Layout, Row, Strided, View, ViewMut};

@@ -4,14 +4,14 @@ use crate::bias::{Alibi, Bias};
 use crate::dropout::Dropout;
 use crate::error::{AttnError, Result};
 use crate::mask::Mask;
-use crate::modifier::{MapScore, Modifier, VisibleIf};
+use crate::score_mod::{MaskMod, Mods, ScoreMod};
 use crate::shape::{At, AttnShape};
 use crate::view::View;
 
 /// What to compute: `softmax(scale·q·kᵀ → soft-cap → bias → mask)·v`. Starts as the textbook formula: scale
 /// `1/√head_dim`, nothing masked.
 ///
-/// The order is fixed: `s = scale·(q·k)`, soft-cap `c·tanh(s/c)`, additive bias, ALiBi, the caller's closures,
+/// The order is fixed: `s = scale·(q·k)`, soft-cap `c·tanh(s/c)`, additive bias, ALiBi, the caller's mods,
 /// temperature, mask, softmax (with a sink in its denominator if given), dropout on the weights.
 ///
 /// ```
@@ -33,7 +33,7 @@ pub struct Attention<'a, M = ()> {
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) dropout: Dropout<'a>,
     pub(crate) reproducible: bool,
-    pub(crate) modifier: M,
+    pub(crate) mods: M,
 }
 
 /// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`,
@@ -94,12 +94,12 @@ impl<'a> Attention<'a> {
             sinks: None,
             dropout: Dropout::None,
             reproducible: false,
-            modifier: (),
+            mods: (),
         }
     }
 }
 
-impl<'a, M: Modifier> Attention<'a, M> {
+impl<'a, M: Mods> Attention<'a, M> {
     /// Multiplies `q·k`; a finite number of at most 2⁶⁴ in size, also once it is divided by the temperature. Default
     /// `1/√head_dim`.
     ///
@@ -171,40 +171,41 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self
     }
 
-    /// Changes each score by a closure (compiled in, not called through a pointer), after bias and ALiBi. Closures that
-    /// are given one after the other run in that order. The gradient needs [`map_score_with`](Self::map_score_with).
+    /// Changes each score by a function (compiled in, not called through a pointer), after bias and ALiBi. Functions
+    /// that are given one after the other run in that order. The gradient needs
+    /// [`score_mod_with`](Self::score_mod_with).
     ///
     /// ```
     /// use attn_core::{At, Attention};
-    /// let relative = Attention::new().map_score(|s, at: At| s - 0.1 * at.query.abs_diff(at.key) as f64);
+    /// let relative = Attention::new().score_mod(|s, at: At| s - 0.1 * at.query.abs_diff(at.key) as f64);
     /// # let _ = relative;
     /// ```
-    pub fn map_score<F: Fn(f64, At) -> f64>(self, f: F) -> Attention<'a, MapScore<F, (), M>> {
-        self.modify(|inner| MapScore::new(f, (), inner))
+    pub fn score_mod<F: Fn(f64, At) -> f64>(self, f: F) -> Attention<'a, ScoreMod<F, (), M>> {
+        self.with_mods(|inner| ScoreMod::new(f, (), inner))
     }
 
-    /// As [`map_score`](Self::map_score), with the closure's derivative by the score, which `backward` uses.
-    pub fn map_score_with<F, D>(self, f: F, derivative: D) -> Attention<'a, MapScore<F, D, M>>
+    /// As [`score_mod`](Self::score_mod), with the function's derivative by the score, which `backward` uses.
+    pub fn score_mod_with<F, D>(self, f: F, derivative: D) -> Attention<'a, ScoreMod<F, D, M>>
     where
         F: Fn(f64, At) -> f64,
         D: Fn(f64, At) -> f64,
     {
-        self.modify(|inner| MapScore::new(f, derivative, inner))
+        self.with_mods(|inner| ScoreMod::new(f, derivative, inner))
     }
 
-    /// Hides the keys for which a closure says `false`. It is called once per position that the mask leaves visible.
-    pub fn visible_if<F: Fn(At) -> bool>(self, f: F) -> Attention<'a, VisibleIf<F, M>> {
-        self.modify(|inner| VisibleIf::new(f, inner))
+    /// Hides the keys for which a function says `false`. It is called once per position that the mask leaves visible.
+    pub fn mask_mod<F: Fn(At) -> bool>(self, f: F) -> Attention<'a, MaskMod<F, M>> {
+        self.with_mods(|inner| MaskMod::new(f, inner))
     }
 
-    fn modify<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
-        let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, modifier } =
+    fn with_mods<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
+        let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, mods } =
             self;
-        let modifier = f(modifier);
-        Attention { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, modifier }
+        let mods = f(mods);
+        Attention { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, mods }
     }
 
-    /// The same options with the closures borrowed: to be changed without being consumed.
+    /// The same options with the mods borrowed: to be changed without being consumed.
     pub fn by_ref(&self) -> Attention<'a, &M> {
         Attention {
             precision: self.precision,
@@ -217,7 +218,7 @@ impl<'a, M: Modifier> Attention<'a, M> {
             sinks: self.sinks,
             dropout: self.dropout,
             reproducible: self.reproducible,
-            modifier: &self.modifier,
+            mods: &self.mods,
         }
     }
 
@@ -271,9 +272,9 @@ impl<'a, M: Modifier> Attention<'a, M> {
         self.reproducible
     }
 
-    /// The caller's closures.
-    pub fn get_modifier(&self) -> &M {
-        &self.modifier
+    /// The caller's mods.
+    pub fn get_mods(&self) -> &M {
+        &self.mods
     }
 
     /// Checks every option against the sizes of a call.

@@ -25,10 +25,10 @@
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::{At, AttnShape};
 use crate::view::View;
 
@@ -45,7 +45,7 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn forward<'o, T: Element, O: Element, M: Modifier>(
+pub fn forward<'o, T: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -89,7 +89,7 @@ pub fn forward<'o, T: Element, O: Element, M: Modifier>(
 
 /// The weights of one row, after softmax and dropout, into `weights` (`[kv_len]`; hidden keys get 0). Returns the row's
 /// lse.
-pub(crate) fn row_weights<T: Element, M: Modifier>(
+pub(crate) fn row_weights<T: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     q: View<'_, T>,
     k: View<'_, T>,

@@ -7,8 +7,8 @@ use core::ops::Range;
 
 use crate::element::{Element, Real};
 use crate::error::Result;
-use crate::modifier::Modifier;
 use crate::options::Attention;
+use crate::score_mod::Mods;
 use crate::shape::{At, AttnShape};
 
 /// One attention call whose shape and options have been checked against each other.
@@ -19,7 +19,7 @@ pub struct Problem<'p, 'a, M = ()> {
     scale: f64,
 }
 
-impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
+impl<'p, 'a, M: Mods> Problem<'p, 'a, M> {
     /// Checks the sizes of q, k and v (each `[batch, heads, seq, dim]`) and every option.
     ///
     /// # Errors
@@ -80,9 +80,9 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     /// As [`score`](Self::score).
     #[inline]
     pub(crate) fn score_by<R: Real>(&self, factors: &Factors<R>, dot: R, at: At) -> R {
-        let mut s = self.before_modifier(factors, dot, at);
-        if M::SCORE {
-            s = R::saturating(self.attn.modifier.score(s.to_f64(), at));
+        let mut s = self.before_mods(factors, dot, at);
+        if M::SCORE_MOD {
+            s = R::saturating(self.attn.mods.score_mod(s.to_f64(), at));
         }
         if let Some(factor) = factors.per_temperature {
             s = tempered(s, factor);
@@ -90,9 +90,9 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         s
     }
 
-    /// The score that the caller's closures are given: scaled, capped, biased.
+    /// The score that the caller's mods are given: scaled, capped, biased.
     #[inline]
-    pub(crate) fn before_modifier<R: Real>(&self, factors: &Factors<R>, dot: R, at: At) -> R {
+    pub(crate) fn before_mods<R: Real>(&self, factors: &Factors<R>, dot: R, at: At) -> R {
         let mut s = factors.capped(dot);
         if let Some(bias) = &self.attn.bias {
             s += bias.at_in::<R>(at);
@@ -103,21 +103,21 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
         s
     }
 
-    /// Whether one key is visible to one query: by the mask, a bias that is not −∞, and the caller's closure.
+    /// Whether one key is visible to one query: by the mask, a bias that is not −∞, and `mask_mod`.
     #[inline]
     pub fn visible(&self, at: At) -> bool {
-        self.attn.mask.visible(&self.shape, at) && self.shown_by_bias(at) && self.shown_by_modifier(at)
+        self.attn.mask.visible(&self.shape, at) && self.kept_by_bias(at) && self.kept_by_mask_mod(at)
     }
 
     #[inline]
-    fn shown_by_bias(&self, at: At) -> bool {
+    fn kept_by_bias(&self, at: At) -> bool {
         // Only −∞ is −∞ in f32: what is finite saturates.
         self.attn.bias.as_ref().is_none_or(|bias| bias.at_in::<f32>(at) != f32::NEG_INFINITY)
     }
 
     #[inline]
-    fn shown_by_modifier(&self, at: At) -> bool {
-        !M::VISIBLE || self.attn.modifier.visible(at)
+    fn kept_by_mask_mod(&self, at: At) -> bool {
+        !M::MASK_MOD || self.attn.mods.mask_mod(at)
     }
 
     /// A range of keys outside of which the row sees nothing.
@@ -141,7 +141,7 @@ impl<'p, 'a, M: Modifier> Problem<'p, 'a, M> {
     ) {
         self.attn.mask.for_each_in(&self.shape, [batch, head, query], keys, |key| {
             let at = At { batch, head, query, key };
-            if self.shown_by_bias(at) && self.shown_by_modifier(at) {
+            if self.kept_by_bias(at) && self.kept_by_mask_mod(at) {
                 f(at);
             }
         });

@@ -32,7 +32,7 @@ pub struct RowState<R> {
 
 /// What one score does to a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step<R> {
+pub struct Push<R> {
     /// Factor on the outputs accumulated before this score.
     pub rescale: R,
     /// Factor on this score's value.
@@ -47,9 +47,9 @@ impl<R: Real> RowState<R> {
 
     /// Takes one score. A score of −∞ has weight 0, one of +∞ or NaN makes the row NaN.
     #[inline]
-    pub fn push(&mut self, score: R) -> Step<R> {
+    pub fn push(&mut self, score: R) -> Push<R> {
         if score == R::NEG_INFINITY {
-            return Step { rescale: R::ONE, weight: R::ZERO };
+            return Push { rescale: R::ONE, weight: R::ZERO };
         }
         let mut rescale = R::ONE;
         if score <= self.max {
@@ -62,7 +62,7 @@ impl<R: Real> RowState<R> {
         }
         let weight = (score - self.max).exp();
         self.sum += weight;
-        Step { rescale, weight }
+        Push { rescale, weight }
     }
 
     /// Joins the state of other keys of the same row. Returns the factors on this state's and on the other's

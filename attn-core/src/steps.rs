@@ -8,10 +8,10 @@
 //! | [`scores`] | `q·kᵀ` | `[batch, q_heads, q_len, kv_len]` |
 //! | [`scaled_scores`] | `scale·q·kᵀ` | same |
 //! | [`capped_scores`] | `c·tanh(scale·q·kᵀ/c)`, where a soft-cap is set | same |
-//! | [`finished_scores`] | all that the options do to a score; −∞ where masked | same |
+//! | [`masked_scores`] | all that the options do to a score; −∞ where masked | same |
 //! | [`softmax`], [`softmax_with_sinks`] | `exp(sⱼ − max)/Σ exp(sⱼ − max)` of each row | same, in place |
-//! | [`drop_weights`] | `w·keep/(1 − p)`, where dropout is set | same, in place |
-//! | [`apply`] | `weights·v` | `[batch, q_heads, q_len, value_dim]` |
+//! | [`dropout`] | `w·keep/(1 − p)`, where dropout is set | same, in place |
+//! | [`weighted_sum`] | `weights·v` | `[batch, q_heads, q_len, value_dim]` |
 //!
 //! Together they are [`reference::forward`](crate::reference::forward) (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
 //! The [worked example](crate::worked_example), from embeddings to context vectors:
@@ -44,32 +44,32 @@
 //!
 //! // Divided by √4 and turned into weights, each row summing to 1.
 //! let attn = Attention::new();
-//! steps::finished_scores(&attn, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
+//! steps::masked_scores(&attn, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
 //! assert!(agrees(&s, &cat::SCALED_SCORES));
 //! steps::softmax(&mut ViewMut::matrix(&mut s, 6, 6)?);
 //! assert!(agrees(&s, &cat::WEIGHTS)); // row "cat": 0.1000 0.2627 0.3372 0.0614 0.1114 0.1273
 //!
 //! // Each token's context: the mean of all values, by those weights.
 //! let mut context = [0.0f64; 24];
-//! steps::apply(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
+//! steps::weighted_sum(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
 //! assert!(agrees(&context, &cat::CONTEXT)); // row "cat": 0.9056 1.0249 1.0561 1.4822
 //!
 //! // The same without looking ahead: masked scores are −∞, so that their weights are 0.
 //! let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
-//! steps::finished_scores(&causal, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
+//! steps::masked_scores(&causal, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
 //! assert_eq!(s[1], f64::NEG_INFINITY);
 //! steps::softmax(&mut ViewMut::matrix(&mut s, 6, 6)?);
 //! assert!(agrees(&s, &cat::CAUSAL_WEIGHTS)); // row "cat": 0.2756 0.7244 0 0 0 0
-//! steps::apply(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
+//! steps::weighted_sum(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
 //! assert!(agrees(&context, &cat::CAUSAL_CONTEXT)); // row "cat": 0.9104 0.9885 1.0785 1.5295
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::{At, AttnShape};
 use crate::view::{View, ViewMut};
 
@@ -88,7 +88,7 @@ pub fn scores<T: Element, O: Element>(q: View<'_, T>, k: View<'_, T>, out: &mut 
 ///
 /// # Errors
 /// As [`scores`].
-pub fn scaled_scores<T: Element, O: Element, M: Modifier>(
+pub fn scaled_scores<T: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -102,7 +102,7 @@ pub fn scaled_scores<T: Element, O: Element, M: Modifier>(
 ///
 /// # Errors
 /// As [`scores`].
-pub fn capped_scores<T: Element, O: Element, M: Modifier>(
+pub fn capped_scores<T: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -114,7 +114,7 @@ pub fn capped_scores<T: Element, O: Element, M: Modifier>(
     })
 }
 
-/// Scores as the softmax takes them: scaled, capped, with bias, ALiBi, closures and temperature, and −∞ for every key
+/// Scores as the softmax takes them: scaled, capped, with bias, ALiBi, mods and temperature, and −∞ for every key
 /// that the query does not see. Shapes and errors as for [`scores`].
 ///
 /// # Errors
@@ -126,11 +126,11 @@ pub fn capped_scores<T: Element, O: Element, M: Modifier>(
 /// let x = View::matrix(&x, 2, 1)?; // two tokens of dim 1
 /// let mut s = [0.0f32; 4];
 /// let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
-/// steps::finished_scores(&causal, x, x, &mut ViewMut::matrix(&mut s, 2, 2)?)?;
+/// steps::masked_scores(&causal, x, x, &mut ViewMut::matrix(&mut s, 2, 2)?)?;
 /// assert_eq!(s, [1.0, f32::NEG_INFINITY, 2.0, 4.0]);
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
-pub fn finished_scores<T: Element, O: Element, M: Modifier>(
+pub fn masked_scores<T: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -148,7 +148,7 @@ pub fn finished_scores<T: Element, O: Element, M: Modifier>(
 }
 
 /// Checks, then writes `f(problem, q·k, position)` for every query and key.
-fn each_score<T: Element, O: Element, M: Modifier>(
+fn each_score<T: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -225,7 +225,7 @@ fn softmax_rows<T: Element>(rows: &mut ViewMut<'_, T>, sink: impl Fn(usize) -> f
 ///
 /// # Errors
 /// [`AttnError`] where the dropout does not fit the weights.
-pub fn drop_weights<T: Element, M: Modifier>(attn: &Attention<'_, M>, weights: &mut ViewMut<'_, T>) -> Result<()> {
+pub fn dropout<T: Element, M: Mods>(attn: &Attention<'_, M>, weights: &mut ViewMut<'_, T>) -> Result<()> {
     let [batch, q_heads, q_len, kv_len] = weights.sizes();
     let dropout = attn.get_dropout();
     dropout.check(&AttnShape::new(
@@ -258,7 +258,7 @@ pub fn drop_weights<T: Element, M: Modifier>(attn: &Attention<'_, M>, weights: &
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn apply<W: Element, T: Element, O: Element>(
+pub fn weighted_sum<W: Element, T: Element, O: Element>(
     weights: View<'_, W>,
     v: View<'_, T>,
     out: &mut ViewMut<'_, O>,
@@ -301,7 +301,7 @@ pub fn apply<W: Element, T: Element, O: Element>(
 /// let second = steps::single_query(x, 1)?;
 /// let causal = Attention::new().mask(Mask::causal(Align::Offset(1)));
 /// let mut s = [0.0f32; 3];
-/// steps::finished_scores(&causal, second, x, &mut ViewMut::matrix(&mut s, 1, 3)?)?;
+/// steps::masked_scores(&causal, second, x, &mut ViewMut::matrix(&mut s, 1, 3)?)?;
 /// assert_eq!(s, [2.0, 4.0, f32::NEG_INFINITY]);
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
@@ -369,10 +369,10 @@ mod tests {
 
         let (mut weights, mut got) = (vec![0.0f64; 144], vec![0.0f64; 48]);
         let mut rows = ViewMut::new(&mut weights, Layout::Bhsd, [2, 4, 3, 6]).unwrap();
-        finished_scores(&attn, q, k, &mut rows).unwrap();
+        masked_scores(&attn, q, k, &mut rows).unwrap();
         softmax_with_sinks(&mut rows, &sinks).unwrap();
-        drop_weights(&attn, &mut rows).unwrap();
-        apply(rows.as_view(), v, &mut ViewMut::new(&mut got, Layout::Bhsd, [2, 4, 3, 2]).unwrap()).unwrap();
+        dropout(&attn, &mut rows).unwrap();
+        weighted_sum(rows.as_view(), v, &mut ViewMut::new(&mut got, Layout::Bhsd, [2, 4, 3, 2]).unwrap()).unwrap();
         for (got, want) in got.iter().chain(&weights).zip(want.iter().chain(&want_weights)) {
             assert!((got - want).abs() < 1e-14, "{got} {want}");
         }
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(s, [3.0]);
         capped_scores(&attn, q, k, &mut ViewMut::matrix(&mut s, 1, 1).unwrap()).unwrap();
         assert_eq!(s, [4.0 * libm::tanh(0.75)]);
-        finished_scores(&attn, q, k, &mut ViewMut::matrix(&mut s, 1, 1).unwrap()).unwrap();
+        masked_scores(&attn, q, k, &mut ViewMut::matrix(&mut s, 1, 1).unwrap()).unwrap();
         assert_eq!(s, [f64::NEG_INFINITY]);
     }
 
@@ -422,7 +422,7 @@ mod tests {
         let x = View::matrix(&x, 3, 2).unwrap();
         let mut out = [7.0f32; 9];
         assert!(scores(x, x, &mut ViewMut::matrix(&mut out, 3, 2).unwrap()).is_err());
-        assert!(apply(x, x, &mut ViewMut::matrix(&mut out, 3, 2).unwrap()).is_err());
+        assert!(weighted_sum(x, x, &mut ViewMut::matrix(&mut out, 3, 2).unwrap()).is_err());
         assert!(softmax_with_sinks(&mut ViewMut::matrix(&mut out, 3, 3).unwrap(), &[0.0; 2]).is_err());
         assert_eq!(out, [7.0; 9]);
     }

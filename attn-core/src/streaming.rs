@@ -23,11 +23,11 @@ use core::ops::Range;
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::resume::{self, Progress, Rows, Turn};
 use crate::score::{Problem, dot};
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::view::{Row, View};
@@ -45,7 +45,7 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 /// # Errors
 /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where the full weights are asked for,
 /// which this engine never has ([`weights`](crate::weights) recomputes any row of them).
-pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
+pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -66,7 +66,7 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
 ///
 /// # Errors
 /// As [`forward`], before anything is written; [`AttnError::Index`] for a cursor of a call of another shape.
-pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
+pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -107,7 +107,7 @@ struct Streaming<'x, 'p, 'a, 'o, T, O: Element, M> {
     acc: &'x mut [O::Compute],
 }
 
-impl<T: Element, O: Element<Compute = T::Compute>, M: Modifier> Rows for Streaming<'_, '_, '_, '_, T, O, M> {
+impl<T: Element, O: Element<Compute = T::Compute>, M: Mods> Rows for Streaming<'_, '_, '_, '_, T, O, M> {
     type State = RowState<T::Compute>;
 
     fn range(&self, [batch, head, query]: [usize; 3]) -> Range<usize> {

@@ -10,7 +10,7 @@
 //! | grouped-query and multi-query attention | fewer heads in k and v than in q (arXiv 2305.13245, 1911.02150) |
 //! | prefix-LM, tree, packed documents | [`Mask`](crate::Mask) |
 //! | soft-capped attention | [`Attention::softcap`](crate::Attention::softcap) (arXiv 2408.00118) |
-//! | relative biases, ALiBi | [`bias`](crate::Attention::bias), [`alibi`](crate::Attention::alibi), [`map_score`] |
+//! | relative biases, ALiBi | [`bias`](crate::Attention::bias), [`alibi`](crate::Attention::alibi), [`score_mod`] |
 //!
 //! These are not, because they compute something else:
 //!
@@ -20,7 +20,7 @@
 //! | [`mla`] | keys and values come from one small latent per token, which is all that is cached |
 //! | [`differential`] | the difference of two softmax maps, which cancels what both attend to |
 //!
-//! [`map_score`]: crate::Attention::map_score
+//! [`score_mod`]: crate::Attention::score_mod
 
 pub mod differential;
 pub mod linear;

@@ -2,7 +2,7 @@
 //!
 //! No streaming engine ever has the weight matrix; it has one number per row, `lse = ln Σⱼ exp(sⱼ)`. That is enough: a
 //! weight is `wⱼ = exp(sⱼ − lse)`, so that any row costs one dot product per key and no second pass (FlashAttention's
-//! backward uses the same identity, arXiv 2205.14135, §3.1). Masks, bias, soft-cap, closures, sinks and dropout are
+//! backward uses the same identity, arXiv 2205.14135, §3.1). Masks, bias, soft-cap, mods, sinks and dropout are
 //! those of the options; a hidden key has weight exactly 0, and a row that saw nothing (`lse = −∞`) is all zeros.
 //!
 //! The score is computed in `f64`. What limits the weights is the lse that is given: its absolute error is their
@@ -26,9 +26,9 @@
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::View;
 
@@ -50,7 +50,7 @@ pub struct RowAt {
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written; [`AttnError::Index`] where `at` lies outside.
-pub fn row<T: Element, R: Real, M: Modifier>(
+pub fn row<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -65,7 +65,7 @@ pub fn row<T: Element, R: Real, M: Modifier>(
 ///
 /// # Errors
 /// As [`row`].
-pub fn row_before_dropout<T: Element, R: Real, M: Modifier>(
+pub fn row_before_dropout<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -91,7 +91,7 @@ pub fn row_before_dropout<T: Element, R: Real, M: Modifier>(
 /// assert!(out.iter().all(|w| (w - 1.0 / 3.0).abs() < 1e-15));
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
-pub fn head<T: Element, R: Real, M: Modifier>(
+pub fn head<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -106,7 +106,7 @@ pub fn head<T: Element, R: Real, M: Modifier>(
 ///
 /// # Errors
 /// As [`row`].
-pub fn head_before_dropout<T: Element, R: Real, M: Modifier>(
+pub fn head_before_dropout<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -133,7 +133,7 @@ struct Call<'c, 'p, 'a, T, R, M> {
     dropping: Dropping,
 }
 
-impl<'c, 'p, 'a, T: Element, R: Real, M: Modifier> Call<'c, 'p, 'a, T, R, M> {
+impl<'c, 'p, 'a, T: Element, R: Real, M: Mods> Call<'c, 'p, 'a, T, R, M> {
     fn new(
         attn: &'p Attention<'a, M>,
         q: View<'c, T>,
@@ -229,7 +229,7 @@ mod tests {
             .alibi(Alibi { slopes: &slopes, align: Align::BottomRight })
             .sinks(&sinks)
             .mask(Mask::causal(Align::BottomRight))
-            .visible_if(|at: At| at.key != 1)
+            .mask_mod(|at: At| at.key != 1)
             .dropout(Dropout::Seeded { p: 0.4, seed: 3 });
         let (mut out, mut lse, mut weights) = (vec![0.0f64; 48], vec![0.0f64; 24], vec![0.0f64; 144]);
         let outputs = Outputs::new(ViewMut::new(&mut out, crate::Layout::Bhsd, [2, 4, 3, 2]).unwrap());
@@ -273,7 +273,7 @@ mod tests {
         super::row(&attn, x, x, RowAt::default(), &lse, &mut row).unwrap();
         assert_eq!((lse, row), ([f32::NEG_INFINITY; 2], [0.0; 2]));
         // Visible keys whose scores are all −∞ say the same.
-        let attn = Attention::new().map_score(|_, _| f64::NEG_INFINITY);
+        let attn = Attention::new().score_mod(|_, _| f64::NEG_INFINITY);
         super::row(&attn, x, x, RowAt::default(), &lse, &mut row).unwrap();
         assert_eq!(row, [0.0; 2]);
     }

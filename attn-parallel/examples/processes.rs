@@ -12,7 +12,7 @@ use std::error::Error;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-use attn_core::{Attention, AttnShape, Layout, View, ViewMut, partial};
+use attn_core::{Attention, AttnShape, Layout, View, ViewMut, state};
 use attn_simd::{Level, Line, Plan};
 
 const PROCESSES: usize = 4;
@@ -43,8 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (k, v) = (numbers(0.1, first, PART), numbers(0.2, first, PART));
         let sizes = [1, KV_HEADS, PART, DIM];
         let (k, v) = (View::new(&k, Layout::Bhsd, sizes)?, View::new(&v, Layout::Bhsd, sizes)?);
-        let (mut rows, mut lines) = (vec![0.0f32; partial::len(&shape)?], vec![Line::ZERO; plan.partial_lines()]);
-        plan.partial(first, q, k, v, &mut rows, &mut lines)?;
+        let (mut rows, mut lines) = (vec![0.0f32; state::len(&shape)?], vec![Line::ZERO; plan.states_lines()]);
+        plan.states(first, q, k, v, &mut rows, &mut lines)?;
         let bytes: Vec<u8> = rows.iter().flat_map(|x| x.to_le_bytes()).collect();
         return Ok(std::io::stdout().write_all(&bytes)?);
     }
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while parts.len() > 1 {
         for pair in parts.chunks_exact_mut(2) {
             let (left, right) = pair.split_at_mut(1);
-            partial::merge(&mut left[0], &right[0], DIM)?;
+            state::merge_states(&mut left[0], &right[0], DIM)?;
         }
         parts = parts.into_iter().step_by(2).collect();
     }

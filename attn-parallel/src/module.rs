@@ -2,7 +2,7 @@
 //! of this crate.
 
 use attn_core::module::Engine;
-use attn_core::{Attention, AttnShape, Element, Modifier, Outputs, Result, View};
+use attn_core::{Attention, AttnShape, Element, Mods, Outputs, Result, View};
 use attn_simd::Level;
 
 use crate::Runner;
@@ -62,7 +62,7 @@ impl<T: Element<Compute = f32>> Engine<T> for Kernels {
         Ok(0) // threads keep their own
     }
 
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         [q, k, v]: [View<'_, f32>; 3],

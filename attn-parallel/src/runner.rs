@@ -1,7 +1,7 @@
 //! The two verbs, `forward` and `attend_cache`, and the [`Runner`] that says how they run: at which level, on how many
 //! threads, in whose scratch.
 
-use attn_core::{Attention, AttnError, AttnShape, Modifier, Outputs, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, Result, View};
 use attn_simd::decode::{Queries, Source, Split, Step};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
 
@@ -16,7 +16,7 @@ use crate::{split, worth};
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+pub fn forward<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -52,7 +52,7 @@ pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     q: View<'_, Q>,
     queries: Queries<'c>,
@@ -137,7 +137,7 @@ impl<'w> Runner<'w> {
     ///
     /// # Errors
     /// As [`forward`]; [`AttnError::TooShort`] if no workspace was given.
-    pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    pub fn forward<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -153,7 +153,7 @@ impl<'w> Runner<'w> {
     ///
     /// # Errors
     /// As [`Plan::run`]; [`AttnError::TooShort`] if no workspace was given.
-    pub fn forward_planned<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    pub fn forward_planned<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
         &mut self,
         plan: &Plan<'_, '_, M>,
         q: View<'_, T>,
@@ -170,7 +170,7 @@ impl<'w> Runner<'w> {
     ///
     /// # Errors
     /// As [`attend_cache`]; [`AttnError::TooShort`] if no workspace was given.
-    pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         q: View<'_, Q>,
@@ -200,7 +200,7 @@ impl<'w> Runner<'w> {
     ///
     /// # Errors
     /// As [`Step::split`]; [`AttnError::TooShort`] if no workspace was given.
-    pub fn attend_cache_planned<'o, Q: KernelElement, O: KernelElement, M: Modifier + Sync>(
+    pub fn attend_cache_planned<'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
         &mut self,
         step: &Step<'_, '_, '_, M>,
         q: View<'_, Q>,
@@ -233,7 +233,7 @@ impl<'w> Runner<'w> {
 }
 
 /// Runs what a plan has cut, on at most `threads` threads. The pool is asked for (and started) only if it pays.
-fn run_work<M: Modifier + Sync>(
+fn run_work<M: Mods + Sync>(
     mut scratch: Scratch<'_>,
     threads: usize,
     plan: &Plan<'_, '_, M>,

@@ -8,7 +8,7 @@
 //! ```text
 //! isa::rows   the products: a vector of a key or value meets all rows in registers
 //! softmax     maxima, sums and factors of a tile, where lanes are keys
-//! score       scale, soft-cap, bias, ALiBi, closures
+//! score       scale, soft-cap, bias, ALiBi, mods
 //! sight       what rows see
 //! chunk       the kernel: one unit of rows over some chunks of CHUNK keys
 //! phases      what happens to a tile, compiled per level

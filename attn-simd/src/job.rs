@@ -2,7 +2,7 @@
 
 use core::ops::Deref;
 
-use attn_core::{Alibi, AttnShape, Bias, Dropout, Mask, Modifier, Problem};
+use attn_core::{Alibi, AttnShape, Bias, Dropout, Mask, Mods, Problem};
 
 use crate::input::Input;
 use crate::isa::Isa;
@@ -10,55 +10,55 @@ use crate::kernel::visible::Tile;
 use crate::level::{Level, Run};
 use crate::tiles::{KV_TILE, Tiles};
 
-/// The caller's closures, called once per tile rather than once per score, so that the kernels need not be compiled for
+/// The caller's mods, called once per tile rather than once per score, so that the kernels need not be compiled for
 /// them. What implements it is compiled with the caller, for the level that runs.
-pub(crate) trait Closures: Sync {
+pub(crate) trait TileMods: Sync {
     /// Whether scores are changed.
-    fn has_score(&self) -> bool;
+    fn has_score_mod(&self) -> bool;
     /// Whether keys are hidden.
-    fn has_visible(&self) -> bool;
+    fn has_mask_mod(&self) -> bool;
     /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
-    /// are given, only of the positions they show: the closure is not asked about others.
-    fn score(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
+    /// are given, only of the positions they show: score_mod is not called about others.
+    fn score_mod(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
     /// Clears the bits of the keys that are hidden: one word of keys per row.
-    fn visible(&self, level: Level, tile: Tile, rows: &mut [u64]);
+    fn mask_mod(&self, level: Level, tile: Tile, rows: &mut [u64]);
 }
 
-impl<M: Modifier + Sync> Closures for Problem<'_, '_, M> {
-    fn has_score(&self) -> bool {
-        M::SCORE
+impl<M: Mods + Sync> TileMods for Problem<'_, '_, M> {
+    fn has_score_mod(&self) -> bool {
+        M::SCORE_MOD
     }
 
-    fn has_visible(&self) -> bool {
-        M::VISIBLE
+    fn has_mask_mod(&self) -> bool {
+        M::MASK_MOD
     }
 
-    fn score(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
-        level.run(Score { modifier: self.attn().get_modifier(), tile, width, bits, scores });
+    fn score_mod(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
+        level.run(Score { mods: self.attn().get_mods(), tile, width, bits, scores });
     }
 
-    fn visible(&self, level: Level, tile: Tile, rows: &mut [u64]) {
-        level.run(Visible { modifier: self.attn().get_modifier(), tile, rows });
+    fn mask_mod(&self, level: Level, tile: Tile, rows: &mut [u64]) {
+        level.run(Visible { mods: self.attn().get_mods(), tile, rows });
     }
 }
 
-/// The score closure over one tile.
+/// score_mod over one tile.
 struct Score<'a, M> {
-    modifier: &'a M,
+    mods: &'a M,
     tile: Tile,
     width: usize,
     bits: Option<&'a [u64; KV_TILE]>,
     scores: &'a mut [f32],
 }
 
-impl<M: Modifier> Run<()> for Score<'_, M> {
+impl<M: Mods> Run<()> for Score<'_, M> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { modifier, tile, width, bits, scores } = self;
+        let Self { mods, tile, width, bits, scores } = self;
         for (n, row) in scores.chunks_exact_mut(width).enumerate().take(tile.keys) {
             let row = &mut row[..tile.rows];
             let one = |lane: usize, s: f32| {
-                let score = modifier.score(f64::from(s), tile.position(lane, n));
+                let score = mods.score_mod(f64::from(s), tile.position(lane, n));
                 // A finite score beyond f32 is very large, not infinite: f64::MIN hides no key in any engine.
                 if score.is_finite() { finite(score) } else { score as f32 }
             };
@@ -74,28 +74,28 @@ impl<M: Modifier> Run<()> for Score<'_, M> {
     }
 }
 
-/// The visibility closure over one tile.
+/// mask_mod over one tile.
 struct Visible<'a, M> {
-    modifier: &'a M,
+    mods: &'a M,
     tile: Tile,
     rows: &'a mut [u64],
 }
 
-impl<M: Modifier> Run<()> for Visible<'_, M> {
+impl<M: Mods> Run<()> for Visible<'_, M> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { modifier, tile, rows } = self;
+        let Self { mods, tile, rows } = self;
         for (lane, row) in rows.iter_mut().enumerate() {
             if *row == u64::MAX {
-                let shown: [bool; 64] = core::array::from_fn(|n| modifier.visible(tile.position(lane, n)));
+                let shown: [bool; 64] = core::array::from_fn(|n| mods.mask_mod(tile.position(lane, n)));
                 *row = isa.pack_bools(&shown);
                 continue;
             }
-            // Not every key is shown by the mask: the closure is asked about those that are.
+            // Not every key is shown by the mask: mask_mod is called for those that are.
             let mut left = *row;
             while left != 0 {
                 let n = left.trailing_zeros();
-                if !modifier.visible(tile.position(lane, n as usize)) {
+                if !mods.mask_mod(tile.position(lane, n as usize)) {
                     *row &= !(1 << n);
                 }
                 left &= left - 1;
@@ -116,7 +116,7 @@ pub(crate) struct Job<'j> {
 
 impl<'j> Job<'j> {
     /// From a checked problem.
-    pub(crate) fn new<M: Modifier + Sync>(
+    pub(crate) fn new<M: Mods + Sync>(
         problem: &'j Problem<'j, 'j, M>,
         level: Level,
         [q, k, v]: [Input<'j>; 3],
@@ -148,8 +148,8 @@ pub(crate) struct Scoring<'j> {
     pub(crate) softcap: Option<(f32, f32)>,
     pub(crate) sinks: Option<&'j [f32]>,
     pub(crate) dropout: &'j Dropout<'j>,
-    pub(crate) closures: &'j dyn Closures,
-    /// What scores are multiplied by before soft-cap, bias and closures; `None` where there is none of them.
+    pub(crate) mods: &'j dyn TileMods,
+    /// What scores are multiplied by before soft-cap, bias and mods; `None` where there is none of them.
     pub(crate) mod_scale: Option<f32>,
     /// What queries are multiplied by while they are packed: the sign of the scale, or 0.
     pub(crate) q_factor: f32,
@@ -159,14 +159,14 @@ pub(crate) struct Scoring<'j> {
 
 impl<'j> Scoring<'j> {
     /// From a checked problem.
-    pub(crate) fn new<M: Modifier + Sync>(problem: &'j Problem<'j, 'j, M>, level: Level) -> Self {
+    pub(crate) fn new<M: Mods + Sync>(problem: &'j Problem<'j, 'j, M>, level: Level) -> Self {
         let attn = problem.attn();
         let Factors { mod_scale, q_factor, to_ln } = Factors::of(problem);
         Self {
             level,
             shape: *problem.shape(),
             mask: attn.get_mask(),
-            ranges: attn.get_mask().is_ranges() && !M::VISIBLE,
+            ranges: attn.get_mask().is_ranges() && !M::MASK_MOD,
             bias: attn.get_bias(),
             alibi: attn.get_alibi(),
             softcap: attn.get_softcap().map(|cap| {
@@ -177,7 +177,7 @@ impl<'j> Scoring<'j> {
             }),
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
-            closures: problem,
+            mods: problem,
             mod_scale,
             q_factor,
             to_ln,
@@ -198,10 +198,10 @@ struct Factors {
 }
 
 impl Factors {
-    fn of<M: Modifier>(problem: &Problem<'_, '_, M>) -> Self {
+    fn of<M: Mods>(problem: &Problem<'_, '_, M>) -> Self {
         let attn = problem.attn();
         let modified =
-            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE;
+            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE_MOD;
         let (scale, per_temperature) = (problem.scale(), 1.0 / attn.get_temperature().unwrap_or(1.0));
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs
         // nothing. The running maximum needs it positive: its sign goes to the queries.
@@ -218,7 +218,7 @@ impl Factors {
 }
 
 /// What differences of a problem's scores in a tile will be multiplied by, before there are inputs.
-pub(crate) fn log2_scale<M: Modifier>(problem: &Problem<'_, '_, M>) -> f32 {
+pub(crate) fn log2_scale<M: Mods>(problem: &Problem<'_, '_, M>) -> f32 {
     to_log2(Factors::of(problem).to_ln)
 }
 

@@ -4,7 +4,7 @@
 //! pack      q[channel][query] once per block; keys and values of a tile only where they are not contiguous f32
 //! prefetch  requests what the block writes at its end and the next one reads first
 //! visible   which queries see which keys of a tile, as bits
-//! score     (only with soft-cap, bias, ALiBi or closures) scale, cap, add; hidden scores become −∞
+//! score     (only with soft-cap, bias, ALiBi or mods) scale, cap, add; hidden scores become −∞
 //! softmax   running maximum and sum, scores become weights
 //! nonfinite (only in partial tiles) keeps NaN and infinite values from rows that do not see them
 //! total     sums over many tiles, whose error does not grow with their number

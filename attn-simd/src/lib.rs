@@ -71,7 +71,7 @@ pub use level::{Level, LevelError, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use workspace::{Line, Workspace};
 
-use attn_core::{Attention, AttnShape, Modifier, Outputs, Result, View};
+use attn_core::{Attention, AttnShape, Mods, Outputs, Result, View};
 
 /// Computes attention on one thread, at the best level of this machine (or the one that `ATTN_LEVEL` names).
 ///
@@ -81,7 +81,7 @@ use attn_core::{Attention, AttnShape, Modifier, Outputs, Result, View};
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
-pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+pub fn forward<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
     k: View<'_, T>,
@@ -96,7 +96,7 @@ pub fn forward<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
 ///
 /// # Errors
 /// As [`forward`].
-pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Modifier + Sync>(
+pub fn forward_at<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
     level: Level,
     attn: &Attention<'_, M>,
     q: View<'_, T>,

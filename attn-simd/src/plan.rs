@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Modifier, Outputs, Precision, Problem, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Mods, Outputs, Precision, Problem, Result, View};
 
 use crate::caches::Caches;
 use crate::decode::{self, Split};
@@ -52,7 +52,7 @@ pub enum Kernel {
     Decode,
 }
 
-impl<'p, 'a, M: Modifier + Sync> Plan<'p, 'a, M> {
+impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Checks shape and options.
     ///
     /// # Errors

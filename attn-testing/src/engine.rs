@@ -10,9 +10,7 @@ mod calls;
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::CacheView;
-use attn_core::{
-    Attention, AttnError, AttnShape, Dtype, Element, Modifier, Outputs, Result, View, reference, streaming,
-};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Mods, Outputs, Result, View, reference, streaming};
 
 pub use calls::{PartCall, StepCall};
 
@@ -63,24 +61,24 @@ pub trait Engine: Sync {
 
     /// Doubles in and out.
     #[doc(hidden)]
-    fn f64<M: Modifier + Sync>(&self, call: Call<'_, f64, f64, M>) -> Result<()> {
+    fn f64<M: Mods + Sync>(&self, call: Call<'_, f64, f64, M>) -> Result<()> {
         refuse(call)
     }
     /// Singles in and out.
     #[doc(hidden)]
-    fn f32<M: Modifier + Sync>(&self, call: Call<'_, f32, f32, M>) -> Result<()>;
+    fn f32<M: Mods + Sync>(&self, call: Call<'_, f32, f32, M>) -> Result<()>;
     /// Half precision in and out.
     #[doc(hidden)]
-    fn f16<M: Modifier + Sync>(&self, call: Call<'_, f16, f16, M>) -> Result<()>;
+    fn f16<M: Mods + Sync>(&self, call: Call<'_, f16, f16, M>) -> Result<()>;
     /// bfloat16 in and out.
     #[doc(hidden)]
-    fn bf16<M: Modifier + Sync>(&self, call: Call<'_, bf16, bf16, M>) -> Result<()>;
+    fn bf16<M: Mods + Sync>(&self, call: Call<'_, bf16, bf16, M>) -> Result<()>;
     /// Half precision in, singles out.
     #[doc(hidden)]
-    fn f16_wide<M: Modifier + Sync>(&self, call: Call<'_, f16, f32, M>) -> Result<()>;
+    fn f16_wide<M: Mods + Sync>(&self, call: Call<'_, f16, f32, M>) -> Result<()>;
     /// bfloat16 in, singles out.
     #[doc(hidden)]
-    fn bf16_wide<M: Modifier + Sync>(&self, call: Call<'_, bf16, f32, M>) -> Result<()>;
+    fn bf16_wide<M: Mods + Sync>(&self, call: Call<'_, bf16, f32, M>) -> Result<()>;
 
     /// Whether the engine reads caches of any layout where they lie.
     fn reads_caches(&self) -> bool {
@@ -88,17 +86,17 @@ pub trait Engine: Sync {
     }
     /// Singles.
     #[doc(hidden)]
-    fn f32_step<M: Modifier + Sync>(&self, _: StepCall<'_, f32, M>) -> Result<()> {
+    fn f32_step<M: Mods + Sync>(&self, _: StepCall<'_, f32, M>) -> Result<()> {
         Err(NO_STEP)
     }
     /// Half precision.
     #[doc(hidden)]
-    fn f16_step<M: Modifier + Sync>(&self, _: StepCall<'_, f16, M>) -> Result<()> {
+    fn f16_step<M: Mods + Sync>(&self, _: StepCall<'_, f16, M>) -> Result<()> {
         Err(NO_STEP)
     }
     /// bfloat16.
     #[doc(hidden)]
-    fn bf16_step<M: Modifier + Sync>(&self, _: StepCall<'_, bf16, M>) -> Result<()> {
+    fn bf16_step<M: Mods + Sync>(&self, _: StepCall<'_, bf16, M>) -> Result<()> {
         Err(NO_STEP)
     }
 
@@ -108,17 +106,17 @@ pub trait Engine: Sync {
     }
     /// Singles over int8.
     #[doc(hidden)]
-    fn f32_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, f32, M, QuantizedView<'c>>) -> Result<()> {
+    fn f32_int8<'c, M: Mods + Sync>(&self, _: StepCall<'c, f32, M, QuantizedView<'c>>) -> Result<()> {
         Err(NO_STEP)
     }
     /// Half precision over int8.
     #[doc(hidden)]
-    fn f16_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, f16, M, QuantizedView<'c>>) -> Result<()> {
+    fn f16_int8<'c, M: Mods + Sync>(&self, _: StepCall<'c, f16, M, QuantizedView<'c>>) -> Result<()> {
         Err(NO_STEP)
     }
     /// bfloat16 over int8.
     #[doc(hidden)]
-    fn bf16_int8<'c, M: Modifier + Sync>(&self, _: StepCall<'c, bf16, M, QuantizedView<'c>>) -> Result<()> {
+    fn bf16_int8<'c, M: Mods + Sync>(&self, _: StepCall<'c, bf16, M, QuantizedView<'c>>) -> Result<()> {
         Err(NO_STEP)
     }
 
@@ -128,24 +126,24 @@ pub trait Engine: Sync {
     }
     /// Singles.
     #[doc(hidden)]
-    fn f32_part<M: Modifier + Sync>(&self, _: PartCall<'_, f32, M>) -> Result<()> {
+    fn f32_part<M: Mods + Sync>(&self, _: PartCall<'_, f32, M>) -> Result<()> {
         Err(NO_PART)
     }
     /// Half precision.
     #[doc(hidden)]
-    fn f16_part<M: Modifier + Sync>(&self, _: PartCall<'_, f16, M>) -> Result<()> {
+    fn f16_part<M: Mods + Sync>(&self, _: PartCall<'_, f16, M>) -> Result<()> {
         Err(NO_PART)
     }
     /// bfloat16.
     #[doc(hidden)]
-    fn bf16_part<M: Modifier + Sync>(&self, _: PartCall<'_, bf16, M>) -> Result<()> {
+    fn bf16_part<M: Mods + Sync>(&self, _: PartCall<'_, bf16, M>) -> Result<()> {
         Err(NO_PART)
     }
     /// Ends a call whose parts have been merged.
     ///
     /// # Errors
     /// The engine's own; [`AttnError::Unsupported`] for one that has no such call.
-    fn finish_parts<M: Modifier + Sync>(
+    fn finish_parts<M: Mods + Sync>(
         &self,
         _: &Attention<'_, M>,
         _: AttnShape,
@@ -159,7 +157,7 @@ pub trait Engine: Sync {
     ///
     /// # Errors
     /// The engine's own; [`AttnError::Unsupported`] for one that reads no caches.
-    fn step<'c, T: Number, M: Modifier + Sync>(
+    fn step<'c, T: Number, M: Mods + Sync>(
         &self,
         attn: &'c Attention<'c, M>,
         q: View<'c, T>,
@@ -176,7 +174,7 @@ pub trait Engine: Sync {
     ///
     /// # Errors
     /// The engine's own; [`AttnError::Unsupported`] for a type that it does not take.
-    fn forward<'c, T: Number, M: Modifier + Sync>(
+    fn forward<'c, T: Number, M: Mods + Sync>(
         &self,
         attn: &'c Attention<'c, M>,
         q: View<'c, T>,
@@ -194,7 +192,7 @@ pub trait Engine: Sync {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    fn forward_wide<'c, T: Number, M: Modifier + Sync>(
+    fn forward_wide<'c, T: Number, M: Mods + Sync>(
         &self,
         attn: &'c Attention<'c, M>,
         q: View<'c, T>,
@@ -227,18 +225,18 @@ fn refuse<T, O: Element, M>(_: Call<'_, T, O, M>) -> Result<()> {
 /// An element type that finds its own method of an [`Engine`].
 pub trait Number: Element {
     #[doc(hidden)]
-    fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()>;
+    fn call<E: Engine, M: Mods + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()>;
     #[doc(hidden)]
-    fn call_wide<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()>;
+    fn call_wide<E: Engine, M: Mods + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()>;
     #[doc(hidden)]
-    fn call_step<E: Engine, M: Modifier + Sync>(engine: &E, call: StepCall<'_, Self, M>) -> Result<()>;
+    fn call_step<E: Engine, M: Mods + Sync>(engine: &E, call: StepCall<'_, Self, M>) -> Result<()>;
     #[doc(hidden)]
-    fn call_int8<'c, E: Engine, M: Modifier + Sync>(
+    fn call_int8<'c, E: Engine, M: Mods + Sync>(
         engine: &E,
         call: StepCall<'c, Self, M, QuantizedView<'c>>,
     ) -> Result<()>;
     #[doc(hidden)]
-    fn call_part<E: Engine, M: Modifier + Sync>(engine: &E, call: PartCall<'_, Self, M>) -> Result<()>;
+    fn call_part<E: Engine, M: Mods + Sync>(engine: &E, call: PartCall<'_, Self, M>) -> Result<()>;
     /// The bits of a value, for comparisons in which −0 is not 0 and a NaN equals itself.
     fn bits(self) -> u64;
 }
@@ -246,25 +244,22 @@ pub trait Number: Element {
 macro_rules! number {
     ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $part:expr) => {
         impl Number for $t {
-            fn call_step<E: Engine, M: Modifier + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
+            fn call_step<E: Engine, M: Mods + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
                 $step
             }
-            fn call_int8<'c, E: Engine, M: Modifier + Sync>(
+            fn call_int8<'c, E: Engine, M: Mods + Sync>(
                 $engine: &E,
                 $call: StepCall<'c, Self, M, QuantizedView<'c>>,
             ) -> Result<()> {
                 $int8
             }
-            fn call_part<E: Engine, M: Modifier + Sync>($engine: &E, $call: PartCall<'_, Self, M>) -> Result<()> {
+            fn call_part<E: Engine, M: Mods + Sync>($engine: &E, $call: PartCall<'_, Self, M>) -> Result<()> {
                 $part
             }
-            fn call<E: Engine, M: Modifier + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
+            fn call<E: Engine, M: Mods + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
                 engine.$t(call)
             }
-            fn call_wide<E: Engine, M: Modifier + Sync>(
-                engine: &E,
-                call: Call<'_, Self, Self::Compute, M>,
-            ) -> Result<()> {
+            fn call_wide<E: Engine, M: Mods + Sync>(engine: &E, call: Call<'_, Self, Self::Compute, M>) -> Result<()> {
                 engine.$wide(call)
             }
             fn bits(self) -> u64 {
@@ -312,7 +307,7 @@ macro_rules! engine_calls {
         $crate::engine_calls!(@one bf16_wide, attn_core::half::bf16, f32, $this, $call, $body);
     };
     (@one $name:ident, $t:ty, $o:ty, $this:ident, $call:ident, $body:expr) => {
-        fn $name<M: attn_core::Modifier + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
+        fn $name<M: attn_core::Mods + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

@@ -4,7 +4,7 @@
 //! caller names the rows, and each costs one pass over its keys: what a check over tens of thousands of keys, or of a
 //! hundred thousand calls, can afford.
 
-use attn_core::{Attention, Dtype, Element, Modifier, Problem, Result, View};
+use attn_core::{Attention, Dtype, Element, Mods, Problem, Result, View};
 
 use crate::cases::Inputs;
 use crate::tolerance::{ETA, ETA_ANY, LEAST, LSE, TOO_SMALL};
@@ -55,7 +55,7 @@ pub struct Exact<'x, M = ()> {
     seen: Vec<usize>,
 }
 
-impl<'x, M: Modifier> Exact<'x, M> {
+impl<'x, M: Mods> Exact<'x, M> {
     /// Widens the inputs, which lie in memory as they like.
     ///
     /// # Errors

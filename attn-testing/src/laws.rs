@@ -15,7 +15,7 @@ pub mod properties;
 pub mod random;
 pub mod vectors;
 
-use attn_core::{Attention, Dropout, Element, Layout, Modifier, Outputs, Problem, Result, View, ViewMut, reference};
+use attn_core::{Attention, Dropout, Element, Layout, Mods, Outputs, Problem, Result, View, ViewMut, reference};
 
 use crate::cases::Inputs;
 use crate::engine::{Engine, Number};
@@ -34,7 +34,7 @@ pub struct Answer<O: Element> {
 ///
 /// # Errors
 /// The engine's.
-pub fn attend_views<E: Engine, T: Number, M: Modifier + Sync>(
+pub fn attend_views<E: Engine, T: Number, M: Mods + Sync>(
     engine: &E,
     attn: &Attention<'_, M>,
     q: View<'_, T>,
@@ -51,7 +51,7 @@ pub fn attend_views<E: Engine, T: Number, M: Modifier + Sync>(
 }
 
 /// Runs an engine on inputs; a refusal is a panic.
-pub fn attend<E: Engine, T: Number, M: Modifier + Sync>(
+pub fn attend<E: Engine, T: Number, M: Mods + Sync>(
     engine: &E,
     attn: &Attention<'_, M>,
     inputs: &Inputs<T>,
@@ -77,7 +77,7 @@ pub struct Oracle {
 }
 
 /// The reference in doubles.
-pub fn oracle<T: Number, M: Modifier + Clone>(attn: &Attention<'_, M>, inputs: &Inputs<T>) -> Oracle {
+pub fn oracle<T: Number, M: Mods + Clone>(attn: &Attention<'_, M>, inputs: &Inputs<T>) -> Oracle {
     let shape = inputs.shape;
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let len = shape.rows() * shape.value_dim;
@@ -224,7 +224,7 @@ macro_rules! law_tests {
                 products_that_overflow views_that_cannot_be empty_sizes_are_valid outputs_that_do_not_fit];
             layouts: [inputs_may_lie_anyhow outputs_may_lie_anyhow broadcast_inputs_are_repeated_ones
                 packed_qkv_is_read_in_place];
-            masks: [every_term_hides_what_it_says every_pair_of_terms_is_a_conjunction closures_hide_and_change_scores];
+            masks: [every_term_hides_what_it_says every_pair_of_terms_is_a_conjunction mods_hide_and_change_scores];
             nan: [hidden_nan_changes_no_bit a_visible_nan_marks_its_rows_only fully_masked_rows_are_zero
                 an_infinite_score_is_nan nan_in_a_query_marks_its_row_only];
             peers: [a_block_of_keys_fully_masked_anywhere fully_masked_rows_at_any_place masked_rows_leading_a_tile

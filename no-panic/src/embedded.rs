@@ -1,6 +1,8 @@
 //! What firmware calls: int8 attention and its caches, arrays of fixed size, attention in parts.
 
-use attn_core::int8::{self, HeadScales, Int8Attention, Int8RingCache, IntState, Quant, QuantizedRingCache, ScaledRows};
+use attn_core::int8::{
+    self, HeadScales, Int8Attention, Int8RingCache, IntState, Quant, QuantizedRingCache, ScaledRows,
+};
 use attn_core::resume::{Cursor, Progress};
 use attn_core::{Align, Attention, FixedAttention, Outputs, RowState, View, ViewMut, Window, streaming};
 

@@ -43,10 +43,10 @@ macro_rules! engines {
             let done = steps::scores(q, k, scores)
                 .and_then(|()| steps::scaled_scores(attn, q, k, scores))
                 .and_then(|()| steps::capped_scores(attn, q, k, scores))
-                .and_then(|()| steps::finished_scores(attn, q, k, scores))
+                .and_then(|()| steps::masked_scores(attn, q, k, scores))
                 .and_then(|()| steps::softmax_with_sinks(scores, sinks));
             steps::softmax(scores);
-            done.and_then(|()| steps::apply(scores.as_view(), v, out)).is_ok()
+            done.and_then(|()| steps::weighted_sum(scores.as_view(), v, out)).is_ok()
         }
 
         #[unsafe(no_mangle)]
@@ -114,26 +114,20 @@ engines!(
 
 /// Closures are compiled in: these cannot panic, and neither may what is around them.
 #[unsafe(no_mangle)]
-pub fn attn_entry_closures(
+pub fn attn_entry_mods(
     attn: &Attention<'_>,
     qkv: &[View<'_, f32>; 3],
     out: ViewMut<'_, f32>,
     scratch: &mut [f32],
 ) -> bool {
     let [q, k, v] = *qkv;
-    let attn = attn.map_score(|s, at: At| s - at.key as f64).visible_if(|at: At| at.key != at.query);
+    let attn = attn.score_mod(|s, at: At| s - at.key as f64).mask_mod(|at: At| at.key != at.query);
     streaming::forward(&attn, q, k, v, out, scratch).is_ok()
 }
 
 /// Everything that is asked of a mask or a dropout without an engine.
 #[unsafe(no_mangle)]
-pub fn attn_entry_mask(
-    mask: &Mask<'_>,
-    dropout: &Dropout<'_>,
-    shape: &attn_core::AttnShape,
-    at: At,
-    keys: usize,
-) -> u64 {
+pub fn attn_entry_mask(mask: &Mask<'_>, dropout: &Dropout<'_>, shape: &attn_core::AttnShape, at: At) -> u64 {
     if mask.check(shape).is_err() {
         return 0;
     }

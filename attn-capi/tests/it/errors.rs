@@ -264,7 +264,7 @@ fn a_panic_in_a_callers_function_is_a_status() {
     }
     for threads in [0, 1] {
         let (status, text) = refused(|case| {
-            case.options.map_score = Some(panics);
+            case.options.score_mod = Some(panics);
             case.options.threads = threads;
         });
         assert_eq!((status, text.starts_with("internal error")), (AttnStatus::Internal, true));
@@ -350,7 +350,7 @@ fn an_option_that_nothing_heeds_is_refused() {
         ("block_q is", "blocks must be given", |o| o.block_q = 3),
         ("block_k is", "blocks must be given", |o| o.block_k = 3),
         ("dropout_seed is", "dropout_p must be above 0", |o| o.dropout_seed = 5),
-        ("user_data is", "map_score or visible_if", |o| o.user_data = std::ptr::without_provenance_mut(8)),
+        ("user_data is", "score_mod or mask_mod", |o| o.user_data = std::ptr::without_provenance_mut(8)),
     ];
     for (what, needs, set) in cases {
         refuses(AttnStatus::Option, &[what, needs, "without effect"], |case| set(&mut case.options));

@@ -58,7 +58,7 @@ fn a_workspace_serves_one_call_at_a_time() {
     let shape = [1, 1, 1, 8];
     let mut options = options();
     options.threads = 1;
-    options.visible_if = Some(wait);
+    options.mask_mod = Some(wait);
     let plan = Plan::new(&options, &c::sizes(shape, 1)).unwrap();
     let workspace = Workspace::new(Some(&plan), 1).unwrap();
     let run = || {

@@ -6,7 +6,7 @@ use attn::types::{ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus,
 use attn_core::half::{bf16, f16};
 use attn_core::mask::Term;
 use attn_core::{
-    Alibi, Align, At, Attention, BlockSparse, Documents, Dropout, Layout, Lengths, Mask, Modifier, Outputs, Tree, View,
+    Alibi, Align, At, Attention, BlockSparse, Documents, Dropout, Layout, Lengths, Mask, Mods, Outputs, Tree, View,
     ViewMut, Window, reference,
 };
 
@@ -29,7 +29,7 @@ fn paint(len: usize, seed: u32) -> Vec<f32> {
 
 /// `attn_forward` with these options equals the reference with those, output and lse; so do a plan and a workspace, bit
 /// for bit.
-fn agree<M: Modifier + Sync>(name: &str, options: &AttnOptions, attn: &Attention<'_, M>) {
+fn agree<M: Mods + Sync>(name: &str, options: &AttnOptions, attn: &Attention<'_, M>) {
     let (q, k, v) = (paint(448, 1), paint(288, 2), paint(288, 3));
     let (mut want, mut want_lse) = (vec![0.0f64; 448], vec![0.0f64; 56]);
     let wide = |x: &[f32]| x.iter().copied().map(f64::from).collect::<Vec<_>>();
@@ -207,14 +207,14 @@ fn functions_of_the_caller() {
     let even = |at: At| (at.head + at.key).is_multiple_of(2);
     let set = |score: bool, visible: bool| {
         with(|o| {
-            o.map_score = score.then_some(lower_far_keys);
-            o.visible_if = visible.then_some(only_even);
+            o.score_mod = score.then_some(lower_far_keys);
+            o.mask_mod = visible.then_some(only_even);
             o.user_data = user_data;
         })
     };
-    agree("map_score", &set(true, false), &Attention::new().map_score(map));
-    agree("visible_if", &set(false, true), &Attention::new().visible_if(even));
-    agree("both", &set(true, true), &Attention::new().map_score(map).visible_if(even));
+    agree("score_mod", &set(true, false), &Attention::new().score_mod(map));
+    agree("mask_mod", &set(false, true), &Attention::new().mask_mod(even));
+    agree("both", &set(true, true), &Attention::new().score_mod(map).mask_mod(even));
 }
 
 #[test]

@@ -4,14 +4,14 @@ use super::inputs::Inputs;
 use super::outputs::{AppendedGradients, Gradients};
 use super::row::Facts;
 use crate::element::Element;
-use crate::modifier::Modifier;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::At;
 use crate::view::{Row, ViewMut};
 
 /// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len)
 /// elements.
-pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Modifier>(
+pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,
     gradients: &mut Gradients<'_, O>,
@@ -52,7 +52,7 @@ pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Modifier>(
 }
 
 /// One query row into `dq` (its own) and `dk`, `dv` (those of its key/value head).
-fn row<T: Element, G: Element, W: Element, O, M: Modifier>(
+fn row<T: Element, G: Element, W: Element, O, M: Mods>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,
     gradients: &mut Gradients<'_, O>,

@@ -3,8 +3,8 @@
 use super::inputs::Inputs;
 use super::slopes;
 use crate::element::{Element, Real};
-use crate::modifier::Modifier;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::At;
 use crate::softmax::RowState;
 
@@ -29,7 +29,7 @@ pub(super) struct Contribution {
 
 impl Facts {
     /// Sweeps over the keys of a row; `None` for a row that saw nothing and so contributes nothing.
-    pub(super) fn of<T: Element, G: Element, W: Element, M: Modifier>(
+    pub(super) fn of<T: Element, G: Element, W: Element, M: Mods>(
         problem: &Problem<'_, '_, M>,
         inputs: &Inputs<'_, T, G, W>,
         (batch, head, query): (usize, usize, usize),
@@ -58,14 +58,14 @@ impl Facts {
     }
 
     /// The contribution of a visible key.
-    pub(super) fn key<T: Element, G: Element, W: Element, M: Modifier>(
+    pub(super) fn key<T: Element, G: Element, W: Element, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         inputs: &Inputs<'_, T, G, W>,
         at: At,
     ) -> Contribution {
         let shape = problem.shape();
-        // The derivative is known: `check_derivatives` came before. NaN shows a modifier that changed its mind.
+        // The derivative is known: `check_derivatives` came before. NaN shows a mods that changed its mind.
         let unknown = slopes::Slopes { score: f64::NAN, by_dot: f64::NAN, by_bias: f64::NAN };
         let slopes = slopes::of(problem, inputs.dot(shape, at), at).unwrap_or(unknown);
         let (weight, factor) = (self.weight(slopes.score), problem.dropout_factor(at));
@@ -74,7 +74,7 @@ impl Facts {
     }
 
     /// The contribution of an appended key.
-    pub(super) fn appended<T: Element, G: Element, W: Element, M: Modifier>(
+    pub(super) fn appended<T: Element, G: Element, W: Element, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         inputs: &Inputs<'_, T, G, W>,

@@ -1,8 +1,8 @@
 //! The score again, with its derivatives by the dot product and by the bias.
 
 use crate::element::Real;
-use crate::modifier::Modifier;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::At;
 
 /// A finished score and how it moves.
@@ -15,17 +15,17 @@ pub(super) struct Slopes {
     pub(super) by_bias: f64,
 }
 
-/// Follows [`Problem::score`] step by step; `None` where a closure does not know its derivative.
+/// Follows [`Problem::score`] step by step; `None` where `score_mod` does not know its derivative.
 #[inline]
-pub(super) fn of<M: Modifier>(problem: &Problem<'_, '_, M>, dot: f64, at: At) -> Option<Slopes> {
+pub(super) fn of<M: Mods>(problem: &Problem<'_, '_, M>, dot: f64, at: At) -> Option<Slopes> {
     let attn = problem.attn();
     let (mut by_dot, mut by_bias) = (problem.scale(), 1.0);
     if let Some(cap) = attn.get_softcap() {
         by_dot *= cap_slope(dot * problem.scale(), cap);
     }
-    if M::SCORE {
-        // The closure sees the score before it and before the temperature.
-        let slope = attn.get_modifier().derivative(problem.before_modifier(&problem.factors(), dot, at), at)?;
+    if M::SCORE_MOD {
+        // score_mod sees the score before it and before the temperature.
+        let slope = attn.get_mods().derivative(problem.before_mods(&problem.factors(), dot, at), at)?;
         by_dot *= slope;
         by_bias *= slope;
     }
@@ -36,8 +36,8 @@ pub(super) fn of<M: Modifier>(problem: &Problem<'_, '_, M>, dot: f64, at: At) ->
     Some(Slopes { score: problem.score(dot, at), by_dot, by_bias })
 }
 
-/// `∂s/∂(q·k)` of a key that no bias and no closure touches.
-pub(super) fn by_dot<M: Modifier>(problem: &Problem<'_, '_, M>, dot: f64) -> f64 {
+/// `∂s/∂(q·k)` of a key that no bias and no score_mod touches.
+pub(super) fn by_dot<M: Mods>(problem: &Problem<'_, '_, M>, dot: f64) -> f64 {
     let attn = problem.attn();
     let capped = attn.get_softcap().map_or(1.0, |cap| cap_slope(dot * problem.scale(), cap));
     problem.scale() * capped / attn.get_temperature().unwrap_or(1.0)

@@ -9,10 +9,10 @@ use crate::error::{AttnError, Result};
 use crate::kv_cache::slots::{Held, Slots};
 use crate::kv_cache::{CacheView, attend};
 use crate::kv_cache::{check_count, check_new};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::view::{Row, View, ViewMut};
@@ -173,7 +173,7 @@ impl<'c> QuantizedRingCache<'c> {
     /// # Errors
     /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] for dropout and for the full
     /// weights.
-    pub fn advance<'o, M: Modifier>(
+    pub fn advance<'o, M: Mods>(
         &mut self,
         attn: &Attention<'_, M>,
         q: View<'_, f32>,
@@ -211,7 +211,7 @@ impl<'c> QuantizedRingCache<'c> {
     }
 
     /// Attention of one query to all keys held.
-    fn row<M: Modifier>(
+    fn row<M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         (sequence, head, held): (usize, usize, Held),

@@ -46,14 +46,14 @@ pub struct IntState {
 
 /// What one score does to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct IntStep {
-    /// Bits by which what was accumulated before this score goes down; see [`IntStep::rescaled`].
+pub struct IntPush {
+    /// Bits by which what was accumulated before this score goes down; see [`IntPush::rescaled`].
     pub shift: u32,
     /// Factor on this score's value, at most `2²²`.
     pub weight: u32,
 }
 
-impl IntStep {
+impl IntPush {
     /// An accumulated number after the shift, rounded to nearest.
     #[inline]
     pub const fn rescaled(&self, x: i32) -> i32 {
@@ -83,7 +83,7 @@ impl IntState {
 
     /// Takes one score, in log2 units of `2⁻¹⁶`; beyond ±2³⁰ it is clipped.
     #[inline]
-    pub fn push(&mut self, score: i32) -> IntStep {
+    pub fn push(&mut self, score: i32) -> IntPush {
         let score = score.clamp(-LARGEST_SCORE, LARGEST_SCORE);
         let needed = (score + 0xffff) >> FRACTION_BITS; // rounded up
         let mut shift = 0;
@@ -104,7 +104,7 @@ impl IntState {
             weight = exp2_neg(below.saturating_add(1 << FRACTION_BITS));
         }
         self.sum += weight;
-        IntStep { shift, weight }
+        IntPush { shift, weight }
     }
 
     /// The factor that turns accumulated outputs into the result, `factor/sum`; 0 for a row that saw nothing.
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn the_ends_of_the_range_are_met() {
         let mut state = IntState::new();
-        assert_eq!(state.push(i32::MIN), IntStep { shift: 0, weight: 1 << 22 });
+        assert_eq!(state.push(i32::MIN), IntPush { shift: 0, weight: 1 << 22 });
         let step = state.push(i32::MAX);
         assert_eq!((step.weight, step.rescaled(i32::MAX), state.sum()), (1 << 22, 0, 1 << 22));
-        assert_eq!(state.push(i32::MIN), IntStep { shift: 0, weight: 0 });
+        assert_eq!(state.push(i32::MIN), IntPush { shift: 0, weight: 0 });
         // Many equal scores at the upper end: the reference rises beyond it.
         for _ in 0..100 {
             state.push(i32::MAX);

@@ -7,9 +7,9 @@ use super::attend::{self, Sequence};
 use super::{check_at_most, check_new, copy_token};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{View, ViewMut};
 
@@ -157,7 +157,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// # Errors
     /// Whatever does not fit, before anything is written; [`AttnError::Index`] where a sequence has fewer tokens than
     /// queries.
-    pub fn attend<'o, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn attend<'o, O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -172,7 +172,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
-    pub fn attend_ragged<'o, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn attend_ragged<'o, O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -183,7 +183,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
         self.attend_counts(attn, q, Some(q_lens), outputs.into(), scratch)
     }
 
-    fn attend_counts<O: Element<Compute = T::Compute>, M: Modifier>(
+    fn attend_counts<O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -231,7 +231,7 @@ mod tests {
             .softcap(3.0)
             .sinks(&sinks)
             .mask(Mask::window(5, 0, Align::BottomRight))
-            .map_score(|s, at: At| s + at.batch as f64 * 0.25);
+            .score_mod(|s, at: At| s + at.batch as f64 * 0.25);
         let whole = attn.mask(Mask::window(5, 0, Align::BottomRight).and(Mask::causal(Align::BottomRight)));
         let want = stream.plain(&whole);
 

@@ -6,17 +6,17 @@
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Mask};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::score::{Problem, dot};
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::streaming::{add_scaled, rescale};
 use crate::view::{Row, View};
 
 /// The same options, causal at the bottom right besides.
-pub(super) fn causal<'a, 'm, M: Modifier>(attn: &'m Attention<'a, M>) -> Attention<'a, &'m M> {
+pub(super) fn causal<'a, 'm, M: Mods>(attn: &'m Attention<'a, M>) -> Attention<'a, &'m M> {
     let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
     attn.by_ref().mask(mask)
 }
@@ -40,7 +40,7 @@ pub(crate) fn check<O: Element, M>(
 
 /// One row: all visible keys, the sink, the division and dropout. Leaves the output in `acc`.
 #[inline]
-pub(crate) fn row<'r, T: Element, M: Modifier>(
+pub(crate) fn row<'r, T: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     at: (usize, usize, usize),
     dot: impl Fn(usize) -> T::Compute,
@@ -52,7 +52,7 @@ pub(crate) fn row<'r, T: Element, M: Modifier>(
 
 /// As [`row`], where `add` knows how to add a key's value times a weight.
 #[inline]
-pub(crate) fn row_with<R: Real, M: Modifier>(
+pub(crate) fn row_with<R: Real, M: Mods>(
     problem: &Problem<'_, '_, M>,
     (batch, head, query): (usize, usize, usize),
     dot: impl Fn(usize) -> R,
@@ -120,7 +120,7 @@ where
     K: Fn(usize, usize) -> Row<'s, T>,
     V: Fn(usize, usize) -> Row<'s, T>,
 {
-    pub(super) fn attend<O: Element<Compute = T::Compute>, M: Modifier>(
+    pub(super) fn attend<O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         outputs: &mut Outputs<'_, O>,
@@ -153,7 +153,7 @@ pub(crate) fn own_shape(shape: &AttnShape, q_len: usize, kv_len: usize) -> AttnS
 }
 
 /// Checks, before anything is written, the number of queries of every sequence and the options for its shape.
-pub(super) fn check_sequences<M: Modifier>(
+pub(super) fn check_sequences<M: Mods>(
     attn: &Attention<'_, M>,
     shape: &AttnShape,
     q_lens: Option<&[usize]>,
@@ -250,7 +250,7 @@ pub(super) mod tests {
             Self { sizes: self.sizes.map(|[b, h, _, d]| [b, h, n, d]), data }
         }
 
-        pub(in crate::kv_cache) fn plain<M: Modifier>(&self, attn: &Attention<'_, M>) -> Plain {
+        pub(in crate::kv_cache) fn plain<M: Mods>(&self, attn: &Attention<'_, M>) -> Plain {
             let (q, k, v) = self.views();
             let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).unwrap();
             let (mut out, mut lse) = (vec![0.0; shape.rows() * shape.value_dim], vec![0.0; shape.rows()]);

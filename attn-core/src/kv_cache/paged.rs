@@ -10,9 +10,9 @@ use super::cache_view::Place;
 use super::{check_at_most, check_new};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 
@@ -214,7 +214,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// # Errors
     /// Whatever does not fit, before anything is written; [`AttnError::Index`] where a sequence has fewer tokens than
     /// queries.
-    pub fn attend<'o, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn attend<'o, O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -229,7 +229,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
-    pub fn attend_ragged<'o, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn attend_ragged<'o, O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -240,7 +240,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
         self.attend_counts(attn, q, Some(q_lens), outputs.into(), scratch)
     }
 
-    fn attend_counts<O: Element<Compute = T::Compute>, M: Modifier>(
+    fn attend_counts<O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -259,7 +259,7 @@ impl<'c, T: Element> PagedCache<'c, T> {
         };
         for (batch, &kv_len) in self.lens.iter().enumerate() {
             // Tokens whose page was given back are hidden.
-            let attn = attn.by_ref().visible_if(|at| self.place(batch, at.key).0 != usize::MAX);
+            let attn = attn.by_ref().mask_mod(|at| self.place(batch, at.key).0 != usize::MAX);
             Sequence {
                 batch,
                 shape: &shape,

@@ -17,11 +17,11 @@ use super::slots::{Held, Slots};
 use super::{check_at_most, check_count, check_new, copy_token};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::position::RopeTables;
 use crate::score::{Problem, dot};
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 
@@ -215,7 +215,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written, to the cache or the outputs.
-    pub fn advance<'o, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn advance<'o, O: Element<Compute = T::Compute>, M: Mods>(
         &mut self,
         attn: &Attention<'_, M>,
         q: View<'_, T>,
@@ -253,7 +253,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     /// Attention of one query to all keys held.
-    fn row<M: Modifier>(
+    fn row<M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         q_row: Row<'_, T>,
@@ -305,7 +305,7 @@ mod tests {
         for &(sinks, window) in rules {
             let attn = Attention::new().softcap(3.0).sinks(&[0.5, -1.0, 0.0, 2.0]);
             let rule = |at: At| at.key <= at.query && (at.query - at.key < window || at.key < sinks);
-            let want = stream.plain(&attn.visible_if(rule));
+            let want = stream.plain(&attn.mask_mod(rule));
             for chunks in [&[13usize][..], &[1; 13], &[5, 7, 1]] {
                 let slots = sinks + window;
                 let (mut k, mut v) = (vec![f32::NAN; 4 * slots * 6], vec![f32::NAN; 4 * slots * 3]);

@@ -9,11 +9,11 @@ use super::sources::Sources;
 use crate::backward::{self, AppendedGradients, Gradients, Inputs};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::{Linear, for_each_feature, input_gradient};
 use crate::reference;
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{Layout, View, ViewMut};
 
@@ -31,7 +31,7 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
         total(&[forward, q, k, v, context, total(&appended_lens(shape))?, sweep])
     }
 
-    pub(super) fn backward<G: Element, O: Element, M: Modifier + Sync>(
+    pub(super) fn backward<G: Element, O: Element, M: Mods + Sync>(
         &self,
         attn: &Attention<'_, M>,
         x: &Sources<'_, T>,

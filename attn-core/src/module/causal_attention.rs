@@ -13,7 +13,7 @@ use crate::view::View;
 /// [`SelfAttention`] under a causal mask: token `i` sees tokens `j ≤ i`. Weights may be dropped (in training), and a
 /// further mask may hide padding.
 ///
-/// Inputs and outputs as there. For other options (a scale, a bias, closures) give `SelfAttention` a causal mask
+/// Inputs and outputs as there. For other options (a scale, a bias, mods) give `SelfAttention` a causal mask
 /// yourself: [`options`](Self::options) is all that this type adds.
 ///
 /// ```

@@ -8,9 +8,9 @@ use super::sources::Sources;
 use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::Linear;
+use crate::score_mod::Mods;
 use crate::view::{View, ViewMut};
 
 /// `concat(head_1, …, head_h)`: multi-head attention as a textbook first writes it, without output projection.
@@ -127,7 +127,7 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.
-    pub fn forward<'o, E: Engine<T>, M: Modifier + Sync>(
+    pub fn forward<'o, E: Engine<T>, M: Mods + Sync>(
         &self,
         engine: &mut E,
         attn: &Attention<'_, M>,

@@ -2,10 +2,10 @@
 
 use crate::element::{Element, Real};
 use crate::error::Result;
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::projection::Linear;
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{View, ViewMut};
 use crate::{reference, streaming};
@@ -17,7 +17,7 @@ use crate::{reference, streaming};
 ///
 /// ```
 /// use attn_core::module::{Engine, Streaming};
-/// use attn_core::{AttnShape, Attention, Modifier, Outputs, Result, View};
+/// use attn_core::{AttnShape, Attention, Mods, Outputs, Result, View};
 ///
 /// /// Counts the calls, and leaves the work to another.
 /// struct Counting(usize);
@@ -27,7 +27,7 @@ use crate::{reference, streaming};
 ///     fn scratch_len(&self, shape: &AttnShape) -> Result<usize> {
 ///         Engine::<f32>::scratch_len(&Streaming, shape)
 ///     }
-///     fn attend<M: Modifier + Sync>(
+///     fn attend<M: Mods + Sync>(
 ///         &mut self,
 ///         attn: &Attention<'_, M>,
 ///         [q, k, v]: [View<'_, f32>; 3],
@@ -55,7 +55,7 @@ pub trait Engine<T: Element> {
     ///
     /// # Errors
     /// As the engine's own forward call.
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         qkv: [View<'_, Self::Mid>; 3],
@@ -91,7 +91,7 @@ impl<T: Element> Engine<T> for Reference {
         Ok(reference::scratch_len(shape))
     }
 
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         [q, k, v]: [View<'_, f64>; 3],
@@ -114,7 +114,7 @@ impl<T: Element> Engine<T> for Streaming {
         Ok(streaming::scratch_len(shape))
     }
 
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         [q, k, v]: [View<'_, T::Compute>; 3],

@@ -8,9 +8,9 @@ use super::sources::Sources;
 use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::Linear;
+use crate::score_mod::Mods;
 use crate::view::{View, ViewMut};
 
 /// Multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2): `concat(head_1, …, head_h)·W_o`, head `h`
@@ -230,7 +230,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.
-    pub fn forward<'o, E: Engine<T>, M: Modifier + Sync>(
+    pub fn forward<'o, E: Engine<T>, M: Mods + Sync>(
         &self,
         engine: &mut E,
         attn: &Attention<'_, M>,
@@ -255,7 +255,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written; see [`backward::gradients`](crate::backward::gradients).
-    pub fn backward<'i, G: Element, O: Element, M: Modifier + Sync>(
+    pub fn backward<'i, G: Element, O: Element, M: Mods + Sync>(
         &self,
         attn: &Attention<'_, M>,
         inputs: impl Into<Sources<'i, T>>,

@@ -6,11 +6,11 @@ use super::sources::Sources;
 use crate::appended::Appended;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::projection::{Linear, features, for_each_feature};
 use crate::score::Problem;
+use crate::score_mod::Mods;
 use crate::shape::At;
 use crate::shape::{AttnShape, product};
 use crate::view::{Layout, View, ViewMut};
@@ -165,7 +165,7 @@ impl<'a, T: Element, P: Project<T>> Layer<'a, T, P> {
     }
 
     /// Projects, attends and merges into `buffers`; `scratch` is the engine's.
-    pub(super) fn attend<E: Engine<T>, M: Modifier + Sync>(
+    pub(super) fn attend<E: Engine<T>, M: Mods + Sync>(
         &self,
         engine: &mut E,
         problem: &Problem<'_, '_, M>,
@@ -191,7 +191,7 @@ impl<'a, T: Element, P: Project<T>> Layer<'a, T, P> {
         Ok(())
     }
 
-    pub(super) fn forward<E: Engine<T>, M: Modifier + Sync>(
+    pub(super) fn forward<E: Engine<T>, M: Mods + Sync>(
         &self,
         engine: &mut E,
         attn: &Attention<'_, M>,
@@ -224,7 +224,7 @@ impl<'a, T: Element, P: Project<T>> Layer<'a, T, P> {
     }
 
     /// The weights from the lse: `exp(s − lse)`, of any engine (FlashAttention, arXiv 2205.14135, §3.1).
-    fn write_weights<R: Real, M: Modifier>(
+    fn write_weights<R: Real, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         q: View<'_, R>,

@@ -6,9 +6,9 @@ use super::multi_head::MultiHeadAttention;
 use super::outputs::LayerOutputs;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::projection::Linear;
+use crate::score_mod::Mods;
 use crate::view::View;
 
 /// `y = softmax(x·W_q·(x·W_k)ᵀ/√d_k)·x·W_v·W_o` (Vaswani et al. 2017, arXiv 1706.03762, §3.2.1), `W_o` only if
@@ -105,7 +105,7 @@ impl<'a, T: Element> SelfAttention<'a, T> {
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.
-    pub fn forward<'o, E: Engine<T>, M: Modifier + Sync>(
+    pub fn forward<'o, E: Engine<T>, M: Mods + Sync>(
         &self,
         engine: &mut E,
         attn: &Attention<'_, M>,
@@ -128,7 +128,7 @@ impl<'a, T: Element> SelfAttention<'a, T> {
     ///
     /// # Errors
     /// As there.
-    pub fn backward<G: Element, O: Element, M: Modifier + Sync>(
+    pub fn backward<G: Element, O: Element, M: Mods + Sync>(
         &self,
         attn: &Attention<'_, M>,
         x: View<'_, T>,

@@ -11,9 +11,9 @@
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::kv_cache::attend;
-use crate::modifier::Modifier;
 use crate::options::Attention;
 use crate::score::{Problem, dot};
+use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{View, ViewMut};
 
@@ -125,7 +125,7 @@ impl<'a> Differential<'a> {
     /// assert_eq!(out, [0.0; 2]);
     /// # Ok::<(), attn_core::AttnError>(())
     /// ```
-    pub fn forward<T: Element, O: Element<Compute = T::Compute>, M: Modifier>(
+    pub fn forward<T: Element, O: Element<Compute = T::Compute>, M: Mods>(
         &self,
         attn: &Attention<'_, M>,
         q: [View<'_, T>; 2],

@@ -4,8 +4,8 @@ use attn_core::backward::{self, Gradients};
 use attn_core::half::f16;
 use attn_core::mask::Term;
 use attn_core::{
-    Alibi, Align, At, Attention, AttnError, AttnShape, Dropout, Element, Layout, Lengths, Mask, Modifier, View,
-    ViewMut, Window, reference,
+    Alibi, Align, At, Attention, AttnError, AttnShape, Dropout, Element, Layout, Lengths, Mask, Mods, View, ViewMut,
+    Window, reference,
 };
 
 use crate::numbers::{DIFFERENCE, DIFFERENCE_F32, EXACT, Numbers, assert_close, differences, inner};
@@ -53,7 +53,7 @@ impl Case {
         View::new(bias, Layout::Bhsd, [1, self.shape.q_heads, 1, self.shape.kv_len]).unwrap()
     }
 
-    fn loss<M: Modifier>(&self, attn: &Attention<'_, M>, q: &[f64], k: &[f64], v: &[f64]) -> f64 {
+    fn loss<M: Mods>(&self, attn: &Attention<'_, M>, q: &[f64], k: &[f64], v: &[f64]) -> f64 {
         let mut y = vec![0.0; self.dy.len()];
         let out = ViewMut::new(&mut y, Layout::Bhsd, self.shape.output()).unwrap();
         let (q, k, v) = (self.view(q, 0), self.view(k, 1), self.view(v, 2));
@@ -62,7 +62,7 @@ impl Case {
     }
 
     /// dq, dk, dv, dbias, dsinks.
-    fn gradients<M: Modifier>(&self, attn: &Attention<'_, M>) -> Result<[Vec<f64>; 5], AttnError> {
+    fn gradients<M: Mods>(&self, attn: &Attention<'_, M>) -> Result<[Vec<f64>; 5], AttnError> {
         // What was there before must not matter.
         let fresh = |len: usize| vec![f64::NAN; len];
         let (mut dq, mut dk, mut dv) = (fresh(self.q.len()), fresh(self.k.len()), fresh(self.v.len()));
@@ -84,7 +84,7 @@ impl Case {
 
     /// Checks all gradients against differences. `options` makes the options from a bias and sinks, which it may
     /// ignore.
-    fn check<M: Modifier>(&self, name: &str, options: impl for<'x> Fn(View<'x, f64>, &'x [f32]) -> Attention<'x, M>) {
+    fn check<M: Mods>(&self, name: &str, options: impl for<'x> Fn(View<'x, f64>, &'x [f32]) -> Attention<'x, M>) {
         let (q, k, v) = (&self.q[..], &self.k[..], &self.v[..]);
         let attn = options(self.bias_view(&self.bias), &self.sinks);
         let [dq, dk, dv, dbias, dsinks] = self.gradients(&attn).unwrap();
@@ -134,9 +134,9 @@ fn every_option_has_the_gradient_of_its_differences() {
     });
     case.check("sinks", |_, sinks| Attention::new().sinks(sinks));
     case.check("seeded dropout", |_, _| Attention::new().dropout(Dropout::Seeded { p: 0.4, seed: 5 }));
-    case.check("closure", |_, _| Attention::new().map_score_with(|s, _| s + 0.1 * s * s * s, |s, _| 1.0 + 0.3 * s * s));
+    case.check("closure", |_, _| Attention::new().score_mod_with(|s, _| s + 0.1 * s * s * s, |s, _| 1.0 + 0.3 * s * s));
     case.check("visibility", |_, _| {
-        Attention::new().visible_if(|at: At| !(at.query + at.key + at.head).is_multiple_of(3))
+        Attention::new().mask_mod(|at: At| !(at.query + at.key + at.head).is_multiple_of(3))
     });
 }
 
@@ -154,8 +154,8 @@ fn all_options_together_have_the_gradient_of_their_differences() {
             .sinks(sinks)
             .mask(Mask::causal(Align::BottomRight).and(Mask::kv_lens(&[4, 5])))
             .dropout(Dropout::Keep { mask: View::broadcast(&KEEP, &[3, 5]).unwrap(), p: 0.25 })
-            .map_score_with(|s, at: At| s * (1.0 + at.head as f64), |_, at: At| 1.0 + at.head as f64)
-            .map_score_with(|s, _| s.sin(), |s, _| s.cos())
+            .score_mod_with(|s, at: At| s * (1.0 + at.head as f64), |_, at: At| 1.0 + at.head as f64)
+            .score_mod_with(|s, _| s.sin(), |s, _| s.cos())
     });
 }
 
@@ -218,11 +218,11 @@ fn a_group_shares_the_gradient_of_its_keys() {
 fn a_closure_without_derivative_is_refused() {
     let case = grouped();
     assert!(matches!(
-        case.gradients(&Attention::new().map_score(|s, _| s)),
+        case.gradients(&Attention::new().score_mod(|s, _| s)),
         Err(AttnError::Unsupported { what: "the gradient of a score function without a derivative" })
     ));
     // Where nothing is visible it is not needed.
-    assert!(case.gradients(&Attention::new().map_score(|s, _| s).mask(Mask::kv_lens(&[0, 0]))).is_ok());
+    assert!(case.gradients(&Attention::new().score_mod(|s, _| s).mask(Mask::kv_lens(&[0, 0]))).is_ok());
 }
 
 #[test]

@@ -6,8 +6,8 @@ use attn_core::module::{
     Streaming,
 };
 use attn_core::{
-    Alibi, Align, Attention, AttnError, AttnShape, Dropout, Element, Layout, Linear, Mask, Modifier, Outputs, Real,
-    Result, View, ViewMut, reference,
+    Alibi, Align, Attention, AttnError, AttnShape, Dropout, Element, Layout, Linear, Mask, Mods, Outputs, Real, Result,
+    View, ViewMut, reference,
 };
 
 use crate::numbers::{EXACT, Numbers, assert_close};
@@ -63,7 +63,7 @@ impl Weights {
     }
 }
 
-pub(crate) fn run<E: Engine<f64>, M: Modifier + Sync>(
+pub(crate) fn run<E: Engine<f64>, M: Mods + Sync>(
     mha: &MultiHeadAttention<'_, f64>,
     engine: &mut E,
     attn: &Attention<'_, M>,
@@ -78,7 +78,7 @@ pub(crate) fn run<E: Engine<f64>, M: Modifier + Sync>(
 }
 
 /// The weights of each head.
-fn weights_of<M: Modifier + Sync>(
+fn weights_of<M: Mods + Sync>(
     mha: &MultiHeadAttention<'_, f64>,
     attn: &Attention<'_, M>,
     inputs: Sources<'_, f64>,

@@ -130,7 +130,7 @@ fn what_does_not_fit_is_refused_before_writing() {
     }
     let cut = &mut vec![0.0; needed - 1];
     assert!(mha.backward(&Attention::new(), good, good, whole(&mut d), cut).is_err());
-    let closure = Attention::new().map_score(|s, _| s);
+    let closure = Attention::new().score_mod(|s, _| s);
     assert!(mha.backward(&closure, good, good, whole(&mut d), &mut vec![0.0; needed]).is_err());
     assert!(mha.backward(&Attention::new(), good, short, whole(&mut d), &mut vec![0.0; needed]).is_err());
     assert_eq!(d, [7.0; 16]);

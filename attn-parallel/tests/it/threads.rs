@@ -79,7 +79,7 @@ fn a_closure_may_attend_itself() {
     // A closure of the caller that comes back into this crate finds the thread's scratch taken, and gets its own.
     let shape = AttnShape::new([1, 1, 2, 8], [1, 1, 2, 8], [1, 1, 2, 8]).unwrap();
     let want = bits(&Attention::new(), shape, Level::detect());
-    let nested = Attention::new().visible_if(|_| bits(&Attention::new(), shape, Level::detect()) == want);
+    let nested = Attention::new().mask_mod(|_| bits(&Attention::new(), shape, Level::detect()) == want);
     let x = paint(16, 9);
     let x = View::new(&x, Layout::Bhsd, [1, 1, 2, 8]).unwrap();
     let (mut a, mut b) = (vec![0.0f32; 16], vec![0.0f32; 16]);

@@ -270,7 +270,7 @@ impl Piece<'_, '_> {
         }
         match fold.finish() {
             Some(whole) => state.copy_from_slice(whole),
-            None => attn_core::partial::clear(state, shape.value_dim),
+            None => attn_core::state::clear(state, shape.value_dim),
         }
     }
 }

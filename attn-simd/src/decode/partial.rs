@@ -1,12 +1,12 @@
 //! Attention to some of the keys: what one of several processes or machines computes, to be merged with what the others
 //! have.
 //!
-//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::partial`]). The
+//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::state`]). The
 //! plan is that of the whole call, so that masks, biases and positions mean what they mean there; k and v hold only the
 //! part.
 
 use attn_core::kv_cache::CacheView;
-use attn_core::{AttnError, Modifier, Outputs, Result, View, partial};
+use attn_core::{AttnError, Mods, Outputs, Result, View, state};
 
 use super::chunk::{Buffers, Sizes};
 use super::output::Write;
@@ -21,21 +21,21 @@ use crate::kernel::finish;
 use crate::plan::Plan;
 use crate::workspace::{Cutter, Line};
 
-impl<M: Modifier + Sync> Plan<'_, '_, M> {
-    /// Lines of scratch that [`partial`](Self::partial) needs.
-    pub fn partial_lines(&self) -> usize {
+impl<M: Mods + Sync> Plan<'_, '_, M> {
+    /// Lines of scratch that [`states`](Self::states) needs.
+    pub fn states_lines(&self) -> usize {
         super::lines(self.level().vectors(), self.shape())
     }
 
     /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`,
     /// and leaves behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are
-    /// merged by [`attn_core::partial::merge`] and end with [`finish`](Self::finish).
+    /// merged by [`attn_core::state::merge_states`] and end with [`finish`](Self::finish).
     ///
     /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`](crate::decode) merges them (two
     /// halves of a power of two of chunks each), give the bits of the whole call by the decode kernel.
     ///
     /// ```
-    /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut, partial};
+    /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut, state};
     /// use attn_simd::{Level, Line, Plan};
     /// let shape = AttnShape::new([1, 4, 1, 16], [1, 2, 1000, 16], [1, 2, 1000, 16])?;
     /// let attn = Attention::new();
@@ -43,12 +43,12 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
     /// let (q, kv) = (vec![0.5f32; 4 * 16], vec![0.25f32; 2 * 500 * 16]);
     /// let (q, kv) = (View::new(&q, Layout::Bhsd, [1, 4, 1, 16])?, View::new(&kv, Layout::Bhsd, [1, 2, 500, 16])?);
     /// // Two processes, each with half of the keys.
-    /// let mut lines = vec![Line::ZERO; plan.partial_lines()];
-    /// let (mut left, mut right) = (vec![0.0; partial::len(&shape)?], vec![0.0; partial::len(&shape)?]);
-    /// plan.partial(0, q, kv, kv, &mut left, &mut lines)?;
-    /// plan.partial(500, q, kv, kv, &mut right, &mut lines)?;
+    /// let mut lines = vec![Line::ZERO; plan.states_lines()];
+    /// let (mut left, mut right) = (vec![0.0; state::len(&shape)?], vec![0.0; state::len(&shape)?]);
+    /// plan.states(0, q, kv, kv, &mut left, &mut lines)?;
+    /// plan.states(500, q, kv, kv, &mut right, &mut lines)?;
     /// // One of them, which has been sent the other's rows.
-    /// partial::merge(&mut left, &right, 16)?;
+    /// state::merge_states(&mut left, &right, 16)?;
     /// let mut out = vec![0.0f32; 4 * 16];
     /// plan.finish(&left, ViewMut::new(&mut out, Layout::Bhsd, shape.output())?)?;
     /// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
@@ -58,7 +58,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
     /// # Errors
     /// Sizes that are not the plan's, keys beyond `kv_len`, rows or scratch of the wrong length; nothing has been
     /// written then.
-    pub fn partial<Q: KernelElement, T: KernelElement>(
+    pub fn states<Q: KernelElement, T: KernelElement>(
         &self,
         first: usize,
         q: View<'_, Q>,
@@ -78,7 +78,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
             ("kv_heads against the plan", shape.kv_heads, kv_heads),
             ("k head_dim against the plan", shape.head_dim, head_dim),
             ("value_dim against the plan", shape.value_dim, value_dim),
-            ("partial rows (rows · (2 + value_dim))", partial::len(&shape)?, rows.len()),
+            ("states (rows · (2 + value_dim))", state::len(&shape)?, rows.len()),
         ] {
             AttnError::check_size(what, planned, given)?;
         }
@@ -87,7 +87,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
             let what = "the end of the part (first + its keys)";
             return Err(AttnError::Beyond { what, value: first + keys, most: shape.kv_len });
         }
-        AttnError::check_len("workspace lines", self.partial_lines(), workspace.len())?;
+        AttnError::check_len("workspace lines", self.states_lines(), workspace.len())?;
         if shape.rows() == 0 {
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         Ok(())
     }
 
-    /// Ends a call whose [parts](Self::partial) have been merged: takes the sinks in, divides, and writes outputs and
+    /// Ends a call whose [parts](Self::states) have been merged: takes the sinks in, divides, and writes outputs and
     /// lse.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl<M: Modifier + Sync> Plan<'_, '_, M> {
         if outputs.weights.is_some() {
             return Err(AttnError::Unsupported { what: "weights as an output of the kernels" });
         }
-        AttnError::check_size("partial rows (rows · (2 + value_dim))", partial::len(&shape)?, rows.len())?;
+        AttnError::check_size("states (rows · (2 + value_dim))", state::len(&shape)?, rows.len())?;
         let Outputs { out, mut lse, .. } = outputs;
         let (mut target, attn) = (O::row_target(out), self.problem().attn());
         let kept = attn.get_dropout().factor();

@@ -1,4 +1,4 @@
-//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, closures; and
+//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, mods; and
 //! what hides a score.
 //!
 //! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::kernel::score).
@@ -47,11 +47,11 @@ pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, 
             isa.store(isa.mul_add(slope, isa.abs(isa.load(&lane)), isa.load(x)), x);
         }
     }
-    if job.closures.has_score() {
-        // The closures take a tile by key; of one row that is the row itself. They are asked about visible keys only.
+    if job.mods.has_score_mod() {
+        // Mods take a tile by key; of one row that is the row itself. They are called for visible keys only.
         let mut bits = [0u64; TILE];
         bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *seen >> n & 1);
-        job.closures.score(job.level, tile, 1, Some(&bits), s);
+        job.mods.score_mod(job.level, tile, 1, Some(&bits), s);
     }
 }
 

@@ -116,9 +116,9 @@ impl Sight {
                 if !job.ranges && word != 0 {
                     let RowAt { sequence, head, query, .. } = rows[r];
                     word &= job.mask.row_bits_within(&job.shape, [sequence, head, query], key, start..end);
-                    if job.closures.has_visible() && word != 0 {
+                    if job.mods.has_mask_mod() && word != 0 {
                         let tile = Tile { batch: sequence, head, query, rows: 1, key, keys };
-                        job.closures.visible(job.level, tile, core::slice::from_mut(&mut word));
+                        job.mods.mask_mod(job.level, tile, core::slice::from_mut(&mut word));
                     }
                 }
                 self.words[r] = word;

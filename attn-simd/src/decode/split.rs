@@ -443,7 +443,7 @@ impl Call<'_> {
         }
         let first = part.unit().kv_head * self.heads[1] * cut.queries() + part.before();
         let before = &mut before[self.state_len(first)..][..state.len()];
-        let merged = attn_core::partial::merge(before, state, self.value_dim);
+        let merged = attn_core::state::merge_states(before, state, self.value_dim);
         debug_assert!(merged.is_ok(), "as many whole rows of both");
         before
     }

@@ -2,9 +2,7 @@
 
 use core::ops::Range;
 
-use attn_core::{
-    Align, Attention, AttnError, AttnShape, Mask, Modifier, Outputs, Problem, Result, View, default_scale,
-};
+use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Mods, Outputs, Problem, Result, View, default_scale};
 
 use super::chunk::Sizes;
 use super::source::Source;
@@ -94,7 +92,7 @@ pub struct Step<'p, 'a, 'c, M = ()> {
     level: Level,
 }
 
-impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
+impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
     /// Checks every sequence: its queries against its tokens, the options against its shape. `cache` is a
     /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, or one in int8
     /// ([`QuantizedView`](attn_core::int8::QuantizedView)).
@@ -315,7 +313,7 @@ impl<'p, 'a, 'c, M: Modifier + Sync> Step<'p, 'a, 'c, M> {
     }
 }
 
-impl<M: Modifier + Sync> Sequences for Step<'_, '_, '_, M> {
+impl<M: Mods + Sync> Sequences for Step<'_, '_, '_, M> {
     fn count(&self) -> usize {
         self.shape.batch
     }

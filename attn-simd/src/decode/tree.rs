@@ -7,7 +7,7 @@
 //!
 //! [`Fold`] walks the leaves in order and keeps the nodes that wait for their right sibling: at most one per level.
 
-use attn_core::partial;
+use attn_core::state;
 
 /// Nodes in order, each merged into its left sibling as soon as it is complete.
 pub(super) struct Fold<'s> {
@@ -65,7 +65,7 @@ impl<'s> Fold<'s> {
         self.waiting -= 1;
         let (left, right) = self.slots.split_at_mut(self.waiting * self.size);
         let left = &mut left[(self.waiting - 1) * self.size..];
-        let merged = partial::merge(left, &right[..self.size], self.value_dim);
+        let merged = state::merge_states(left, &right[..self.size], self.value_dim);
         debug_assert!(merged.is_ok(), "both are whole rows of one size");
     }
 

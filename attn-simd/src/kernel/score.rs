@@ -1,5 +1,5 @@
 //! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi,
-//! closures.
+//! mods.
 
 use attn_core::Bias;
 

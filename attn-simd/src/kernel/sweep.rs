@@ -382,14 +382,14 @@ impl Visit<'_, '_> {
         let scores = &mut buffers.scores[..keys * width];
         if let Some(scale) = job.mod_scale {
             score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
-            if job.closures.has_score() {
-                // What a bias hides stays hidden, whatever the closure makes of −∞.
+            if job.mods.has_score_mod() {
+                // What a bias hides stays hidden, whatever score_mod makes of −∞.
                 if job.bias.is_some() {
                     visible::hide_by_bias(tile, cover, width, buffers.bias, bits);
                     cover = Cover::Partial;
                 }
                 let shown = (cover == Cover::Partial).then_some(&*bits);
-                job.closures.score(job.level, tile, width, shown, scores);
+                job.mods.score_mod(job.level, tile, width, shown, scores);
             }
         }
         if cover == Cover::Partial {

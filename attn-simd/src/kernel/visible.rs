@@ -159,8 +159,8 @@ impl<const ROWS: usize> Ranges<ROWS> {
                 };
             }
         }
-        if job.closures.has_visible() {
-            job.closures.visible(job.level, tile, rows);
+        if job.mods.has_mask_mod() {
+            job.mods.mask_mod(job.level, tile, rows);
         }
         let any = rows.iter().fold(0, |any, row| any | row);
         let all = rows.iter().fold(wanted, |all, row| all & row);

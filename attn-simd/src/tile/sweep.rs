@@ -130,7 +130,7 @@ fn items(
                 rest = rows.checked_shr(lane as u32).unwrap_or(0);
             }
         }
-        unit.refresh(); // closures have run
+        unit.refresh(); // mods have run
     }
 }
 
@@ -288,7 +288,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 next = (cover != Cover::Empty).then_some((tile, cover));
                 coming += 1;
             }
-            if job.closures.has_score() || job.closures.has_visible() {
+            if job.mods.has_score_mod() || job.mods.has_mask_mod() {
                 unit.refresh();
             }
             let next_keys = next.map(|(tile, _)| keys_of(tile.key / SIDE));
@@ -366,7 +366,7 @@ fn total_of<'t>(totals: &'t mut [&mut [f32]; 5], layout: &Layout, block: usize) 
     }
 }
 
-/// Everything between the product and the softmax: scale, cap, bias, closures, mask. Returns the rows that see one of
+/// Everything between the product and the softmax: scale, cap, bias, mods, mask. Returns the rows that see one of
 /// the keys `unfit`, a bit each.
 #[inline(always)]
 fn finish_scores<I: Isa, const NQ: usize>(
@@ -382,14 +382,14 @@ fn finish_scores<I: Isa, const NQ: usize>(
     beyond.fill(f32::NEG_INFINITY);
     if let Some(scale) = job.mod_scale {
         score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
-        if job.closures.has_score() {
-            // What a bias hides stays hidden, whatever the closure makes of −∞.
+        if job.mods.has_score_mod() {
+            // What a bias hides stays hidden, whatever score_mod makes of −∞.
             if job.bias.is_some() {
                 visible::hide_by_bias(tile, *cover, SIDE, bias, bits);
                 *cover = Cover::Partial;
             }
             let shown = (*cover == Cover::Partial).then_some(&*bits);
-            job.closures.score(job.level, tile, SIDE, shown, scores);
+            job.mods.score_mod(job.level, tile, SIDE, shown, scores);
         }
         canonical_nan(isa, scores);
     }

@@ -109,7 +109,7 @@ impl Products {
 
 /// What multiplies tiles, on this thread.
 pub(crate) trait TileProduct {
-    /// Makes the unit ready again after code that may have used it for something else: the caller's closures.
+    /// Makes the unit ready again after code that may have used it for something else: the caller's mods.
     fn refresh(&mut self);
 
     /// `c += Σ a·b` over `steps` (or `c = Σ a·b` if `fresh`): `a[step][part][row / 16]`, `b[step][part][column / 16]`.

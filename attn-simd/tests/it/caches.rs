@@ -3,7 +3,7 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, RingCache};
-use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut, partial};
+use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut, state};
 use attn_simd::decode::{Queries, Step};
 use attn_simd::{KernelElement, Level, Line, Plan, Workspace};
 use attn_testing::Number;
@@ -218,9 +218,9 @@ fn parts_merge_into_the_whole() {
                 Tensor4::<f32>::new(sizes, Memory::Bhsd, |[b, h, s, d]| f64::from(x.at([b, h, from + s, d])))
             };
             let (k, v) = (cut(&all.k), cut(&all.v));
-            let mut rows = vec![f32::NAN; partial::len(&dims).expect("small")];
-            let mut lines = vec![Line::ZERO; plan.partial_lines()];
-            plan.partial(from, all.q.view(), k.view(), v.view(), &mut rows, &mut lines).expect("accepted");
+            let mut rows = vec![f32::NAN; state::len(&dims).expect("small")];
+            let mut lines = vec![Line::ZERO; plan.states_lines()];
+            plan.states(from, all.q.view(), k.view(), v.view(), &mut rows, &mut lines).expect("accepted");
             rows
         };
         let finish = |rows: &[f32]| {
@@ -230,15 +230,15 @@ fn parts_merge_into_the_whole() {
             (out, lse)
         };
         let (mut left, mut right) = (part(0, 512), part(1024, 1536));
-        partial::merge(&mut left, &part(512, 1024), WIDE).expect("as many rows");
-        partial::merge(&mut right, &part(1536, 2048), WIDE).expect("as many rows");
-        partial::merge(&mut left, &right, WIDE).expect("as many rows");
+        state::merge_states(&mut left, &part(512, 1024), WIDE).expect("as many rows");
+        state::merge_states(&mut right, &part(1536, 2048), WIDE).expect("as many rows");
+        state::merge_states(&mut left, &right, WIDE).expect("as many rows");
         let (out, lse) = finish(&left);
         same_bits(&out, &want.out, &level);
         same_bits(&lse, &want.lse, &level);
 
         let mut odd = part(0, 77);
-        partial::merge(&mut odd, &part(77, 2048), WIDE).expect("as many rows");
+        state::merge_states(&mut odd, &part(77, 2048), WIDE).expect("as many rows");
         let (out, _) = finish(&odd);
         assert!(out.iter().zip(&want.out).all(|(a, b)| (a - b).abs() < 2e-6), "{level:?}");
     }

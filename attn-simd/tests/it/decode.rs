@@ -45,7 +45,7 @@ fn laws_hold_for_every_number_of_queries() {
         laws::layouts::inputs_may_lie_anyhow(engine);
         laws::layouts::outputs_may_lie_anyhow(engine);
         laws::masks::every_term_hides_what_it_says(engine);
-        laws::masks::closures_hide_and_change_scores(engine);
+        laws::masks::mods_hide_and_change_scores(engine);
         laws::nan::hidden_nan_changes_no_bit(engine);
         laws::nan::a_visible_nan_marks_its_rows_only(engine);
         laws::nan::fully_masked_rows_are_zero(engine);

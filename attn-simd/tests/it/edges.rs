@@ -1,13 +1,13 @@
 //! Options and sizes at the edge of what f32 holds, at every level: what the random laws draw too seldom.
 
-use attn_core::{Align, Attention, Dtype, Element, Layout, Mask, Modifier, Outputs, Result, View, ViewMut, reference};
+use attn_core::{Align, Attention, Dtype, Element, Layout, Mask, Mods, Outputs, Result, View, ViewMut, reference};
 use attn_simd::{Level, Workspace, forward_at};
 use attn_testing::tolerance::ETA;
 
 const KEYS: usize = 70;
 
 /// Output and lse of one head of 20 queries and 70 keys of dim 3, by an engine, and by the reference.
-fn both<M: Modifier + Sync>(
+fn both<M: Mods + Sync>(
     level: Level,
     attn: &Attention<'_, M>,
     [q, k, v]: [&[f32]; 3],
@@ -48,7 +48,7 @@ fn a_closure_does_not_show_what_a_bias_hides() {
     let bias: Vec<f32> = (0..KEYS).map(|j| if j % 3 == 1 { f32::NEG_INFINITY } else { 0.25 }).collect();
     let bias = View::broadcast(&bias, &[KEYS]).expect("a row");
     for level in Level::available() {
-        let capped = Attention::new().bias(bias).map_score(|s, _| 2.0 * (s / 2.0).tanh());
+        let capped = Attention::new().bias(bias).score_mod(|s, _| 2.0 * (s / 2.0).tanh());
         for attn in [capped, capped.mask(Mask::causal(Align::BottomRight))] {
             let [(out, lse), (want, want_lse)] = both(level, &attn, [&q, &k, &v]).expect("accepted");
             assert!(want.iter().all(|x| x.is_finite()));

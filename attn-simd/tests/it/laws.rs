@@ -1,6 +1,6 @@
 //! The laws that every engine obeys, at every level of this machine. Their bodies are in `attn_testing::laws`.
 
-use attn_core::{Attention, AttnShape, Dtype, Modifier, Outputs};
+use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
 use attn_simd::decode::{Queries, Step};
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
@@ -32,9 +32,9 @@ impl Engine for Simd {
     part_calls!(|this, call| {
         let plan = Plan::new(call.attn, call.shape, this.0)?;
         let mut workspace = Workspace::new();
-        plan.partial(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.partial_lines()))
+        plan.states(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.states_lines()))
     });
-    fn finish_parts<M: Modifier + Sync>(
+    fn finish_parts<M: Mods + Sync>(
         &self,
         attn: &Attention<'_, M>,
         shape: AttnShape,

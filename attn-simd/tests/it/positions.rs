@@ -188,7 +188,7 @@ fn tokens_of_evicted_pages_are_hidden() {
         let full = PagedCache::new(k.view(), v.view(), &whole, &lens).expect("a cache");
         for queries in [1, 3] {
             let q = Tensor4::<f32>::painted([1, HEADS, queries, DIM], Memory::Bhsd, 95, 1.0);
-            let rule = Attention::new().visible_if(|at: At| !hidden.contains(&at.key));
+            let rule = Attention::new().mask_mod(|at: At| !hidden.contains(&at.key));
             for level in Level::available() {
                 let got = step(level, &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
                 let mut want = Answer { out: vec![0.0f32; HEADS * queries * WIDE], lse: vec![0.0f32; HEADS * queries] };

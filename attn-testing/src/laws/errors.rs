@@ -149,7 +149,7 @@ pub fn options_at_their_limits<E: Engine>(engine: &E) {
                 ("a mask", attend(engine, &attn.mask(Mask::causal(Align::Offset(KEYS as isize))), &inputs)),
                 ("ALiBi", attend(engine, &attn.alibi(Alibi { slopes: &[0.0; 2], align: Align::TopLeft }), &inputs)),
                 ("a large soft-cap", attend(engine, &attn.softcap(1e300), &inputs)),
-                ("a closure", attend(engine, &attn.map_score(cold), &inputs)),
+                ("a closure", attend(engine, &attn.score_mod(cold), &inputs)),
                 ("one order", attend(engine, &attn.reproducible(), &inputs)),
             ] {
                 let what = (engine.label(), what, beside, q_len);

@@ -60,8 +60,8 @@ pub fn every_pair_of_terms_is_a_conjunction<E: Engine>(engine: &E) {
     }
 }
 
-/// `visible_if` and `map_score`, alone and together with a mask.
-pub fn closures_hide_and_change_scores<E: Engine>(engine: &E) {
+/// `mask_mod` and `score_mod`, alone and together with a mask.
+pub fn mods_hide_and_change_scores<E: Engine>(engine: &E) {
     let mut paint = Paint::new(43);
     for dims in shapes() {
         let inputs = Inputs::<f32>::plain(dims, 44);
@@ -86,8 +86,8 @@ pub fn closures_hide_and_change_scores<E: Engine>(engine: &E) {
             oracle(&Attention::new().mask(keep).bias(View::broadcast(&bias, &sizes).expect("full size")), &inputs);
         let attn = Attention::new()
             .mask(term.mask())
-            .map_score(|s, at: At| s - 0.25 * (at.query.abs_diff(at.key) % 7) as f64)
-            .visible_if(odd);
+            .score_mod(|s, at: At| s - 0.25 * (at.query.abs_diff(at.key) % 7) as f64)
+            .mask_mod(odd);
         want.check(ETA, &attend(engine, &attn, &inputs), &(engine.label(), dims));
     }
 }

@@ -25,7 +25,7 @@ pub fn hidden_nan_changes_no_bit<E: Engine>(engine: &E) {
         poisoned(engine, &clean, &options, &dims);
         // As does a closure.
         let hide = |at: At| at.key % 5 != 2;
-        let attn = Attention::new().visible_if(hide);
+        let attn = Attention::new().mask_mod(hide);
         let mut dirty = clean.clone();
         dirty.k.each(|[_, _, j, d], x| poison_if(j % 5 == 2, j + d, x));
         dirty.v.each(|[_, _, j, d], x| poison_if(j % 5 == 2, j + d, x));

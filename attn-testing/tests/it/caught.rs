@@ -45,7 +45,7 @@ const CAUGHT: [(Bug, &[&str]); 38] = [
     (Bug::CapIgnored, &["accuracy::halves_in_singles_out", "peers::softcap_comes_before_the_mask"]),
     (Bug::CapAfterBias, &["peers::softcap_comes_before_the_mask"]),
     (Bug::BiasIgnored, &["properties::a_constant_on_all_scores_changes_nothing"]),
-    (Bug::ClosureIgnored, &["masks::closures_hide_and_change_scores"]),
+    (Bug::ModIgnored, &["masks::mods_hide_and_change_scores"]),
     (Bug::SinksIgnored, &["properties::a_sink_is_a_key_without_value"]),
     (Bug::DropoutIgnored, &["properties::weights_of_dropped_keys_vanish"]),
     (Bug::DropoutNotScaled, &["properties::weights_of_dropped_keys_vanish"]),

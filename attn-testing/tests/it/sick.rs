@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use attn_core::half::bf16;
-use attn_core::{At, AttnError, Dtype, Element, Modifier, Outputs, Problem, Real, Result, RowState};
+use attn_core::{At, AttnError, Dtype, Element, Mods, Outputs, Problem, Real, Result, RowState};
 use attn_testing::{Call, Engine, engine_calls};
 
 /// What is wrong.
@@ -26,7 +26,7 @@ pub(crate) enum Bug {
     CapIgnored,
     CapAfterBias,
     BiasIgnored,
-    ClosureIgnored,
+    ModIgnored,
     SinksIgnored,
     DropoutIgnored,
     DropoutNotScaled,
@@ -68,7 +68,7 @@ impl Bug {
         Self::CapIgnored,
         Self::CapAfterBias,
         Self::BiasIgnored,
-        Self::ClosureIgnored,
+        Self::ModIgnored,
         Self::SinksIgnored,
         Self::DropoutIgnored,
         Self::DropoutNotScaled,
@@ -114,10 +114,7 @@ thread_local! {
     static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-fn run<T: Element, O: Element<Compute = T::Compute>, M: Modifier + Sync>(
-    bug: Bug,
-    call: Call<'_, T, O, M>,
-) -> Result<()> {
+fn run<T: Element, O: Element<Compute = T::Compute>, M: Mods + Sync>(bug: Bug, call: Call<'_, T, O, M>) -> Result<()> {
     let Call { attn, q, k, v, mut outputs } = call;
     if bug == Bug::WritesBeforeChecks {
         outputs.out.set(0, 0, 0, 0, O::from_f64(0.0));
@@ -174,7 +171,7 @@ fn run<T: Element, O: Element<Compute = T::Compute>, M: Modifier + Sync>(
 }
 
 /// The keys that a row is taken to see.
-fn visible<M: Modifier>(
+fn visible<M: Mods>(
     bug: Bug,
     problem: &Problem<'_, '_, M>,
     (batch, head, query): (usize, usize, usize),
@@ -268,14 +265,7 @@ struct Row<R> {
 }
 
 impl<R: Real> Row<R> {
-    fn take<M: Modifier>(
-        &mut self,
-        bug: Bug,
-        problem: &Problem<'_, '_, M>,
-        at: At,
-        dot: R,
-        value: impl Fn(usize) -> R,
-    ) {
+    fn take<M: Mods>(&mut self, bug: Bug, problem: &Problem<'_, '_, M>, at: At, dot: R, value: impl Fn(usize) -> R) {
         let mut score = score(bug, problem, dot, at);
         match bug {
             Bug::ClampsScores if score > R::of(1e30) => score = R::of(1e30),
@@ -298,7 +288,7 @@ impl<R: Real> Row<R> {
         }
     }
 
-    fn finish<T: Element<Compute = R>, O: Element<Compute = R>, M: Modifier>(
+    fn finish<T: Element<Compute = R>, O: Element<Compute = R>, M: Mods>(
         &mut self,
         bug: Bug,
         problem: &Problem<'_, '_, M>,
@@ -369,7 +359,7 @@ impl<R: Real> Row<R> {
 }
 
 /// The score, from the options by hand where the bug is in their order.
-fn score<R: Real, M: Modifier>(bug: Bug, problem: &Problem<'_, '_, M>, dot: R, at: At) -> R {
+fn score<R: Real, M: Mods>(bug: Bug, problem: &Problem<'_, '_, M>, dot: R, at: At) -> R {
     let attn = problem.attn();
     let bias = attn.get_bias().map_or(0.0, |bias| bias.at(at));
     let alibi = attn.get_alibi().map_or(0.0, |alibi| alibi.at(problem.shape(), at));
@@ -380,7 +370,7 @@ fn score<R: Real, M: Modifier>(bug: Bug, problem: &Problem<'_, '_, M>, dot: R, a
         Bug::CapIgnored => R::of((scaled + bias + alibi) / t),
         Bug::CapAfterBias => R::of(cap(scaled + bias + alibi) / t),
         Bug::BiasIgnored => R::of((cap(scaled) + alibi) / t),
-        Bug::ClosureIgnored => R::of((cap(scaled) + bias + alibi) / t),
+        Bug::ModIgnored => R::of((cap(scaled) + bias + alibi) / t),
         _ => problem.score(dot, at),
     }
 }

@@ -1,6 +1,6 @@
 //! The engines and levels that a run goes through.
 
-use attn_core::{Attention, AttnShape, Dtype, Modifier, Outputs};
+use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
 use attn_simd::decode::{Queries, Step};
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
@@ -28,9 +28,9 @@ impl Engine for Simd {
     part_calls!(|this, call| {
         let plan = Plan::new(call.attn, call.shape, this.0)?;
         let mut workspace = Workspace::new();
-        plan.partial(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.partial_lines()))
+        plan.states(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.states_lines()))
     });
-    fn finish_parts<M: Modifier + Sync>(
+    fn finish_parts<M: Mods + Sync>(
         &self,
         attn: &Attention<'_, M>,
         shape: AttnShape,

@@ -5,7 +5,7 @@
 
 use attn_bench::product::Place;
 use attn_core::module::Engine;
-use attn_core::{Attention, AttnShape, Linear, Modifier, Outputs, Result, View, ViewMut};
+use attn_core::{Attention, AttnShape, Linear, Mods, Outputs, Result, View, ViewMut};
 use attn_parallel::Kernels;
 
 use crate::matmul::add_product;
@@ -49,7 +49,7 @@ impl Engine<f32> for Demo {
         Ok(0)
     }
 
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         qkv: [View<'_, f32>; 3],

@@ -127,7 +127,7 @@ fn views([q, k, v]: [View<'_, f32>; 3], look: Look, drop: Option<Drop>) -> Resul
 
     let mut finished = vec![0.0f32; heads * q_len * kv_len];
     let sizes = [1, heads, q_len, kv_len];
-    steps::finished_scores(&attn, q, k, &mut ViewMut::new(&mut finished, Layout::Bhsd, sizes)?)?;
+    steps::masked_scores(&attn, q, k, &mut ViewMut::new(&mut finished, Layout::Bhsd, sizes)?)?;
     let finished = View::new(&finished, Layout::Bhsd, sizes)?;
     let dropout = drop.map(|Drop { p, seed }| Attention::new().mask(look.mask()).dropout(Dropout::Seeded { p, seed }));
 

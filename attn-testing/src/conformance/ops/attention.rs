@@ -1,7 +1,7 @@
 //! `sdpa`, `sdpa_varlen`, `sink_attention`, `block_sparse`, `sdpa_dropout`: one attention call each.
 
 use attn_core::{
-    Alibi, Align, Attention, Bias, BlockSparse, Documents, Dropout, Element, Layout, Lengths, Mask, Modifier, Outputs,
+    Alibi, Align, Attention, Bias, BlockSparse, Documents, Dropout, Element, Layout, Lengths, Mask, Mods, Outputs,
     View, ViewMut, Window, mask::Term, weights::RowAt,
 };
 use serde_json::Value;
@@ -66,7 +66,7 @@ fn window(case: &Case) -> Result<Option<Window>, Stop> {
 }
 
 /// A float mask as a bias, a bool mask (`true` = attend) as a mask.
-pub(crate) fn with_mask<'t, M: Modifier>(
+pub(crate) fn with_mask<'t, M: Mods>(
     attn: Attention<'t, M>,
     tensor: &'t Tensor,
     mask: Mask<'t>,
@@ -141,7 +141,7 @@ pub(super) fn dense<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produce
 }
 
 /// Runs the engine into fresh buffers: the output in a layout, and the lse.
-pub(crate) fn attend<E: Engine, T: Number, M: Modifier + Sync>(
+pub(crate) fn attend<E: Engine, T: Number, M: Mods + Sync>(
     engine: &E,
     attn: &Attention<'_, M>,
     q: View<'_, T>,
@@ -160,7 +160,7 @@ pub(crate) fn attend<E: Engine, T: Number, M: Modifier + Sync>(
 }
 
 /// The weights `[batch, q_heads, q_len, kv_len]`: the engine's own where it gives them, else recomputed from its lse.
-pub(crate) fn weights<E: Engine, T: Number, M: Modifier + Sync>(
+pub(crate) fn weights<E: Engine, T: Number, M: Mods + Sync>(
     engine: &E,
     attn: &Attention<'_, M>,
     q: View<'_, T>,

@@ -4,7 +4,7 @@ use attn_core::module::{
     self, ConcatHeads, InputGradients, LayerOutputs, ModuleGradients, MultiHeadAttention, SelfAttention,
 };
 use attn_core::{
-    Align, Attention, AttnShape, Layout, Linear, LinearGradients, Mask, Modifier, Outputs, Result, View, ViewMut,
+    Align, Attention, AttnShape, Layout, Linear, LinearGradients, Mask, Mods, Outputs, Result, View, ViewMut,
 };
 
 use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
@@ -27,7 +27,7 @@ where
         Ok(0)
     }
 
-    fn attend<M: Modifier + Sync>(
+    fn attend<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         [q, k, v]: [View<'_, T::Compute>; 3],

@@ -166,7 +166,7 @@ fn run<E: Engine, T: Number + Stored>(engine: &E, loaded: Loaded<'_>) -> Result<
                     match mode {
                         0 => steps::scaled_scores(&attn, q, k, &mut view)?,
                         1 => steps::capped_scores(&attn, q, k, &mut view)?,
-                        _ => steps::finished_scores(&attn, q, k, &mut view)?,
+                        _ => steps::masked_scores(&attn, q, k, &mut view)?,
                     }
                 }
                 3 => weights(engine, &attn, q, k, v, &lse[lse_part], qk)?,

@@ -1,10 +1,10 @@
 //! `ring_attention` and `merge_states`: parts of the keys that are attended to apart and joined.
 //!
-//! Rows of parts lie as [`attn_core::partial`] has them. Every engine gives finished outputs and lse, which become such
+//! Rows of parts lie as [`attn_core::state`] has them. Every engine gives finished outputs and lse, which become such
 //! rows; an engine with calls for parts gives them itself, as a second answer.
 
 use attn_core::{
-    Align, Attention, AttnShape, Element, Layout, Mask, Outputs, Real, View, ViewMut, Window, mask::Term, partial,
+    Align, Attention, AttnShape, Element, Layout, Mask, Outputs, Real, View, ViewMut, Window, mask::Term, state,
 };
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ impl<T: Number> Ring<'_, T> {
     fn part<E: Engine>(&self, engine: &E, [a, b]: [usize; 2], [c, d]: [usize; 2]) -> Result<Vec<f32>, Stop> {
         let (q, k, v) = (span(self.q, a, b - a)?, span(self.k, c, d - c)?, span(self.v, c, d - c)?);
         let shape = AttnShape { q_len: b - a, ..self.shape };
-        let (attn, mut rows) = (self.options(a, 0), vec![-12345.0; partial::len(&shape)?]);
+        let (attn, mut rows) = (self.options(a, 0), vec![-12345.0; state::len(&shape)?]);
         T::call_part(engine, PartCall { attn: &attn, shape, first: c, q, k, v, rows: &mut rows })?;
         Ok(rows)
     }
@@ -87,15 +87,15 @@ impl<T: Number> Ring<'_, T> {
         kv_shards: &Shards,
         compute: impl Fn([usize; 2], [usize; 2]) -> Result<Vec<R>, Stop>,
     ) -> Result<Vec<Vec<R>>, Stop> {
-        let (q_len, value_dim, row) = (self.shape.q_len, self.shape.value_dim, partial::row_len(self.shape.value_dim)?);
+        let (q_len, value_dim, row) = (self.shape.q_len, self.shape.value_dim, state::row_len(self.shape.value_dim)?);
         let of_shard = |ranges: &Vec<[usize; 2]>| {
-            let mut all = vec![R::ZERO; partial::len(&self.shape)?];
-            partial::clear(&mut all, value_dim);
+            let mut all = vec![R::ZERO; state::len(&self.shape)?];
+            state::clear(&mut all, value_dim);
             for &[a, b] in q_shards.iter().flatten() {
-                let mut own = vec![R::ZERO; partial::len(&AttnShape { q_len: b - a, ..self.shape })?];
-                partial::clear(&mut own, value_dim);
+                let mut own = vec![R::ZERO; state::len(&AttnShape { q_len: b - a, ..self.shape })?];
+                state::clear(&mut own, value_dim);
                 for &keys in ranges {
-                    partial::merge(&mut own, &compute([a, b], keys)?, value_dim)?;
+                    state::merge_states(&mut own, &compute([a, b], keys)?, value_dim)?;
                 }
                 for (head, rows) in own.chunks((row * (b - a)).max(1)).enumerate() {
                     all[(head * q_len + a) * row..][..rows.len()].copy_from_slice(rows);
@@ -109,30 +109,30 @@ impl<T: Number> Ring<'_, T> {
 
 /// Outputs and lse as rows of a part.
 fn rows_of<R: Real>(out: &[R], lse: &[R], value_dim: usize) -> Result<Vec<R>, Stop> {
-    let row = partial::row_len(value_dim)?;
+    let row = state::row_len(value_dim)?;
     let mut rows = vec![R::ZERO; lse.len() * row];
     for (n, (row, &lse)) in rows.chunks_mut(row).zip(lse).enumerate() {
-        partial::from_output(&out[n * value_dim..][..value_dim], lse, row);
+        state::from_output(&out[n * value_dim..][..value_dim], lse, row);
     }
     Ok(rows)
 }
 
 /// The rows of all parts joined.
 fn joined<R: Real>(parts: &[Vec<R>], shape: &AttnShape) -> Result<Vec<R>, Stop> {
-    let mut all = vec![R::ZERO; partial::len(shape)?];
-    partial::clear(&mut all, shape.value_dim);
+    let mut all = vec![R::ZERO; state::len(shape)?];
+    state::clear(&mut all, shape.value_dim);
     for part in parts {
-        partial::merge(&mut all, part, shape.value_dim)?;
+        state::merge_states(&mut all, part, shape.value_dim)?;
     }
     Ok(all)
 }
 
 /// Rows ended by `attn-core`.
 fn finish<R: Real>(rows: &[R], shape: &AttnShape) -> Result<(Vec<R>, Vec<R>), Stop> {
-    let row = partial::row_len(shape.value_dim)?;
+    let row = state::row_len(shape.value_dim)?;
     let (mut out, mut lse) = (vec![R::of(-12345.0); shape.rows() * shape.value_dim], vec![R::ZERO; shape.rows()]);
     for (n, (lse, rows)) in lse.iter_mut().zip(rows.chunks(row)).enumerate() {
-        *lse = partial::finish(rows, None, &mut out[n * shape.value_dim..][..shape.value_dim]);
+        *lse = state::finish(rows, None, &mut out[n * shape.value_dim..][..shape.value_dim]);
     }
     Ok((out, lse))
 }

@@ -1,4 +1,4 @@
-//! Attention over a part of the keys: rows that can be computed apart and merged afterwards.
+//! Attention states: rows over a part of the keys, which are computed apart and merged afterwards.
 //!
 //! A row over some of its keys is a maximum, a sum and an output that has not been divided yet: `max = maxⱼ sⱼ`,
 //! `sum = Σⱼ exp(sⱼ − max)`, `out = Σⱼ exp(sⱼ − max)·vⱼ`. Two such rows over disjoint keys make one over both by
@@ -10,13 +10,13 @@
 //! nothing else to it: buffers may be sent as they are, between machines of the same byte order.
 //!
 //! ```
-//! use attn_core::partial;
+//! use attn_core::state;
 //! // One row over scores 0 and 1, and another over score 2; values of dim 1: 10, 20 and 30.
 //! let mut left = [1.0f32, (-1.0f32).exp() + 1.0, 10.0 * (-1.0f32).exp() + 20.0];
 //! let right = [2.0f32, 1.0, 30.0];
-//! partial::merge(&mut left, &right, 1)?;
+//! state::merge_states(&mut left, &right, 1)?;
 //! let mut out = [0.0f32];
-//! let lse = partial::finish(&left, None, &mut out);
+//! let lse = state::finish(&left, None, &mut out);
 //! let sum: f32 = [0.0f32, 1.0, 2.0].iter().map(|s| s.exp()).sum();
 //! let expected = (10.0 + 20.0 * 1f32.exp() + 30.0 * 2f32.exp()) / sum;
 //! assert!((out[0] - expected).abs() < 1e-5 && (lse - sum.ln()).abs() < 1e-6);
@@ -68,11 +68,11 @@ pub fn clear<R: Real>(rows: &mut [R], value_dim: usize) {
 ///
 /// # Errors
 /// [`AttnError::Size`] where there are not as many of both, or not whole rows. Nothing has been written then.
-pub fn merge<R: Real>(rows: &mut [R], others: &[R], value_dim: usize) -> Result<()> {
+pub fn merge_states<R: Real>(rows: &mut [R], others: &[R], value_dim: usize) -> Result<()> {
     let row = row_len(value_dim)?;
-    AttnError::check_size("partial rows to be merged", rows.len(), others.len())?;
+    AttnError::check_size("states to be merged", rows.len(), others.len())?;
     let whole = rows.len().checked_rem(row).unwrap_or(0);
-    AttnError::check_size("partial rows (a whole number of them)", rows.len() - whole, rows.len())?;
+    AttnError::check_size("states (a whole number of them)", rows.len() - whole, rows.len())?;
     for (row, other) in rows.chunks_exact_mut(row).zip(others.chunks_exact(row)) {
         if let ([max, sum, out @ ..], [other_max, other_sum, other_out @ ..]) = (row, other) {
             if *other_sum == R::ZERO {
@@ -142,7 +142,7 @@ mod tests {
         let want_lse = finish(&row(&scores), Some(0.5), &mut want);
         for cut in 0..=9 {
             let (mut left, right) = (row(&scores[..cut]), row(&scores[cut..]));
-            merge(&mut left, &right, 1).unwrap();
+            merge_states(&mut left, &right, 1).unwrap();
             let mut got = [0.0];
             let lse = finish(&left, Some(0.5), &mut got);
             assert!((got[0] - want[0]).abs() < 1e-12 && (lse - want_lse).abs() < 1e-12, "{cut}");
@@ -155,8 +155,8 @@ mod tests {
         let mut nothing = [7.0f32; 4];
         clear(&mut nothing, 2);
         let (mut a, mut b) = (seen, nothing);
-        merge(&mut a, &nothing, 2).unwrap();
-        merge(&mut b, &seen, 2).unwrap();
+        merge_states(&mut a, &nothing, 2).unwrap();
+        merge_states(&mut b, &seen, 2).unwrap();
         for got in [a, b] {
             assert!(got.iter().zip(seen).all(|(x, y)| x.to_bits() == y.to_bits()));
         }
@@ -182,7 +182,7 @@ mod tests {
             from_output(&out, lse, part);
         }
         let [mut left, right] = parts;
-        merge(&mut left, &right, 1).unwrap();
+        merge_states(&mut left, &right, 1).unwrap();
         let (mut got, mut want) = ([0.0], [0.0]);
         let lse = finish(&left, None, &mut got);
         assert!((lse - finish(&row(&scores), None, &mut want)).abs() < 1e-12 && (got[0] - want[0]).abs() < 1e-12);
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn sizes_are_checked() {
-        assert!(merge(&mut [0.0f32; 6], &[0.0; 3], 1).is_err());
-        assert!(merge(&mut [0.0f32; 4], &[0.0; 4], 1).is_err());
+        assert!(merge_states(&mut [0.0f32; 6], &[0.0; 3], 1).is_err());
+        assert!(merge_states(&mut [0.0f32; 4], &[0.0; 4], 1).is_err());
         let shape = AttnShape::new([2, 3, 5, 1], [2, 3, 0, 1], [2, 3, 0, 7]).unwrap();
         assert_eq!(len(&shape), Ok(30 * 9));
         assert!(row_len(usize::MAX).is_err());
