@@ -54,7 +54,7 @@ int main() try {
     options.struct_size = sizeof options;
     options.window = ATTN_ALIGN_TOP_LEFT;
     options.window_left = left; // itself and the 20 keys before
-    options.map_score = decayed;
+    options.score_mod = decayed;
     options.user_data = &decay;
 
     AttnShape shape{sizeof shape, batch, heads, heads, len, len, dim, dim};

@@ -147,11 +147,11 @@ typedef struct AttnTensor {
 } AttnTensor;
 
 // Changes a score. Several threads call it at once. A C++ exception that leaves it ends the process.
-typedef double (*AttnMapScore)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
+typedef double (*AttnScoreMod)(double score, size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // Returns whether a key that the masks show stays visible (non-zero: yes). Several threads call it at once. A C++
 // exception that leaves it ends the process.
-typedef int32_t (*AttnVisibleIf)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
+typedef int32_t (*AttnMaskMod)(size_t batch, size_t head, size_t query, size_t key, void *user_data);
 
 // The options of a call: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with
 // scale 1/sqrt(head_dim) and no mask. A key is visible if every mask shows it. A field that would have no effect must
@@ -170,7 +170,7 @@ typedef struct AttnOptions {
   double scale;
   // c * tanh(s / c); 0 for none.
   double softcap;
-  // Divides the scores after bias, ALiBi and map_score; 0 for none.
+  // Divides the scores after bias, ALiBi and score_mod; 0 for none.
   double temperature;
   // Whether scale is given.
   uint32_t has_scale;
@@ -265,10 +265,10 @@ typedef struct AttnOptions {
   // Entries in sinks: q_heads.
   size_t sinks_len;
   // Changes each score after bias and ALiBi; null for none.
-  AttnMapScore map_score;
+  AttnScoreMod score_mod;
   // Hides keys; null for none.
-  AttnVisibleIf visible_if;
-  // Passed to map_score and visible_if; null without both.
+  AttnMaskMod mask_mod;
+  // Passed to score_mod and mask_mod; null without both.
   void *user_data;
   // Non-zero: a row has the same bits for any number of queries and keys in the call, so a prompt may be computed at
   // once, in parts or token by token. Slower for many queries. attn_decode() always has this property.

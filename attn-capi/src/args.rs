@@ -10,7 +10,7 @@ use attn_simd::decode::Queries;
 
 use crate::cache::Tokens;
 use crate::error::Result;
-use crate::types::{AttnMapScore, AttnOptions, AttnVisibleIf};
+use crate::types::{AttnMaskMod, AttnOptions, AttnScoreMod};
 
 /// Where a call writes its output.
 #[derive(Debug)]
@@ -75,8 +75,8 @@ pub(crate) struct Finish<'a> {
 /// The caller's functions. (They are `Sync`: `raw` says why.)
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callbacks {
-    score_mod: AttnMapScore,
-    mask_mod: AttnVisibleIf,
+    score_mod: AttnScoreMod,
+    mask_mod: AttnMaskMod,
     user_data: *mut c_void,
 }
 

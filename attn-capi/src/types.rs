@@ -224,7 +224,7 @@ pub struct AttnQueries {
 }
 
 /// Changes a score. Several threads call it at once. A C++ exception that leaves it ends the process.
-pub type AttnMapScore = Option<
+pub type AttnScoreMod = Option<
     extern "C-unwind" fn(
         score: f64,
         batch: usize,
@@ -237,7 +237,7 @@ pub type AttnMapScore = Option<
 
 /// Returns whether a key that the masks show stays visible (non-zero: yes). Several threads call it at once. A C++
 /// exception that leaves it ends the process.
-pub type AttnVisibleIf =
+pub type AttnMaskMod =
     Option<extern "C-unwind" fn(batch: usize, head: usize, query: usize, key: usize, user_data: *mut c_void) -> i32>;
 
 /// The options of a call: softmax(scale * q.k -> soft-cap -> bias -> mask) . v. All zeros is the textbook formula with
@@ -365,9 +365,9 @@ pub struct AttnOptions {
     pub sinks_len: usize,
 
     /// Changes each score after bias and ALiBi; null for none.
-    pub score_mod: AttnMapScore,
+    pub score_mod: AttnScoreMod,
     /// Hides keys; null for none.
-    pub mask_mod: AttnVisibleIf,
+    pub mask_mod: AttnMaskMod,
     /// Passed to score_mod and mask_mod; null without both.
     pub user_data: *mut c_void,
 

@@ -165,7 +165,7 @@ static void sizes(void) {
                     mask = floats(&c, 1, 1, q_len, kv_len);
                     c.options.bias = &mask;
                 } else if (kind == 4) {
-                    c.options.map_score = plus;
+                    c.options.score_mod = plus;
                     c.options.user_data = &factor;
                 }
                 finish(&c, "sizes", ATTN_STATUS_OK);

@@ -14,7 +14,7 @@ int main() try {
     attn_tensor_contiguous(&to, out, ATTN_DTYPE_F32, ATTN_LAYOUT_BHSD, 1, 1, 1, 4);
     AttnOptions options{};
     options.struct_size = sizeof options;
-    options.map_score = throws;
+    options.score_mod = throws;
     const AttnStatus status = attn_forward(&options, &t, &t, &t, &to, nullptr, 0);
     std::printf("came back with status %d\n", int(status));
     return 3;
