@@ -1,10 +1,9 @@
 //! Attention that stops after some keys and goes on later, for schedulers that share one processor.
 //!
-//! A [`Cursor`] says how far a call has come: which row, which key, and the row's softmax so far. It borrows nothing,
-//! so that it can lie in a `static` or in a task's state; the accumulated output row stays in the caller's scratch.
-//! Each call of [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks
-//! everything anew, takes as many keys as it is allowed and returns. However a call is cut, its result has the same
-//! bits.
+//! A [`Cursor`] says how far a call has come: its row, its key, and the row's softmax state. It borrows nothing, so that
+//! a `static` or a task's state can hold it. The caller's scratch keeps the accumulated output row. Each call of
+//! [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks its arguments again,
+//! reads at most as many keys as its [`Budget`] says, and returns. The result has the same bits for every cut.
 //!
 //! ```
 //! use attn_core::resume::{Cursor, Progress};
@@ -12,15 +11,15 @@
 //! let x = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]; // three tokens of dim 2: q = k = v
 //! let x = View::matrix(&x, 3, 2)?;
 //! let (mut out, mut scratch, mut cursor) = ([0.0f32; 6], [0.0; 2], Cursor::new());
-//! let mut turns = 0;
+//! let mut calls = 0;
 //! loop {
 //!     let to = ViewMut::matrix(&mut out, 3, 2)?;
-//!     turns += 1;
-//!     if streaming::resume(&Attention::new(), x, x, x, to, &mut scratch, cursor.turn(5))? == Progress::Done {
+//!     calls += 1;
+//!     if streaming::resume(&Attention::new(), x, x, x, to, &mut scratch, cursor.budget(5))? == Progress::Done {
 //!         break; // other work goes here
 //!     }
 //! }
-//! assert_eq!(turns, 3); // three rows of three keys and an ending each: 12 in fives
+//! assert_eq!(calls, 3); // three rows of three keys and one ending: 12, in fives
 //!
 //! let mut whole = [0.0f32; 6];
 //! streaming::forward(&Attention::new(), x, x, x, ViewMut::matrix(&mut whole, 3, 2)?, &mut scratch)?;
@@ -56,9 +55,9 @@ pub struct Cursor<S> {
     state: S,
 }
 
-/// Leave to go on from a cursor for some keys; made by [`Cursor::turn`].
+/// How many keys a call may read, from a cursor on; made by [`Cursor::budget`].
 #[derive(Debug)]
-pub struct Turn<'c, S> {
+pub struct Budget<'c, S> {
     cursor: &'c mut Cursor<S>,
     keys: usize,
 }
@@ -69,14 +68,13 @@ impl<S: Default + Copy> Cursor<S> {
         Self::default()
     }
 
-    /// At most `keys` keys more. The ending of a row counts as one, so that the work of a turn is bounded whatever the
-    /// mask shows; keys that a mask without a range hides are looked at and count.
-    pub fn turn(&mut self, keys: usize) -> Turn<'_, S> {
-        Turn { cursor: self, keys }
+    /// At most `keys` keys more. The end of a row counts as one key, so that the budget bounds the work of a call under
+    /// every mask. A hidden key counts, unless it is outside of the mask's range.
+    pub fn budget(&mut self, keys: usize) -> Budget<'_, S> {
+        Budget { cursor: self, keys }
     }
 
-    /// The row that is being worked on: batch, query head, query. Once all are done, the first of these is the batch's
-    /// size.
+    /// The current row: batch, query head, query. After the last row, the first of these is the batch size.
     pub fn row(&self) -> [usize; 3] {
         [self.batch, self.head, self.query]
     }
@@ -128,8 +126,8 @@ pub(crate) trait Rows {
 
 /// Goes on from where the cursor stands.
 #[inline]
-pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, turn: Turn<'_, R::State>) -> Result<Progress> {
-    let Turn { cursor, keys: mut budget } = turn;
+pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, budget: Budget<'_, R::State>) -> Result<Progress> {
+    let Budget { cursor, keys: mut left } = budget;
     cursor.check(shape)?;
     if shape.rows() == 0 {
         return Ok(Progress::Done);
@@ -144,14 +142,14 @@ pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, turn: Turn<'_, R::St
                 range.start
             }
         };
-        let end = range.end.min(start.saturating_add(budget));
+        let end = range.end.min(start.saturating_add(left));
         rows.take(row, start..end, &mut cursor.state);
-        budget -= end.saturating_sub(start);
+        left -= end.saturating_sub(start);
         cursor.key = Some(end);
-        if end < range.end || budget == 0 {
+        if end < range.end || left == 0 {
             return Ok(Progress::Pending);
         }
-        budget -= 1;
+        left -= 1;
         rows.finish(row, &cursor.state);
         cursor.next_row(shape);
     }
@@ -163,6 +161,6 @@ pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, turn: Turn<'_, R::St
 pub(crate) fn run_all<R: Rows>(shape: &AttnShape, rows: &mut R) -> Result<()> {
     let mut cursor = Cursor::new();
     // One round, unless `usize` runs out before the keys of all rows do.
-    while run(shape, rows, cursor.turn(usize::MAX))? == Progress::Pending {}
+    while run(shape, rows, cursor.budget(usize::MAX))? == Progress::Pending {}
     Ok(())
 }

@@ -25,7 +25,7 @@ use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::resume::{self, Progress, Rows, Turn};
+use crate::resume::{self, Budget, Progress, Rows};
 use crate::score::{Problem, dot};
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
@@ -73,13 +73,13 @@ pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     v: View<'_, T>,
     outputs: impl Into<Outputs<'o, O>>,
     scratch: &mut [T::Compute],
-    turn: Turn<'_, RowState<T::Compute>>,
+    budget: Budget<'_, RowState<T::Compute>>,
 ) -> Result<Progress> {
     let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
     let mut outputs = outputs.into();
     let acc = check(problem.shape(), &outputs, scratch)?;
     let mut rows = Streaming { problem: &problem, q: &q, k: &k, v: &v, outputs: &mut outputs, acc };
-    resume::run(problem.shape(), &mut rows, turn)
+    resume::run(problem.shape(), &mut rows, budget)
 }
 
 /// Checks outputs and scratch, and takes of the scratch what is needed.

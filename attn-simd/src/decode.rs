@@ -19,7 +19,7 @@
 //! step        a call over a cache: sequences of different lengths, decode steps and prefill chunks together
 //! partial     a call over a part of the keys, for several processes
 //! source      where rows lie: tensors, rings, pages
-//! scales      int8 keys and values; keys that are turned by their place
+//! scales      int8 keys and values; rope applied to keys
 //! output      writes rows once
 //! ```
 //!

@@ -169,7 +169,7 @@ impl Buffers {
         self.stream("streaming/everything", &attn)
     }
 
-    /// The causal call in turns of 25 keys.
+    /// The causal call with a budget of 25 keys at a time.
     #[inline(never)]
     fn in_parts(&mut self) -> Result<()> {
         let attn = Attention::new().mask(Mask::causal(Align::BottomRight));

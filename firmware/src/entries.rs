@@ -40,7 +40,7 @@ pub fn resume(
 ) -> Result<Progress> {
     let view = |x, sizes: &[usize; 4]| View::new(x, Layout::Bshd, *sizes);
     let out = ViewMut::new(out, Layout::Bshd, *os)?;
-    streaming::resume(attn, view(q, qs)?, view(k, ks)?, view(v, vs)?, out, scratch, cursor.turn(keys))
+    streaming::resume(attn, view(q, qs)?, view(k, ks)?, view(v, vs)?, out, scratch, cursor.budget(keys))
 }
 
 /// One step of a decoder over a ring cache.

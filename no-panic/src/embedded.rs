@@ -38,7 +38,7 @@ pub fn attn_entry_int8_resume(
     keys: usize,
 ) -> bool {
     let [q, k, v] = *qkv;
-    int8::resume(attn, q, k, v, out, scratch, cursor.turn(keys)) == Ok(Progress::Done)
+    int8::resume(attn, q, k, v, out, scratch, cursor.budget(keys)) == Ok(Progress::Done)
 }
 
 #[unsafe(no_mangle)]
@@ -51,7 +51,7 @@ pub fn attn_entry_streaming_resume(
     keys: usize,
 ) -> bool {
     let [q, k, v] = *qkv;
-    streaming::resume(attn, q, k, v, out, scratch, cursor.turn(keys)) == Ok(Progress::Done)
+    streaming::resume(attn, q, k, v, out, scratch, cursor.budget(keys)) == Ok(Progress::Done)
 }
 
 #[unsafe(no_mangle)]

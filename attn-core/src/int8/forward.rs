@@ -6,7 +6,7 @@ use super::options::Int8Attention;
 use super::output::Int8Output;
 use super::row::IntState;
 use crate::error::{AttnError, Result};
-use crate::resume::{self, Progress, Rows, Turn};
+use crate::resume::{self, Budget, Progress, Rows};
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 
@@ -48,11 +48,11 @@ pub fn resume<O: Int8Output>(
     v: View<'_, i8>,
     mut out: ViewMut<'_, O>,
     scratch: &mut [i32],
-    turn: Turn<'_, IntState>,
+    budget: Budget<'_, IntState>,
 ) -> Result<Progress> {
     let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
     let acc = check(attn, &shape, out.sizes(), scratch)?;
-    resume::run(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc }, turn)
+    resume::run(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc }, budget)
 }
 
 /// Checks everything but the inputs' sizes, and takes of the scratch what is needed.

@@ -6,9 +6,9 @@
 
 use super::cache::{KeyScales, QuantizedView, nearest, scale_of};
 use crate::error::{AttnError, Result};
+use crate::kv_cache::checks::{check_count, check_new};
 use crate::kv_cache::slots::{Held, Slots};
 use crate::kv_cache::{CacheView, attend};
-use crate::kv_cache::{check_count, check_new};
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::score::Problem;

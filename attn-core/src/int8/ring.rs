@@ -6,8 +6,8 @@ use super::output::Int8Output;
 use super::row::IntState;
 use crate::error::{AttnError, Result};
 use crate::kv_cache::attend::own_shape;
+use crate::kv_cache::checks::{check_count, check_new, copy_token};
 use crate::kv_cache::slots::{Held, Slots};
-use crate::kv_cache::{check_count, check_new, copy_token};
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 

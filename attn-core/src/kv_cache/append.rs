@@ -4,9 +4,12 @@
 //! keys and values to any other engine without copying.
 
 use super::attend::{self, Sequence};
-use super::{check_at_most, check_new, copy_token};
+use super::cache_view::CacheView;
+use super::checks::{check_at_most, check_new, copy_token};
+use super::layout::{Place, check_rows};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
+use crate::mask::Lengths;
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::score_mod::Mods;
@@ -27,21 +30,13 @@ pub struct AppendCache<'c, T> {
     lens: &'c mut [usize],
 }
 
-/// Checks a cache's sizes, and every length against the capacity.
-pub(super) fn check(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result<()> {
-    let [batch, kv_heads, capacity, head_dim] = k;
-    AttnShape::new([batch, kv_heads, 0, head_dim], k, v)?;
-    AttnError::check_size("cache lens against batch", batch, lens.len())?;
-    lens.iter().enumerate().try_for_each(|(at, &len)| check_at_most("cache lens", at, len, capacity))
-}
-
 impl<'c, T: Element> AppendCache<'c, T> {
     /// Takes the memory as it is: `lens` of zeros for an empty cache.
     ///
     /// # Errors
     /// [`AttnError::Size`] where k, v and lens disagree; [`AttnError::Index`] for a length above the capacity.
     pub fn new(k: ViewMut<'c, T>, v: ViewMut<'c, T>, lens: &'c mut [usize]) -> Result<Self> {
-        check(k.sizes(), v.sizes(), lens)?;
+        check_rows(k.sizes(), v.sizes(), lens)?;
         Ok(Self { k, v, lens })
     }
 
@@ -50,9 +45,9 @@ impl<'c, T: Element> AppendCache<'c, T> {
         self.lens
     }
 
-    /// k, v and the lengths.
-    pub(super) fn parts(&self) -> (View<'_, T>, View<'_, T>, &[usize]) {
-        (self.k.as_view(), self.v.as_view(), self.lens)
+    /// The cache, to be read by any engine.
+    pub fn view(&self) -> CacheView<'_, T> {
+        CacheView::new(self.k.as_view(), self.v.as_view(), Place::Rows(Lengths::PerBatch(self.lens)))
     }
 
     /// Slots per sequence.

@@ -3,6 +3,7 @@
 //! The same arithmetic in the same order as [`streaming`](crate::streaming), so that a cache gives the bits of a plain
 //! call over the same keys. What differs is where a key's row lies, which each cache answers by a closure.
 
+use super::checks::check_at_most;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Mask};
@@ -164,8 +165,8 @@ pub(super) fn check_sequences<M: Mods>(
     }
     for (batch, &kv_len) in lens.iter().enumerate() {
         let q_len = q_len_of(q_lens, shape, batch);
-        super::check_at_most("q_lens", batch, q_len, shape.q_len)?;
-        super::check_at_most("queries of a sequence against its cached tokens", batch, q_len, kv_len)?;
+        check_at_most("q_lens", batch, q_len, shape.q_len)?;
+        check_at_most("queries of a sequence against its cached tokens", batch, q_len, kv_len)?;
         Problem::of_shape(attn, own_shape(shape, q_len, kv_len))?;
     }
     Ok(())

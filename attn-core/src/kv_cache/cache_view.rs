@@ -1,14 +1,13 @@
-//! Any cache, to be read by any engine: two tensors and where each token lies in them.
+//! Any cache, to be read by any engine: two tensors and the place of each token in them.
 //!
-//! All layouts are one thing to a kernel: the tokens of a sequence lie in *runs* of neighbouring slots of k and v. A
-//! plain tensor is one run, a ring has up to three (sinks, the older part, the newer part), pages are as many as there
-//! are. A view is checked when the cache is, and copies nothing. It also says whether keys are to be turned by their
-//! place while they are read.
+//! A kernel sees one thing in all layouts: a sequence is a list of *runs*, tokens in neighbouring slots of k and v. A
+//! plain tensor is one run. A ring has up to three (sinks, the older part, the newer part). Each page is a run. A view
+//! is checked when it is made, and copies nothing. It also holds the RoPE tables that engines apply to the keys.
 
-use super::paged::{EvictedPages, Table};
+use super::checks::check_at_most;
+use super::layout::{EvictedPages, Place, Table, TokenRun, check_ring, check_rows};
 use super::slots::Slots;
-use super::{AppendCache, PagedCache, PagedCacheMut, RingCache, check_at_most};
-use crate::element::{Element, Real};
+use crate::element::Real;
 use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
 use crate::position::RopeTables;
@@ -36,22 +35,23 @@ pub struct CacheView<'c, T> {
     place: Place<'c>,
     /// The number of the first token that is there.
     first: usize,
-    turn: Option<Turn<'c>>,
+    rope: Option<CacheRope<'c>>,
 }
 
-/// Tables by which keys are turned while they are read, by their place in the cache, and queries with them: the keys of
-/// a sequence of `n` tokens stand at `0..n`, its last query at `n − 1`. Of the type that the cache is computed in.
+/// RoPE tables, applied to cached keys as they are read, and to queries (position = index in the cache): the keys of a
+/// sequence of `n` tokens have positions `0..n`, its last query has `n − 1`. The numbers have the type that the cache
+/// is computed in.
 #[derive(Clone, Copy, Debug)]
-pub enum Turn<'c> {
+pub enum CacheRope<'c> {
     /// For caches of `f32` and of what is widened to it.
     Single(RopeTables<'c, f32>),
     /// For caches of `f64`.
     Double(RopeTables<'c, f64>),
 }
 
-impl<'c> Turn<'c> {
+impl<'c> CacheRope<'c> {
     /// By tables of either type.
-    fn new<C: Real>(tables: RopeTables<'c, C>) -> Option<Self> {
+    pub(super) fn new<C: Real>(tables: RopeTables<'c, C>) -> Option<Self> {
         let single = || tables.with(C::singles).map(Self::Single);
         let double = || tables.with(C::doubles).map(Self::Double);
         single().or_else(double)
@@ -66,41 +66,10 @@ impl<'c> Turn<'c> {
     }
 }
 
-/// Tokens that lie side by side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenRun {
-    /// Index on the first axis of k and v: the sequence, or the page.
-    pub row: usize,
-    /// Index on their third axis of the first token.
-    pub slot: usize,
-    /// How many tokens; at least 1.
-    pub len: usize,
-}
-
-/// Where tokens lie.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Place<'c> {
-    /// Token `t` of sequence `b` at `[b, t]`.
-    Rows(Lengths<'c>),
-    /// The first tokens, and a ring of the last ones.
-    Ring {
-        /// Tokens seen of each sequence.
-        seen: &'c [usize],
-        /// The ring.
-        slots: Slots,
-    },
-    /// Pages by a table.
-    Pages {
-        /// Which page holds which tokens.
-        table: Table<'c>,
-        /// Tokens of each sequence.
-        lens: &'c [usize],
-    },
-}
-
 impl<'c, T: Copy> CacheView<'c, T> {
+    /// From what was checked.
     pub(super) const fn new(k: View<'c, T>, v: View<'c, T>, place: Place<'c>) -> Self {
-        Self { k, v, place, first: 0, turn: None }
+        Self { k, v, place, first: 0, rope: None }
     }
 
     /// Plain tensors, all of whose slots are tokens: k `[batch, kv_heads, kv_len, head_dim]`, v
@@ -144,7 +113,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// # Errors
     /// As [`AppendCache::new`].
     pub fn of_slots(k: View<'c, T>, v: View<'c, T>, lens: &'c [usize]) -> Result<Self> {
-        super::append::check(k.sizes(), v.sizes(), lens)?;
+        check_rows(k.sizes(), v.sizes(), lens)?;
         Ok(Self::new(k, v, Place::Rows(Lengths::PerBatch(lens))))
     }
 
@@ -164,7 +133,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// # Errors
     /// As [`RingCache::new`].
     pub fn of_ring(k: View<'c, T>, v: View<'c, T>, seen: &'c [usize], sinks: usize, window: usize) -> Result<Self> {
-        let slots = super::ring::check(k.sizes(), v.sizes(), seen, (sinks, window))?;
+        let slots = check_ring(k.sizes(), v.sizes(), seen, (sinks, window))?;
         Ok(Self::new(k, v, Place::Ring { seen, slots }))
     }
 
@@ -193,29 +162,29 @@ impl<'c, T: Copy> CacheView<'c, T> {
         match first.filter(|first| first.checked_add(longest).is_some()) {
             Some(first) => {
                 let this = Self { first, ..self };
-                this.check_turn()?;
+                this.check_rope()?;
                 Ok(this)
             }
             None => Err(AttnError::Overflow { what: "tokens before + cache lens" }),
         }
     }
 
-    /// The same tokens, keys to be turned by their place while they are read, and queries with them. The keys stay
-    /// unturned in memory. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
+    /// The same tokens, with RoPE applied to keys as they are read, and to queries (position = index in the cache). The
+    /// keys in memory do not change. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
     /// [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
     ///
     /// # Errors
     /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
     pub fn cache_relative<C: Real>(self, tables: RopeTables<'c, C>) -> Result<Self> {
-        let this = Self { turn: Turn::new(tables), ..self };
-        this.check_turn()?;
+        let this = Self { rope: CacheRope::new(tables), ..self };
+        this.check_rope()?;
         Ok(this)
     }
 
     /// Checks that there is a row of the tables for every token.
-    fn check_turn(&self) -> Result<()> {
-        let Some(turn) = &self.turn else { return Ok(()) };
-        let ([batch, heads, rows, pairs], [.., head_dim]) = (turn.sizes(), self.k.sizes());
+    fn check_rope(&self) -> Result<()> {
+        let Some(rope) = &self.rope else { return Ok(()) };
+        let ([batch, heads, rows, pairs], [.., head_dim]) = (rope.sizes(), self.k.sizes());
         AttnError::check_size("rope tables batch", 1, batch)?;
         AttnError::check_size("rope tables heads", 1, heads)?;
         let longest = (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0);
@@ -273,9 +242,14 @@ impl<'c, T: Copy> CacheView<'c, T> {
         self.first
     }
 
-    /// Tables by which keys are turned while they are read.
-    pub const fn turn(&self) -> Option<Turn<'c>> {
-        self.turn
+    /// RoPE tables that are applied to keys as they are read.
+    pub const fn rope(&self) -> Option<CacheRope<'c>> {
+        self.rope
+    }
+
+    /// With RoPE tables that fit.
+    pub(super) const fn with_rope(self, rope: Option<CacheRope<'c>>) -> Self {
+        Self { rope, ..self }
     }
 
     /// Whether tokens may lie in pages that were [given back](PagedCache::with_evicted).
@@ -326,38 +300,5 @@ impl<'c, T: Copy> CacheView<'c, T> {
         let ([_, heads, _, head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         let (batch, kv_len) = (self.batch(), (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0));
         AttnShape::new(q, [batch, heads, kv_len, head_dim], [batch, heads, kv_len, value_dim])
-    }
-}
-
-impl<T: Element> AppendCache<'_, T> {
-    /// The cache, to be read by any engine.
-    pub fn view(&self) -> CacheView<'_, T> {
-        let (k, v, lens) = self.parts();
-        CacheView::new(k, v, Place::Rows(Lengths::PerBatch(lens)))
-    }
-}
-
-impl<T: Element> RingCache<'_, T> {
-    /// The tokens held, in ascending order, to be read by any engine, which turns them by their place in a cache that
-    /// is [relative](RingCache::cache_relative).
-    pub fn view(&self) -> CacheView<'_, T> {
-        let (k, v, place) = self.parts();
-        CacheView { turn: self.rope().and_then(Turn::new), ..CacheView::new(k, v, place) }
-    }
-}
-
-impl<'c, T: Element> PagedCache<'c, T> {
-    /// The cache, to be read by any engine.
-    pub fn view(&self) -> CacheView<'c, T> {
-        let (k, v, place) = self.parts();
-        CacheView::new(k, v, place)
-    }
-}
-
-impl<T: Element> PagedCacheMut<'_, T> {
-    /// The cache, to be read by any engine.
-    pub fn view(&self) -> CacheView<'_, T> {
-        let (k, v, place) = self.as_cache().parts();
-        CacheView::new(k, v, place)
     }
 }

@@ -6,8 +6,9 @@
 //! would be used is checked before use, and a page that another sequence reads is not written.
 
 use super::attend::{self, Sequence};
-use super::cache_view::Place;
-use super::{check_at_most, check_new};
+use super::cache_view::CacheView;
+use super::checks::{check_at_most, check_new, copy_token};
+use super::layout::{EvictedPages, Place, Table};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
@@ -15,101 +16,6 @@ use crate::outputs::Outputs;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
-
-/// Which page holds which tokens.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Table<'c> {
-    pages: usize,
-    page_size: usize,
-    entries: &'c [i32],
-    /// Entries per sequence.
-    width: usize,
-    evicted: EvictedPages,
-}
-
-/// What a negative entry of the block table means where a page is in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EvictedPages {
-    /// A mistake, which is an error.
-    Reject,
-    /// A page that was given back: its tokens are hidden.
-    Hide,
-}
-
-impl<'c> Table<'c> {
-    /// Checks sizes, and every entry that `lens` tokens use.
-    pub(super) fn new(
-        k: [usize; 4],
-        v: [usize; 4],
-        entries: &'c [i32],
-        lens: &[usize],
-        evicted: EvictedPages,
-    ) -> Result<Self> {
-        let [pages, heads, page_size, head_dim] = k;
-        AttnShape::new([pages, heads, 0, head_dim], k, v)?;
-        let batch = lens.len();
-        let width = entries.len().checked_div(batch).unwrap_or(0);
-        AttnError::check_size("block_table (a whole number of rows)", batch.saturating_mul(width), entries.len())?;
-        if page_size == 0 {
-            return Err(AttnError::Option { name: "page_size", must: "above 0" });
-        }
-        let table = Self { pages, page_size, entries, width, evicted };
-        lens.iter().enumerate().try_for_each(|(b, &len)| table.check_len(b, len, usize::MAX))?;
-        Ok(table)
-    }
-
-    /// Checks that the table has a valid page for each of the first `len` tokens of a sequence. Pages below `needed`
-    /// may have been given back where such are allowed.
-    fn check_len(&self, sequence: usize, len: usize, needed: usize) -> Result<()> {
-        let used = len.div_ceil(self.page_size.max(1));
-        check_at_most("seq_lens in pages against the block_table's width", sequence, used, self.width)?;
-        for i in 0..used {
-            if self.has_evicted() && i < needed && self.entry(sequence, i).is_some_and(|page| page < 0) {
-                continue;
-            }
-            if self.page(sequence, i).is_none() {
-                let at = sequence.saturating_mul(self.width).saturating_add(i);
-                // An unused (negative) entry is reported as the largest number: there is no smaller one to name.
-                let value = self.entries.get(at).and_then(|&page| usize::try_from(page).ok()).unwrap_or(usize::MAX);
-                return Err(AttnError::Index { what: "block_table", at, value, limit: self.pages });
-            }
-        }
-        Ok(())
-    }
-
-    /// The `i`-th page of a sequence, if there is one.
-    fn page(&self, sequence: usize, i: usize) -> Option<usize> {
-        usize::try_from(self.entry(sequence, i)?).ok().filter(|&page| page < self.pages)
-    }
-
-    /// What stands in the table for the `i`-th page of a sequence.
-    #[inline]
-    fn entry(&self, sequence: usize, i: usize) -> Option<i32> {
-        if i >= self.width {
-            return None;
-        }
-        self.entries.get(sequence.checked_mul(self.width)?.checked_add(i)?).copied()
-    }
-
-    /// Whether pages in use may have been given back.
-    pub(super) const fn has_evicted(&self) -> bool {
-        matches!(self.evicted, EvictedPages::Hide)
-    }
-
-    /// Tokens of a page.
-    pub(super) const fn page_size(&self) -> usize {
-        self.page_size
-    }
-
-    /// Page and slot of a token; outside of every page where there is none.
-    #[inline]
-    pub(super) fn place(&self, sequence: usize, token: usize) -> (usize, usize) {
-        let (Some(i), Some(slot)) = (token.checked_div(self.page_size), token.checked_rem(self.page_size)) else {
-            return (usize::MAX, 0);
-        };
-        (self.page(sequence, i).unwrap_or(usize::MAX), slot)
-    }
-}
 
 /// Keys and values in pages, to be read.
 ///
@@ -180,9 +86,9 @@ impl<'c, T: Element> PagedCache<'c, T> {
         self.lens
     }
 
-    /// k, v and where tokens lie.
-    pub(super) fn parts(&self) -> (View<'c, T>, View<'c, T>, Place<'c>) {
-        (self.k, self.v, Place::Pages { table: self.table, lens: self.lens })
+    /// The cache, to be read by any engine.
+    pub fn view(&self) -> CacheView<'c, T> {
+        CacheView::new(self.k, self.v, Place::Pages { table: self.table, lens: self.lens })
     }
 
     /// Key of one token. Empty where there is none.
@@ -314,6 +220,11 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         PagedCache { k: self.k.as_view(), v: self.v.as_view(), table: self.table, lens: self.lens }
     }
 
+    /// The cache, to be read by any engine.
+    pub fn view(&self) -> CacheView<'_, T> {
+        self.as_cache().view()
+    }
+
     /// Appends as many tokens to every sequence: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new`
     /// `[batch, kv_heads, n, value_dim]`.
     ///
@@ -341,15 +252,15 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
         for (b, &len) in self.lens.iter().enumerate() {
             check_at_most("new_lens", b, count(b), given)?;
             let end = len.checked_add(count(b)).ok_or(AttnError::Overflow { what: "cache lens after appending" })?;
-            let written = if count(b) > 0 { len.checked_div(self.table.page_size) } else { None };
+            let written = if count(b) > 0 { len.checked_div(self.table.page_size()) } else { None };
             self.table.check_len(b, end, written.unwrap_or(usize::MAX))?;
         }
         self.check_alone(&count)?;
         for (b, len) in self.lens.iter_mut().enumerate() {
             for token in 0..count(b) {
                 let (page, slot) = self.table.place(b, *len + token);
-                super::copy_token(k_new, (b, token), &mut self.k, (page, slot));
-                super::copy_token(v_new, (b, token), &mut self.v, (page, slot));
+                copy_token(k_new, (b, token), &mut self.k, (page, slot));
+                copy_token(v_new, (b, token), &mut self.v, (page, slot));
             }
             *len += count(b);
         }
@@ -359,7 +270,7 @@ impl<'c, T: Element> PagedCacheMut<'c, T> {
     /// Checks that no page which new tokens would be written to is used a second time. The pages to be written are
     /// taken some at a time, and all tables are looked through once for each of these portions.
     fn check_alone(&self, count: &impl Fn(usize) -> usize) -> Result<()> {
-        let page_size = self.table.page_size.max(1);
+        let page_size = self.table.page_size().max(1);
         let len = |b: usize| self.lens.get(b).copied().unwrap_or(0);
         let used = |b: usize| (len(b).saturating_add(count(b))).div_ceil(page_size);
         let first = |b: usize| if count(b) > 0 { len(b).checked_div(page_size).unwrap_or(0) } else { usize::MAX };

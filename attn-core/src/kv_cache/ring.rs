@@ -7,14 +7,15 @@
 //! The slots behind the sinks are a ring, so that nothing is ever moved ([`slots`](super::slots)). Keys are read in the
 //! order of their tokens.
 //!
-//! With rotary positions, either turn queries and keys by their place in the stream before they come here, or leave
-//! them unturned and have them turned by their place in the cache ([`RingCache::cache_relative`]), which keeps
-//! positions within the length that a model was trained for: StreamingLLM's choice.
+//! With rotary positions there are two ways. Apply RoPE to queries and keys first, by their position in the stream. Or
+//! let the cache apply it as keys are read, by their index in the cache ([`RingCache::cache_relative`]): positions then
+//! stay within the length that a model was trained for. StreamingLLM does that.
 
 use super::attend;
-use super::cache_view::Place;
+use super::cache_view::{CacheRope, CacheView};
+use super::checks::{check_at_most, check_count, check_new, copy_token};
+use super::layout::{Place, check_ring};
 use super::slots::{Held, Slots};
-use super::{check_at_most, check_count, check_new, copy_token};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
@@ -57,14 +58,6 @@ pub struct RingCache<'c, T: Element> {
     rope: Option<RopeTables<'c, T::Compute>>,
 }
 
-/// Checks a ring's sizes.
-pub(super) fn check(k: [usize; 4], v: [usize; 4], seen: &[usize], (sinks, window): (usize, usize)) -> Result<Slots> {
-    let [batch, kv_heads, slots, head_dim] = k;
-    AttnShape::new([batch, kv_heads, 0, head_dim], k, v)?;
-    AttnError::check_size("seen against batch", batch, seen.len())?;
-    Slots::new(sinks, window, slots)
-}
-
 impl<'c, T: Element> RingCache<'c, T> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
@@ -78,12 +71,12 @@ impl<'c, T: Element> RingCache<'c, T> {
         sinks: usize,
         window: usize,
     ) -> Result<Self> {
-        let slots = check(k.sizes(), v.sizes(), seen, (sinks, window))?;
+        let slots = check_ring(k.sizes(), v.sizes(), seen, (sinks, window))?;
         Ok(Self { k, v, seen, slots, rope: None })
     }
 
-    /// Turns queries and keys by their place in the cache: at each token the `n` keys held stand at `0..n`, the query
-    /// at `n − 1`. The keys stay unturned in memory. `tables` are `[1, 1, at least sinks + window, rotary_dim/2]`, made
+    /// Applies RoPE to queries and keys by their index in the cache: at each token the `n` keys held have positions
+    /// `0..n`, the query has `n − 1`. The keys in memory do not change. `tables` are `[1, 1, at least sinks + window, rotary_dim/2]`, made
     /// by [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
     ///
     /// # Errors
@@ -98,14 +91,11 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(self)
     }
 
-    /// k, v and where tokens lie.
-    pub(super) fn parts(&self) -> (View<'_, T>, View<'_, T>, Place<'_>) {
-        (self.k.as_view(), self.v.as_view(), Place::Ring { seen: self.seen, slots: self.slots })
-    }
-
-    /// Tables by which keys are turned while they are read.
-    pub(super) const fn rope(&self) -> Option<RopeTables<'_, T::Compute>> {
-        self.rope
+    /// The tokens held, in ascending order, to be read by any engine; with the tables of a cache that is
+    /// [relative](Self::cache_relative).
+    pub fn view(&self) -> CacheView<'_, T> {
+        let place = Place::Ring { seen: self.seen, slots: self.slots };
+        CacheView::new(self.k.as_view(), self.v.as_view(), place).with_rope(self.rope.and_then(CacheRope::new))
     }
 
     /// Tokens seen of each sequence, held or not.
@@ -172,8 +162,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(())
     }
 
-    /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and a turned query where there are
-    /// tables.
+    /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and with tables a query.
     pub fn scratch_len(&self) -> usize {
         let ([.., head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         if self.rope.is_some() { value_dim.saturating_add(head_dim) } else { value_dim }
@@ -236,7 +225,7 @@ impl<'c, T: Element> RingCache<'c, T> {
                 Problem::of_shape(attn, attend::own_shape(&shape, 1, kv_len))?;
             }
         }
-        let Some((acc, turned)) = scratch.split_at_mut_checked(shape.value_dim) else {
+        let Some((acc, roped)) = scratch.split_at_mut_checked(shape.value_dim) else {
             return Ok(());
         };
         for sequence in 0..shape.batch {
@@ -244,7 +233,7 @@ impl<'c, T: Element> RingCache<'c, T> {
                 self.insert_token(sequence, token, k_new, v_new);
                 let problem = Problem::of_shape(attn, attend::own_shape(&shape, 1, self.len(sequence)))?;
                 for head in 0..shape.q_heads {
-                    let state = self.row(&problem, q.row(sequence, head, token), (sequence, head), acc, turned);
+                    let state = self.row(&problem, q.row(sequence, head, token), (sequence, head), acc, roped);
                     attend::write(&mut outputs, &shape, (sequence, head, token), acc, &state);
                 }
             }
@@ -259,7 +248,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         q_row: Row<'_, T>,
         (sequence, head): (usize, usize),
         acc: &mut [T::Compute],
-        turned: &mut [T::Compute],
+        roped: &mut [T::Compute],
     ) -> crate::softmax::RowState<T::Compute> {
         let (shape, kv_head) = (problem.shape(), problem.shape().kv_head(head));
         let (held, kv) = (self.held(sequence), (sequence, kv_head));
@@ -272,9 +261,9 @@ impl<'c, T: Element> RingCache<'c, T> {
                 attend::row(problem, at, dot, value, acc)
             }
             Some(tables) => {
-                let turned = turned.get_mut(..q_row.len()).unwrap_or_default();
-                tables.turn_row(q_row, shape.kv_len.saturating_sub(1), turned);
-                let dot = |i| tables.dot_turned(turned, key(i), i);
+                let roped = roped.get_mut(..q_row.len()).unwrap_or_default();
+                tables.apply_to_row(q_row, shape.kv_len.saturating_sub(1), roped);
+                let dot = |i| tables.dot_with_rope(roped, key(i), i);
                 attend::row(problem, at, dot, value, acc)
             }
         }

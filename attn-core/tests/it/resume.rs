@@ -22,19 +22,19 @@ fn streaming_in_parts_is_streaming_at_once() {
         streaming::forward(&attn, q, k, v, outputs, &mut [0.0; 3]).unwrap();
         for budget in BUDGETS {
             let (mut out, mut lse) = (vec![9.0f32; dims.rows() * 3], vec![9.0f32; dims.rows()]);
-            let (mut scratch, mut cursor, mut turns) = ([7.0f32; 3], Cursor::new(), 0);
+            let (mut scratch, mut cursor, mut calls) = ([7.0f32; 3], Cursor::new(), 0);
             loop {
                 let to = ViewMut::new(&mut out, Layout::Bhsd, dims.output()).unwrap();
                 let outputs = Outputs::new(to).lse(&mut lse);
-                turns += 1;
-                match streaming::resume(&attn, q, k, v, outputs, &mut scratch, cursor.turn(budget)).unwrap() {
+                calls += 1;
+                match streaming::resume(&attn, q, k, v, outputs, &mut scratch, cursor.budget(budget)).unwrap() {
                     Progress::Done => break,
-                    Progress::Pending => assert!(budget < usize::MAX && turns < 1000, "{term:?}: does not end"),
+                    Progress::Pending => assert!(budget < usize::MAX && calls < 1000, "{term:?}: does not end"),
                 }
             }
             assert_eq!((&out, &lse), (&want, &want_lse), "{term:?}, {budget} keys at a time");
             // At least the endings of the rows are counted.
-            assert!(turns >= dims.rows() / budget, "{turns} turns of {budget}");
+            assert!(calls >= dims.rows() / budget, "{calls} calls of {budget}");
         }
     }
 }
@@ -53,7 +53,7 @@ fn int8_in_parts_is_int8_at_once() {
             let (mut out, mut scratch, mut cursor) = (vec![9i16; dims.rows() * 3], [7; 3], Cursor::new());
             loop {
                 let to = ViewMut::new(&mut out, Layout::Bhsd, dims.output()).unwrap();
-                let done = int8::resume(&attn, q, k, v, to, &mut scratch, cursor.turn(budget)).unwrap();
+                let done = int8::resume(&attn, q, k, v, to, &mut scratch, cursor.budget(budget)).unwrap();
                 if done == Progress::Done {
                     break;
                 }
@@ -73,7 +73,7 @@ fn the_state_between_parts_is_the_softmax_so_far() {
     let (mut out, mut lse) = ([0.0f32; 3], [0.0f32]);
     let mut cursor: Cursor<RowState<f32>> = Cursor::new();
     let part =
-        streaming::resume(&attn, q, k, v, ViewMut::matrix(&mut out, 1, 3).unwrap(), &mut [0.0; 3], cursor.turn(4));
+        streaming::resume(&attn, q, k, v, ViewMut::matrix(&mut out, 1, 3).unwrap(), &mut [0.0; 3], cursor.budget(4));
     assert_eq!((part, cursor.row(), out), (Ok(Progress::Pending), [0, 0, 0], [0.0; 3]));
     let lens = [4];
     let outputs = Outputs::new(ViewMut::matrix(&mut out, 1, 3).unwrap()).lse(&mut lse);
@@ -92,7 +92,7 @@ fn a_cursor_of_another_call_is_refused_and_a_finished_one_does_nothing() {
         let [batch, heads, len, _] = inputs.q.sizes;
         let to = ViewMut::new(&mut out, Layout::Bhsd, [batch, heads, len, 2]).unwrap();
         let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let progress = streaming::resume(&attn, q, k, v, to, &mut [0.0; 2], cursor.turn(keys));
+        let progress = streaming::resume(&attn, q, k, v, to, &mut [0.0; 2], cursor.budget(keys));
         (progress, out)
     };
     // Three rows and the fourth's keys: 2 + 3 + 4 + 3.

@@ -10,16 +10,16 @@
 //!         softmax    scores become weights; maxima, sums and factors
 //!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
-//! Every element of K and V comes from memory once, whatever the number of rows. Keys that are turned by their place
-//! (rotary positions of a cache) are turned in a copy of the tile.
+//! Every element of K and V comes from memory once, whatever the number of rows. Rope is
+//! applied to keys in a copy of the tile.
 
 use core::ops::Range;
 
 use attn_core::int8::QuantizedView;
-use attn_core::kv_cache::{CacheView, Turn};
+use attn_core::kv_cache::{CacheRope, CacheView};
 
 use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
-use super::scales::{ScaleColumns, Scaling, turned};
+use super::scales::{ScaleColumns, Scaling, keys_with_rope};
 use super::sight::{Jobs, RowAt, Sight, present};
 use super::softmax::State;
 use super::source::{Located, Source};
@@ -152,19 +152,19 @@ impl Piece<'_, '_> {
         let jobs = Jobs { first: job, sequence: unit.sequence, calls };
         // Shared keys are one sequence.
         let of = [if unit.shared { 0 } else { unit.sequence }, unit.kv_head];
-        let turn = match cache.turn() {
-            Some(Turn::Single(tables)) => Some(tables),
+        let rope = match cache.rope() {
+            Some(CacheRope::Single(tables)) => Some(tables),
             _ => None, // others are refused before
         };
         let scaling = scales.map(|scales| Scaling { cache, scales, of });
-        // Scales of channels belong to keys before they are turned, and to queries otherwise.
-        let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| turn.is_none());
+        // Scales of channels belong to keys if rope is applied to them, and to queries otherwise.
+        let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| rope.is_none());
         level.run(Queries { job, q, rows, columns, padded, channels, dst: b.q });
-        if let Some(tables) = &turn {
+        if let Some(tables) = &rope {
             jobs.for_each(rows, |job, part| {
                 let past = job.shape.kv_len.saturating_sub(job.shape.q_len);
                 for r in part {
-                    tables.turn_slice(&mut b.q[r * columns..][..shape.head_dim], past + rows[r].query);
+                    tables.apply_to_slice(&mut b.q[r * columns..][..shape.head_dim], past + rows[r].query);
                 }
             });
         }
@@ -202,8 +202,8 @@ impl Piece<'_, '_> {
                     let vectors = keys.next_multiple_of(lanes);
                     if columns == 0 {
                         s[..n * TILE].fill(0.0);
-                    } else if let Some(tables) = &turn {
-                        let keys = turned(cache, scales, (tables, of), (at, keys), columns, b.k);
+                    } else if let Some(tables) = &rope {
+                        let keys = keys_with_rope(cache, scales, (tables, of), (at, keys), columns, b.k);
                         level.run(Dots { n, keys: keys.as_unchecked(), q: b.q, s });
                     } else {
                         let rows = keys_at.rows(at, keys, b.k);

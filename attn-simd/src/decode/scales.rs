@@ -1,5 +1,5 @@
-//! Keys and values that are not read as they lie: int8, whose scales meet scores and weights, and keys that are turned
-//! by their place in the cache.
+//! Keys and values that change as the kernel reads them: int8, whose scales meet scores and weights, and keys to which
+//! rope is applied by their index in the cache.
 
 use attn_core::Row;
 use attn_core::View;
@@ -104,8 +104,8 @@ impl Copied<'_> {
     }
 }
 
-/// The keys of a tile in `f32`, each turned by the row of the tables that its place has.
-pub(super) fn turned<'r, T: Stored>(
+/// The keys of a tile in `f32`. Rope is applied to each, by its index in the cache.
+pub(super) fn keys_with_rope<'r, T: Stored>(
     cache: &CacheView<'_, T>,
     scales: Option<&QuantizedView<'_>>,
     (tables, [sequence, head]): (&RopeTables<'_, f32>, [usize; 2]),
@@ -124,7 +124,7 @@ pub(super) fn turned<'r, T: Stored>(
             None => row.iter_mut().zip(key.iter()).for_each(|(x, k)| *x = k.widen()),
             Some(scales) => scales.key(sequence, head, token + n, row),
         }
-        tables.turn_slice(row, token + n);
+        tables.apply_to_slice(row, token + n);
     }
     Copied { data: copy, starts, len: tokens, columns }
 }

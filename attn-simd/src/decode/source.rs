@@ -2,7 +2,7 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
-use attn_core::kv_cache::{CacheView, Turn};
+use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::{AttnError, AttnShape, Dtype, Result, View};
 
 use crate::input::KernelElement;
@@ -114,10 +114,10 @@ impl<'c> Source<'c> {
 
     /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand
     /// behind both.
-    pub(super) fn check_turn_before(&self, behind: &Self) -> Result<()> {
-        let rows = |source: &Self| match numbers!(source, cache => cache.turn())? {
-            Turn::Single(tables) => Some(tables.sizes()[2]),
-            Turn::Double(tables) => Some(tables.sizes()[2]),
+    pub(super) fn check_rope_before(&self, behind: &Self) -> Result<()> {
+        let rows = |source: &Self| match numbers!(source, cache => cache.rope())? {
+            CacheRope::Single(tables) => Some(tables.sizes()[2]),
+            CacheRope::Double(tables) => Some(tables.sizes()[2]),
         };
         match (rows(self), rows(behind)) {
             (None, None) => Ok(()),
@@ -133,8 +133,8 @@ impl<'c> Source<'c> {
 
     /// Refuses tables that the kernels do not read.
     pub(super) fn check(&self) -> Result<()> {
-        match numbers!(self, cache => cache.turn()) {
-            Some(Turn::Double(_)) => {
+        match numbers!(self, cache => cache.rope()) {
+            Some(CacheRope::Double(_)) => {
                 Err(AttnError::Unsupported { what: "rope tables of f64 for a cache of another type" })
             }
             _ => Ok(()),

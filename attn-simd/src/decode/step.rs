@@ -143,7 +143,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
     ///
     /// # Errors
     /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence, has other heads or dims or is a
-    /// continuation itself; [`AttnError::TooShort`] where keys are turned while they are read and its tables have no
+    /// continuation itself; [`AttnError::TooShort`] if its rope tables have no
     /// rows for what follows; [`AttnError::Unsupported`] where it has dropped tokens, or only one of the two has
     /// tables.
     pub fn with_prefix(
@@ -172,7 +172,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
             return Err(AttnError::Unsupported { what: "a shared prefix in a ring cache that has dropped tokens" });
         }
         let cache = cache.after(prefix.len(0))?;
-        prefix.check_turn_before(&cache)?;
+        prefix.check_rope_before(&cache)?;
         Self::of(attn, q, queries, Some(prefix), cache, level)
     }
 

@@ -1,4 +1,4 @@
-//! Caches whose keys are not all read as they lie: turned by their place, or in pages that were given back.
+//! Caches whose keys get rope as they are read, or are in pages that were given back.
 
 use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, PagedCache, RingCache};
@@ -32,7 +32,7 @@ fn view_of([cos, sin]: &[Vec<f32>; 2], pairing: Pairing, rows: usize) -> RopeTab
 
 /// A ring with tables: what turning copies of the keys held by hand gives.
 #[test]
-fn a_ring_with_tables_is_read_turned() {
+fn a_ring_with_tables_is_read_with_rope() {
     fn check<T: KernelElement + Element<Compute = f32>>(pairing: Pairing, tokens: usize, queries: usize) {
         let (sinks, window, slots) = (3, 97, 100);
         let all = Inputs::<f32>::plain(shape((1, HEADS, 2, tokens, tokens, DIM, WIDE)), 91);
@@ -53,7 +53,7 @@ fn a_ring_with_tables_is_read_turned() {
         ring.insert(new_k.view(), new_v.view()).expect("fits");
         let q = Tensor4::<f32>::painted([1, HEADS, queries, DIM], Memory::Bhsd, 92, 1.0);
         let attn = Attention::new();
-        let unturned = step(Level::detect(), &attn, q.view(), ring.view(), WIDE).expect("accepted");
+        let plain = step(Level::detect(), &attn, q.view(), ring.view(), WIDE).expect("accepted");
         let ring = ring.cache_relative(view_of(&tables, pairing, slots)).expect("fits");
 
         let held: Vec<usize> = ring.positions(0).collect();
@@ -64,16 +64,16 @@ fn a_ring_with_tables_is_read_turned() {
             })
         };
         let (dims, first) = (shape((1, HEADS, 2, queries, held.len(), DIM, WIDE)), held.len() - queries);
-        let mut turned = Inputs { shape: dims, q: q.clone(), k: cut(&new_k), v: cut(&new_v) };
-        for (x, from) in [(&mut turned.k, 0), (&mut turned.q, first)] {
+        let mut roped = Inputs { shape: dims, q: q.clone(), k: cut(&new_k), v: cut(&new_v) };
+        for (x, from) in [(&mut roped.k, 0), (&mut roped.q, first)] {
             let mut view = ViewMut::new(&mut x.data, Layout::Bhsd, x.sizes).expect("dense");
             rope.apply_in_place(&mut view, Positions::Offset(from as isize)).expect("fits");
         }
         let causal = attn.mask(Mask::causal(Align::BottomRight));
         for level in Level::available() {
             let got = step(level, &attn, q.view(), ring.view(), WIDE).expect("accepted");
-            oracle(&causal, &turned).check(TWICE, &got, &(level, pairing, tokens));
-            assert_ne!(got, unturned, "the tables must make a difference");
+            oracle(&causal, &roped).check(TWICE, &got, &(level, pairing, tokens));
+            assert_ne!(got, plain, "the tables must make a difference");
         }
     }
     for pairing in [Pairing::Half, Pairing::Interleaved] {
@@ -92,9 +92,9 @@ fn tables_are_checked() {
     let (short, long) = (tables(&rope, 9), tables(&rope, 12));
     let refused = cache.cache_relative(view_of(&short, Pairing::Half, 9)).map(|_| ());
     assert!(matches!(refused, Err(AttnError::TooShort { needed: 10, found: 9, .. })), "{refused:?}");
-    let turned = cache.cache_relative(view_of(&long, Pairing::Half, 12)).expect("fits");
-    assert!(turned.turn().is_some() && turned.after(2).is_ok());
-    let refused = turned.after(3).map(|_| ()); // tokens 3..13, rows 0..12
+    let roped = cache.cache_relative(view_of(&long, Pairing::Half, 12)).expect("fits");
+    assert!(roped.rope().is_some() && roped.after(2).is_ok());
+    let refused = roped.after(3).map(|_| ()); // tokens 3..13, rows 0..12
     assert!(matches!(refused, Err(AttnError::TooShort { needed: 13, found: 12, .. })), "{refused:?}");
     // Tables of two heads or sequences, and of more pairs than a key has.
     let table = vec![0.0f32; 2 * 10 * DIM];
@@ -118,9 +118,9 @@ fn tables_are_checked() {
     assert!(matches!(refused, Err(AttnError::Unsupported { .. })), "{refused:?}");
 }
 
-/// Queries behind a shared prefix are turned by their place behind it, where its own tables must have rows as well.
+/// Queries behind a shared prefix get rope by their index behind it; the tables of the prefix must have rows for them.
 #[test]
-fn a_prefix_is_turned_with_what_follows() {
+fn a_prefix_gets_rope_with_what_follows() {
     let (before, tokens, queries) = (70, 100, 3);
     let all = Inputs::<f32>::plain(shape((1, HEADS, 2, queries, tokens, DIM, WIDE)), 96);
     let cut = |x: &Tensor4<f32>, from: usize, to: usize| {
@@ -135,7 +135,7 @@ fn a_prefix_is_turned_with_what_follows() {
     let rope = Rope::new(Pairing::Half).rotary_dim(16);
     let (short, long) = (tables(&rope, tokens - 1), tables(&rope, tokens));
     let (short, long) = (view_of(&short, Pairing::Half, tokens - 1), view_of(&long, Pairing::Half, tokens));
-    fn turned<'c>(cache: CacheView<'c, f32>, tables: RopeTables<'c, f32>) -> CacheView<'c, f32> {
+    fn roped<'c>(cache: CacheView<'c, f32>, tables: RopeTables<'c, f32>) -> CacheView<'c, f32> {
         cache.cache_relative(tables).expect("fits")
     }
 
@@ -149,7 +149,7 @@ fn a_prefix_is_turned_with_what_follows() {
     let with_prefix = |prefix, own, level| Step::with_prefix(&attn, q.sizes, Queries::All, prefix, own, level);
     let want = oracle(&attn.mask(Mask::causal(Align::BottomRight)), &meant);
     for level in Level::available() {
-        let step = with_prefix(turned(prefix, long), turned(own, long), level).expect("accepted");
+        let step = with_prefix(roped(prefix, long), roped(own, long), level).expect("accepted");
         let mut got = Answer { out: vec![-7.0f32; HEADS * queries * WIDE], lse: vec![-7.0f32; HEADS * queries] };
         let to = ViewMut::new(&mut got.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
         let split = step.split(q.view(), Outputs::new(to).lse(&mut got.lse)).expect("accepted");
@@ -157,9 +157,9 @@ fn a_prefix_is_turned_with_what_follows() {
         want.check(TWICE, &got, &level);
     }
     let refused = |prefix, own| with_prefix(prefix, own, Level::detect()).map(|_| ()).expect_err("refused");
-    let error = refused(turned(prefix, short), turned(own, long));
+    let error = refused(roped(prefix, short), roped(own, long));
     assert!(matches!(error, AttnError::TooShort { needed: 100, found: 99, .. }), "{error:?}");
-    for (prefix, own) in [(turned(prefix, long), own), (prefix, turned(own, long))] {
+    for (prefix, own) in [(roped(prefix, long), own), (prefix, roped(own, long))] {
         assert!(matches!(refused(prefix, own), AttnError::Unsupported { .. }));
     }
 }

@@ -58,10 +58,10 @@ impl<'a, C: Element> RopeTables<'a, C> {
         Some(RopeTables { pairing: self.pairing, cos: view(self.cos)?, sin: view(self.sin)? })
     }
 
-    /// Turns one row of numbers in place by one row of the first table: dims beyond its pairs stay. Does nothing where
-    /// there is no such row.
+    /// Applies one row of the first table to numbers in place. Dims beyond its pairs stay. Does nothing if there is no
+    /// such row.
     #[inline]
-    pub fn turn_slice(&self, x: &mut [C::Compute], row: usize) {
+    pub fn apply_to_slice(&self, x: &mut [C::Compute], row: usize) {
         let ([.., pairs], cos, sin) = (self.sizes(), self.cos.row(0, 0, row), self.sin.row(0, 0, row));
         let turns = cos.iter().zip(sin.iter()).map(|(cos, sin)| (cos.widen(), sin.widen()));
         let turn = |(first, second): (&mut C::Compute, &mut C::Compute), (cos, sin)| {
@@ -91,8 +91,13 @@ impl<'a, C: Element> RopeTables<'a, C> {
         turns.enumerate().map(move |(i, (cos, sin))| (pairing.dims(i, pairs), (cos.widen(), sin.widen())))
     }
 
-    /// Writes `x` turned by one row of the first table.
-    pub(crate) fn turn_row<T: Element<Compute = C::Compute>>(&self, x: Row<'_, T>, row: usize, out: &mut [C::Compute]) {
+    /// Applies one row of the first table to `x`.
+    pub(crate) fn apply_to_row<T: Element<Compute = C::Compute>>(
+        &self,
+        x: Row<'_, T>,
+        row: usize,
+        out: &mut [C::Compute],
+    ) {
         for (out, x) in out.iter_mut().zip(x.iter()) {
             *out = x.widen();
         }
@@ -106,8 +111,8 @@ impl<'a, C: Element> RopeTables<'a, C> {
         }
     }
 
-    /// `q·k` with `k` turned by one row of the first table on the way, and `q` turned already.
-    pub(crate) fn dot_turned<T: Element<Compute = C::Compute>>(
+    /// `q·k`; applies one row of the first table to `k` on the way. `q` has rope already.
+    pub(crate) fn dot_with_rope<T: Element<Compute = C::Compute>>(
         &self,
         q: &[C::Compute],
         k: Row<'_, T>,

@@ -29,7 +29,7 @@ fn scaled<'a>(loaded: Loaded<'_>) -> Result<Attention<'a>, Stop> {
     })
 }
 
-/// The tokens of a stream, and how they are turned.
+/// The tokens of a stream, and their rope.
 struct Stream<'s, T> {
     q: View<'s, T>,
     k: View<'s, T>,
@@ -54,17 +54,17 @@ pub(super) fn decode<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produc
         match object.get("positions").and_then(Value::as_str) {
             Some("cache_relative") => stream(engine, loaded, Stream { q, k, v, relative: Some(rope) }),
             Some("absolute") => {
-                // Turned once, and kept in the type that is computed in: rounding turned keys to halves would cost
+                // Rope is applied once, in the type that is computed in: rounding such keys to halves would cost
                 // accuracy.
-                let turned = |x: View<'_, T>| -> Result<Vec<T::Compute>, Stop> {
+                let roped = |x: View<'_, T>| -> Result<Vec<T::Compute>, Stop> {
                     let mut y = vec![T::Compute::default(); x.sizes().iter().product()];
                     rope.apply(x, &mut ViewMut::new(&mut y, Layout::Bhsd, x.sizes())?, Positions::Offset(0))?;
                     Ok(y)
                 };
-                let (turned_q, turned_k) = (turned(q)?, turned(k)?);
+                let (roped_q, roped_k) = (roped(q)?, roped(k)?);
                 let wide_v: Vec<T::Compute> = loaded.input("v")?.values::<T>()?.iter().map(|x| x.widen()).collect();
-                let q = View::new(&turned_q, Layout::Bhsd, q.sizes())?;
-                let k = View::new(&turned_k, Layout::Bhsd, k.sizes())?;
+                let q = View::new(&roped_q, Layout::Bhsd, q.sizes())?;
+                let k = View::new(&roped_k, Layout::Bhsd, k.sizes())?;
                 stream(engine, loaded, Stream { q, k, v: View::new(&wide_v, Layout::Bhsd, v.sizes())?, relative: None })
             }
             other => Err(Stop::Fail(format!("rope positions {other:?} are not understood"))),
