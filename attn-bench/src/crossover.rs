@@ -7,13 +7,13 @@
 //!
 //! and a plain recurrent (Elman) layer `4·n·d²` (input and recurrent matrix). At one and the same rate attention meets
 //! the projections at `n = 2d` and the recurrent layer at `n = d` (compare Vaswani et al. 2017, arXiv 1706.03762, table
-//! 1; [`attn_core::cost`] has the closed forms).
+//! 1; [`attn_layers::cost`] has the closed forms).
 //!
 //! The times given here are partly measured: attention by its fitted curve, scaled from the measured head dims to `d`;
 //! the other two by the FLOP counts above at the rate that the SIMD engine reached, as if a matrix product ran at that
 //! rate. That favours the recurrent layer, whose steps depend on each other and cannot be blocked.
 
-use attn_core::cost::{Model, rnn_flops};
+use attn_layers::cost::{Model, rnn_flops};
 use serde::{Deserialize, Serialize};
 
 use crate::fit::PowerLaw;

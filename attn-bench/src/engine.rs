@@ -1,8 +1,9 @@
 //! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two
 //! ways to pay less than n² that do not compute the same: a sliding window and linear attention.
 
-use attn_core::variants::{LinearAttention, LinearState};
-use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, cost, streaming};
+use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, streaming};
+use attn_layers::cost;
+use attn_layers::variants::{LinearAttention, LinearState};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,7 @@ pub enum Engine {
     Parallel,
     /// [`attn_simd`] on one thread with a window of [`WINDOW`] keys: another result, in O(n).
     Windowed,
-    /// [`attn_core::variants::LinearAttention`], one state instead of n² weights: another formula, in O(n).
+    /// [`attn_layers::variants::LinearAttention`], one state instead of n² weights: another formula, in O(n).
     Linear,
 }
 

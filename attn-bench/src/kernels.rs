@@ -10,7 +10,8 @@
 mod inputs;
 mod result;
 
-use attn_core::{AttnError, Layout, View, ViewMut, cost};
+use attn_core::{AttnError, Layout, View, ViewMut};
+use attn_layers::cost;
 use attn_simd::Level;
 use inputs::{Ours, window};
 use rayon::ThreadPool;

@@ -3,7 +3,7 @@
 //!
 //! Every sample of a curve has an FMA probe beside it; here the roofs are measured once per run, for the report.
 
-use attn_core::cost;
+use attn_layers::cost;
 use attn_simd::Level;
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
@@ -74,9 +74,9 @@ pub struct Prediction {
     pub who: Who,
     /// Queries and keys.
     pub n: usize,
-    /// FLOPs, by [`attn_core::cost::forward_flops`].
+    /// FLOPs, by [`attn_layers::cost::forward_flops`].
     pub flops: f64,
-    /// Bytes moved from and to memory, by [`attn_core::cost`]: [`naive_bytes`](cost::naive_bytes), or
+    /// Bytes moved from and to memory, by [`attn_layers::cost`]: [`naive_bytes`](cost::naive_bytes), or
     /// [`streaming_bytes`](cost::streaming_bytes) at the engine's block of queries.
     pub bytes: f64,
     /// The least time: `max(flops / peak, bytes / bandwidth)`, in seconds.

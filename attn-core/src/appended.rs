@@ -15,40 +15,42 @@ use crate::view::{Row, View};
 
 /// A learned key and value, then a key and value of zeros; each may be absent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Appended<'a, T> {
+pub struct Appended<'a, T> {
     /// `[1, kv_heads, 1, head_dim]` and `[1, kv_heads, 1, value_dim]`.
-    pub(crate) bias: Option<(View<'a, T>, View<'a, T>)>,
-    pub(crate) zero: bool,
+    pub bias: Option<(View<'a, T>, View<'a, T>)>,
+    /// A key and a value of zeros at the end.
+    pub zero: bool,
 }
 
 impl<'a, T: Element> Appended<'a, T> {
-    pub(crate) const fn none() -> Self {
+    /// No positions.
+    pub const fn none() -> Self {
         Self { bias: None, zero: false }
     }
 
     /// How many positions.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         usize::from(self.bias.is_some()) + usize::from(self.zero)
     }
 
     /// Key `n` of a head; `None` for zeros.
-    pub(crate) fn key(&self, kv_head: usize, n: usize) -> Option<Row<'a, T>> {
+    pub fn key(&self, kv_head: usize, n: usize) -> Option<Row<'a, T>> {
         self.bias.filter(|_| n == 0).map(|(k, _)| k.row(0, kv_head, 0))
     }
 
     /// Value `n` of a head; `None` for zeros.
-    pub(crate) fn value(&self, kv_head: usize, n: usize) -> Option<Row<'a, T>> {
+    pub fn value(&self, kv_head: usize, n: usize) -> Option<Row<'a, T>> {
         self.bias.filter(|_| n == 0).map(|(_, v)| v.row(0, kv_head, 0))
     }
 
     /// The finished score of an appended key.
-    pub(crate) fn score<R: Real, M: Mods>(&self, problem: &Problem<'_, '_, M>, dot: R) -> R {
+    pub fn score<R: Real, M: Mods>(&self, problem: &Problem<'_, '_, M>, dot: R) -> R {
         let s = problem.factors().capped(dot);
         problem.attn().get_temperature().map_or(s, |t| s / R::of(t))
     }
 
     /// Refuses what has no meaning together with appended positions.
-    pub(crate) fn check<M: Mods>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
+    pub fn check<M: Mods>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
         if self.len() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
             return Err(AttnError::Unsupported { what: "a dropout mask with appended keys, which it does not cover" });
         }
@@ -56,7 +58,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// `q·k` of appended key `n`.
-    pub(crate) fn dot<R: Real>(&self, q: Row<'_, R>, kv_head: usize, n: usize) -> R {
+    pub fn dot<R: Real>(&self, q: Row<'_, R>, kv_head: usize, n: usize) -> R {
         let mut sum = R::ZERO;
         if let Some(key) = self.key(kv_head, n) {
             for (q, k) in q.iter().zip(key.iter()) {
@@ -68,7 +70,7 @@ impl<'a, T: Element> Appended<'a, T> {
 
     /// Merges the appended positions into what an engine computed: `context` `[batch, q_heads, q_len, value_dim]` and
     /// `lse`.
-    pub(crate) fn merge<R: Real, M: Mods>(
+    pub fn merge<R: Real, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
         q: View<'_, R>,

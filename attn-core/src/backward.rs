@@ -16,8 +16,8 @@
 //! sum and `δ` are one sweep over its keys, the contributions a second one. With grouped heads `dk` and `dv` sum over
 //! the group. A row without visible keys contributes 0.
 //!
-//! Gradients of projections are [`Linear::backward`](crate::Linear::backward) and those of the modules in
-//! [`module`](crate::module). Kernels are not here: this is what they are to be measured against.
+//! Gradients of projections are `attn_layers::Linear::backward`, and those of the modules in
+//! `attn_layers::module`. Kernels are not here: this is what they are to be measured against.
 //!
 //! ```
 //! use attn_core::{Attention, View, ViewMut, backward};
@@ -35,9 +35,9 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
-mod accumulate;
-mod inputs;
-mod outputs;
+pub(crate) mod accumulate;
+pub(crate) mod inputs;
+pub(crate) mod outputs;
 mod row;
 mod slopes;
 
@@ -45,16 +45,13 @@ use crate::appended::Appended;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
-use crate::projection::check_same;
 use crate::score::Problem;
 use crate::score_mod::Mods;
-use crate::shape::{At, AttnShape};
+use crate::shape::{At, AttnShape, check_same};
 use crate::view::View;
 
-pub(crate) use accumulate::all as accumulate_all;
-pub(crate) use inputs::Inputs;
+use inputs::Inputs;
 pub use outputs::Gradients;
-pub(crate) use outputs::{AppendedGradients, check_options};
 
 /// Elements of scratch that [`gradients`] needs: one row of `dq`, and `dk` and `dv` of one key/value head.
 ///
@@ -100,7 +97,8 @@ pub fn gradients<T: Element, G: Element, O: Element, M: Mods>(
 }
 
 /// Refuses a `score_mod` whose derivative is not known at every visible score, before anything is written.
-pub(crate) fn check_derivatives<T: Element, G: Element, W: Element, M: Mods>(
+#[doc(hidden)]
+pub fn check_derivatives<T: Element, G: Element, W: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,
 ) -> Result<()> {

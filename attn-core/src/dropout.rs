@@ -37,7 +37,8 @@ impl Dropout<'_> {
         matches!(self, Self::None)
     }
 
-    pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check(&self, shape: &AttnShape) -> Result<()> {
         let p = match self {
             Self::None => return Ok(()),
             Self::Seeded { p, .. } | Self::Keep { p, .. } => *p,

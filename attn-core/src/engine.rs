@@ -1,3 +1,11 @@
-//! For the kernels of sibling crates; no part of the interface that versions promise.
+//! For the kernels and layers of sibling crates; no part of the interface that versions promise.
 
+pub use crate::appended::Appended;
+pub use crate::backward::accumulate::all as accumulate_all;
+pub use crate::backward::check_derivatives;
+pub use crate::backward::inputs::Inputs;
+pub use crate::backward::outputs::{AppendedGradients, check_options};
+pub use crate::kv_cache::attend::row as attend_row;
 pub use crate::mask::bits::{lowest_bits, pack_bools, transpose_bits};
+pub use crate::score::dot;
+pub use crate::shape::{check_same, product};

@@ -27,7 +27,6 @@ mod bias;
 pub mod bits;
 #[cfg(feature = "bytemuck")]
 mod bytes;
-pub mod cost;
 mod dropout;
 mod element;
 #[doc(hidden)]
@@ -36,16 +35,12 @@ mod error;
 mod fixed;
 pub mod int8;
 pub mod kv_cache;
-#[doc = include_str!("../docs/attention.md")]
-pub mod guide {}
 #[doc = include_str!("../docs/embedded.md")]
 pub mod guide_embedded {}
 pub mod mask;
-pub mod module;
 mod options;
 mod outputs;
 pub mod position;
-mod projection;
 pub mod reference;
 pub mod resume;
 mod score;
@@ -53,12 +48,9 @@ mod score_mod;
 mod shape;
 mod softmax;
 pub mod state;
-pub mod steps;
 pub mod streaming;
-pub mod variants;
 mod view;
 pub mod weights;
-pub mod worked_example;
 
 pub use bias::{Alibi, Bias, FromView};
 pub use dropout::Dropout;
@@ -69,7 +61,6 @@ pub use half;
 pub use mask::{Align, BlockSparse, DenseMask, Documents, Lengths, Mask, Tree, Window};
 pub use options::{Attention, Precision};
 pub use outputs::Outputs;
-pub use projection::{Linear, LinearGradients};
 pub use score::{Problem, default_scale};
 pub use score_mod::{Derivative, MaskMod, Mods, ScoreMod};
 pub use shape::{At, AttnShape};

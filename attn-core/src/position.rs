@@ -5,7 +5,7 @@
 //!
 //! | where | how | here |
 //! |---|---|---|
-//! | added to the embeddings | fixed waves, or a learned row per position | [`sinusoidal`], [`learned`] |
+//! | added to the embeddings | fixed waves, or a learned row per position | `attn_layers::position` |
 //! | rotated into queries and keys | pairs of dims turn with the position | [`rope`], with the long-context [`scaling`]s |
 //! | added to the scores | a penalty that grows with the distance | [`alibi`], by [`Attention::alibi`](crate::Attention::alibi) |
 //!
@@ -13,14 +13,11 @@
 //! rotation with it. [`Positions`] says where the tokens of a call stand, for all of them.
 
 pub mod alibi;
-pub mod learned;
 mod positions;
 pub mod rope;
 pub mod scaling;
-pub mod sinusoidal;
 
 pub use alibi::slopes as alibi_slopes;
 pub use positions::Positions;
 pub use rope::{Pairing, Rope, RopeTables};
 pub use scaling::Scaling;
-pub use sinusoidal::Sinusoidal;

@@ -242,7 +242,7 @@ const fn sqrt_of(n: u64) -> f64 {
 /// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs
 /// nothing.
 #[inline]
-pub(crate) fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
+pub fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
     if let (Some(q), Some(k)) = (q.as_slice(), k.as_slice()) {
         return dot_slices(q, k);
     }

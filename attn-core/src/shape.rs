@@ -160,7 +160,7 @@ impl AttnShape {
 }
 
 /// The product of some sizes, `None` where it overflows. A zero anywhere gives 0 whatever the others are.
-pub(crate) const fn product(sizes: &[usize]) -> Option<usize> {
+pub const fn product(sizes: &[usize]) -> Option<usize> {
     let mut total: usize = 1;
     let mut overflow = false;
     let mut i = 0;
@@ -175,4 +175,9 @@ pub(crate) const fn product(sizes: &[usize]) -> Option<usize> {
         i += 1;
     }
     if overflow { None } else { Some(total) }
+}
+
+/// `Ok` if two shapes are the same.
+pub fn check_same(what: &'static str, expected: [usize; 4], found: [usize; 4]) -> Result<()> {
+    expected.into_iter().zip(found).try_for_each(|(expected, found)| AttnError::check_size(what, expected, found))
 }

@@ -1,8 +1,8 @@
 //! The modules of `attn-core` (self-, cross- and multi-head attention over borrowed weights) on the kernels and threads
 //! of this crate.
 
-use attn_core::module::Engine;
 use attn_core::{Attention, AttnShape, Element, Mods, Outputs, Result, View};
+use attn_layers::module::Engine;
 use attn_simd::Level;
 
 use crate::Runner;
@@ -13,7 +13,7 @@ use crate::Runner;
 /// that, and calls [`forward`](crate::forward) in between.
 ///
 /// ```
-/// use attn_core::module::{MultiHeadAttention, Sources};
+/// use attn_layers::module::{MultiHeadAttention, Sources};
 /// use attn_core::{Attention, Layout, View, ViewMut};
 /// use attn_parallel::Kernels;
 /// // torch's packed weights: embed_dim 4, 2 heads; here the identity three times, so that q = k = v = x.
@@ -34,7 +34,7 @@ use crate::Runner;
 /// run(&mut y)?;
 ///
 /// // The same by the oracle.
-/// use attn_core::module::Reference;
+/// use attn_layers::module::Reference;
 /// let mut want = [0.0f32; 24];
 /// let mut scratch = vec![0.0; mha.scratch_len(&Reference, 2, 3, 3)?];
 /// let to = ViewMut::new(&mut want, Layout::Bhsd, [2, 1, 3, 4])?;

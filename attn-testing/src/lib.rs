@@ -2,8 +2,8 @@
 //! grids, painted inputs, the one table of tolerances, and laws (test bodies) that every engine must obey.
 //!
 //! Everything is generic over [`Engine`], so that the reference, the streaming engine, the SIMD kernels at each level
-//! and the parallel driver run the same tests. This crate sees `attn-core` only; the other engines implement [`Engine`]
-//! in their own tests.
+//! and the parallel driver run the same tests. This crate sees `attn-core` and `attn-layers`
+//! only; the other engines implement [`Engine`] in their own tests.
 
 pub mod cases;
 pub mod conformance;
@@ -11,6 +11,7 @@ mod engine;
 pub mod exact;
 pub mod laws;
 mod levels;
+pub mod numbers;
 pub mod paint;
 pub mod random;
 pub mod tolerance;

@@ -8,8 +8,9 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use attn_core::int8::Quant;
-use attn_core::module::{InputGradients, ModuleGradients, MultiHeadAttention, Sources, Streaming};
-use attn_core::{Attention, Linear, LinearGradients, Result, View, ViewMut};
+use attn_layers::module::{InputGradients, ModuleGradients, MultiHeadAttention, Sources, Streaming};
+use attn_core::{Attention, Result, View, ViewMut};
+use attn_layers::{Linear, LinearGradients};
 use attn_firmware::gesture::data::draw;
 use attn_firmware::gesture::*;
 use attn_firmware::paint::Paint;

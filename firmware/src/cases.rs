@@ -8,12 +8,11 @@
 //! Fixed shapes and attention in parts must give the bits of the streaming engine; that is checked where they run.
 
 use attn_core::int8::{Int8Attention, Quant};
-use attn_core::module::{MultiHeadAttention, Sources, Streaming};
+use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
 use attn_core::resume::{Cursor, Progress};
-use attn_core::worked_example::{W_K, W_Q, W_V, X};
-use attn_core::{
-    Alibi, Align, Attention, Documents, Dropout, Linear, Mask, Result, View, ViewMut, Window, default_scale,
-};
+use attn_layers::worked_example::{W_K, W_Q, W_V, X};
+use attn_core::{Alibi, Align, Attention, Documents, Dropout, Mask, Result, View, ViewMut, Window, default_scale};
+use attn_layers::Linear;
 
 use crate::board::{Cost, mark, measure};
 use crate::entries::{self, Fixed, Sizes};

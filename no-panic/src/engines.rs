@@ -2,9 +2,8 @@
 
 use attn_core::half::{bf16, f16};
 use attn_core::weights::RowAt;
-use attn_core::{
-    At, Attention, Dropout, Mask, Outputs, View, ViewMut, backward, cost, reference, steps, streaming, weights,
-};
+use attn_core::{At, Attention, Dropout, Mask, Outputs, View, ViewMut, backward, reference, streaming, weights};
+use attn_layers::{cost, steps};
 
 macro_rules! engines {
     ($t:ty, $compute:ty, $streaming:ident, $reference:ident, $steps:ident, $weights:ident, $backward:ident) => {

@@ -1,10 +1,12 @@
 //! Projections, modules and positions.
 
-use attn_core::module::{
+use attn_layers::module::{
     ConcatHeads, LayerOutputs, ModuleGradients, MultiHeadAttention, Reference, SelfAttention, Sources, Streaming,
 };
-use attn_core::position::{Positions, Rope, RopeTables, Sinusoidal, alibi_slopes, learned};
-use attn_core::{Attention, Linear, View, ViewMut};
+use attn_core::position::{Positions, Rope, RopeTables, alibi_slopes};
+use attn_layers::position::{learned, sinusoidal::Sinusoidal};
+use attn_core::{Attention, View, ViewMut};
+use attn_layers::Linear;
 
 #[unsafe(no_mangle)]
 pub fn attn_entry_linear(

@@ -2,7 +2,7 @@
 
 use attn_core::kv_cache::{AppendCache, PagedCacheMut, RingCache};
 use attn_core::position::RopeTables;
-use attn_core::variants::{Differential, LinearAttention, LinearState, Mla, MlaForm};
+use attn_layers::variants::{Differential, LinearAttention, LinearState, Mla, MlaForm};
 use attn_core::{Attention, Outputs, View, ViewMut};
 
 #[unsafe(no_mangle)]

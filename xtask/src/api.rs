@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use crate::ci::root;
 
 /// The libraries, whose text is `CRATE/public-api.txt`. (The C interface is `attn.h`.)
-const CRATES: &[&str] = &["attn-core", "attn-simd", "attn-parallel"];
+const CRATES: &[&str] = &["attn-core", "attn-layers", "attn-simd", "attn-parallel"];
 
 /// Arguments of the command.
 #[derive(clap::Args)]

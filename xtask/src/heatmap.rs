@@ -90,7 +90,7 @@ fn scene(args: &Args) -> Result<Scene, String> {
         return model_scene(text, drop);
     }
     let tokens: Vec<&str> = match args.tokens.as_slice() {
-        [] => attn_core::worked_example::TOKENS.to_vec(),
+        [] => attn_layers::worked_example::TOKENS.to_vec(),
         words => words.iter().map(String::as_str).collect(),
     };
     if tokens.len() > MAX_TOKENS {

@@ -62,7 +62,7 @@ const CROSSOVERS: &str = "The sequence length from which attention takes longer 
 const FOOTPRINTS: &str = "Beyond inputs and output, one call. Counted where the length was run; elsewhere predicted: four bytes a score, \
     and the size of the workspace that the plan asks for.";
 
-const PREDICTIONS: &str = "FLOPs and bytes moved by attn_core::cost, one thread; the least time is the larger of FLOPs over the FMA peak \
+const PREDICTIONS: &str = "FLOPs and bytes moved by attn_layers::cost, one thread; the least time is the larger of FLOPs over the FMA peak \
     (probed beside each sample) and bytes over the rate of reading memory. Keys that stay in a cache make the bytes an upper bound.";
 
 const ROOFS: &str = "The best piece of several; all threads at once in the last column.";

@@ -11,7 +11,7 @@ use crate::view::{Row, ViewMut};
 
 /// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len)
 /// elements.
-pub(crate) fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
+pub fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     inputs: &Inputs<'_, T, G, W>,
     gradients: &mut Gradients<'_, O>,

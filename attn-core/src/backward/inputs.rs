@@ -7,13 +7,17 @@ use crate::view::{Row, View};
 
 /// The inputs of a backward call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'v, T, G, W> {
-    pub(crate) q: View<'v, T>,
-    pub(crate) k: View<'v, T>,
-    pub(crate) v: View<'v, T>,
-    pub(crate) dy: View<'v, G>,
+pub struct Inputs<'v, T, G, W> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'v, T>,
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub k: View<'v, T>,
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub v: View<'v, T>,
+    /// The gradient by the output, of its shape.
+    pub dy: View<'v, G>,
     /// Keys behind those of `k`, which a module may add.
-    pub(crate) appended: Appended<'v, W>,
+    pub appended: Appended<'v, W>,
 }
 
 impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {

@@ -2,8 +2,7 @@
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::projection::check_same;
-use crate::shape::AttnShape;
+use crate::shape::{AttnShape, check_same};
 use crate::view::ViewMut;
 
 /// Where the gradients go. All are written, not added to.
@@ -50,7 +49,7 @@ impl<'o, O: Element> Gradients<'o, O> {
 }
 
 /// Checks where the gradients of the options go.
-pub(crate) fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, sinks: Option<&[f64]>) -> Result<()> {
+pub fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, sinks: Option<&[f64]>) -> Result<()> {
     if let Some(bias) = bias {
         let to = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
         bias.as_view().check_broadcast("bias gradient", to)?;
@@ -63,7 +62,9 @@ pub(crate) fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, 
 
 /// Gradients of the appended bias key and value, `[kv_heads, head_dim]` and `[kv_heads, value_dim]`.
 #[derive(Debug)]
-pub(crate) struct AppendedGradients<'s> {
-    pub(crate) k: &'s mut [f64],
-    pub(crate) v: &'s mut [f64],
+pub struct AppendedGradients<'s> {
+    /// By the key.
+    pub k: &'s mut [f64],
+    /// By the value.
+    pub v: &'s mut [f64],
 }

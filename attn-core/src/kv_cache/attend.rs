@@ -41,7 +41,7 @@ pub(crate) fn check<O: Element, M>(
 
 /// One row: all visible keys, the sink, the division and dropout. Leaves the output in `acc`.
 #[inline]
-pub(crate) fn row<'r, T: Element, M: Mods>(
+pub fn row<'r, T: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
     at: (usize, usize, usize),
     dot: impl Fn(usize) -> T::Compute,

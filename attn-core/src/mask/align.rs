@@ -39,7 +39,8 @@ impl Align {
 
     /// The key position of query `i`.
     #[inline]
-    pub(crate) const fn position(self, query: usize, q_len: usize, kv_len: usize) -> isize {
+    #[doc(hidden)]
+    pub const fn position(self, query: usize, q_len: usize, kv_len: usize) -> isize {
         self.offset(q_len, kv_len).saturating_add_unsigned(query)
     }
 }

@@ -55,7 +55,8 @@ impl Positions<'_> {
     }
 
     /// Checks that every position is a row of a table of `rows` rows.
-    pub(crate) fn check_rows(&self, what: &'static str, batch: usize, seq: usize, rows: usize) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_rows(&self, what: &'static str, batch: usize, seq: usize, rows: usize) -> Result<()> {
         self.check(batch, seq)?;
         for b in 0..batch {
             for s in 0..seq {

@@ -19,6 +19,7 @@ mod tables;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::position::{Positions, Scaling};
+use crate::shape::check_same;
 use crate::view::{View, ViewMut};
 
 pub use tables::RopeTables;
@@ -95,7 +96,8 @@ impl<'a> Rope<'a> {
     }
 
     /// The length of the sequence, where none was set.
-    pub(crate) fn seq_len_or(mut self, len: usize) -> Self {
+    #[doc(hidden)]
+    pub fn seq_len_or(mut self, len: usize) -> Self {
         self.seq_len = self.seq_len.or(Some(len));
         self
     }
@@ -290,10 +292,6 @@ impl<R: Real, T: Element, O: Element> Pairs<R> for Between<'_, '_, '_, T, O> {
 
 fn each_row(batch: usize, heads: usize, seq: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..seq).map(move |s| (b, h, s))))
-}
-
-fn check_same(what: &'static str, expected: [usize; 4], found: [usize; 4]) -> Result<()> {
-    expected.into_iter().zip(found).try_for_each(|(expected, found)| AttnError::check_size(what, expected, found))
 }
 
 #[cfg(test)]

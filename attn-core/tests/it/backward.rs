@@ -8,7 +8,7 @@ use attn_core::{
     Window, reference,
 };
 
-use crate::numbers::{DIFFERENCE, DIFFERENCE_F32, EXACT, Numbers, assert_close, differences, inner};
+use attn_testing::numbers::{DIFFERENCE, DIFFERENCE_F32, EXACT, Numbers, assert_close, differences, inner};
 
 /// Sinks are `f32`, so that their step must be large.
 const SINK_STEP: f32 = 1.0 / 512.0;

@@ -3,15 +3,10 @@
 #[cfg(feature = "ndarray")]
 mod array;
 mod backward;
-mod cost;
 mod int8;
 mod int8_caches;
 mod kv_caches;
 mod laws;
 mod masks;
-mod module;
-mod module_gradients;
-mod numbers;
-mod projection;
 mod resume;
 mod scratch;

@@ -1,7 +1,8 @@
 //! The layer in f32: attn-core's projections and attention, over buffers on the stack.
 
-use attn_core::module::{MultiHeadAttention, Sources, Streaming};
-use attn_core::{Attention, Linear, Result, View, ViewMut};
+use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
+use attn_core::{Attention, Result, View, ViewMut};
+use attn_layers::Linear;
 
 use super::*;
 

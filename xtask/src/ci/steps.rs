@@ -126,12 +126,12 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "thumbv7em",
-        proves: "attn-core builds for a Cortex-M4F: no std, no allocator; with defmt too",
+        proves: "attn-core and attn-layers build for a Cortex-M4F: no std, no allocator; with defmt too",
         minutes: 5,
         one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
         runs: &[
-            cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv7em-none-eabihf"]),
+            cargo(&["build", "-p", "attn-layers", "--release", "--target", "thumbv7em-none-eabihf"]),
             cargo(&[
                 "build",
                 "-p",
@@ -146,11 +146,11 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "thumbv6m",
-        proves: "attn-core builds for a Cortex-M0: no atomics, no floating-point unit",
+        proves: "attn-core and attn-layers build for a Cortex-M0: no atomics, no floating-point unit",
         minutes: 5,
         one_core: false,
         needs: &[Need::Target("thumbv6m-none-eabi")],
-        runs: &[cargo(&["build", "-p", "attn-core", "--release", "--target", "thumbv6m-none-eabi"])],
+        runs: &[cargo(&["build", "-p", "attn-layers", "--release", "--target", "thumbv6m-none-eabi"])],
     },
     Step {
         name: "simd-no-std",
@@ -176,7 +176,19 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[Need::Toolchain(MSRV)],
         runs: &[cargo_of(
             MSRV,
-            &["check", "-p", "attn-core", "-p", "attn-simd", "-p", "attn-parallel", "-p", "attn-capi"],
+            &[
+                "check",
+                "-p",
+                "attn-core",
+                "-p",
+                "attn-layers",
+                "-p",
+                "attn-simd",
+                "-p",
+                "attn-parallel",
+                "-p",
+                "attn-capi",
+            ],
         )
         .with(&[("CARGO_TARGET_DIR", "{ci}/msrv")])],
     },
@@ -192,6 +204,8 @@ pub(super) const STEPS: &[Step] = &[
                 "package",
                 "-p",
                 "attn-core",
+                "-p",
+                "attn-layers",
                 "-p",
                 "attn-simd",
                 "-p",
@@ -218,6 +232,8 @@ pub(super) const STEPS: &[Step] = &[
             "--release",
             "-p",
             "attn-core",
+            "-p",
+            "attn-layers",
             "-p",
             "attn-simd",
             "-p",
@@ -252,7 +268,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "no-panic",
-        proves: "no way leads from any entry point of attn-core to a panic, in machine code for host and Cortex-M",
+        proves: "no way leads from any entry point of attn-core or attn-layers to a panic, in machine code for host and Cortex-M",
         minutes: 10,
         one_core: false,
         needs: &[Need::Target("thumbv7em-none-eabihf")],
@@ -386,11 +402,11 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "miri-core",
-        proves: "attn-core's tests have no undefined behaviour",
+        proves: "the tests of attn-core and attn-layers have no undefined behaviour",
         minutes: 15,
         one_core: true,
         needs: &MIRI,
-        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "--lib"])
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "-p", "attn-layers", "--lib"])
             .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
     },
     Step {

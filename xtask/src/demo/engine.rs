@@ -4,8 +4,9 @@
 //! product; where each head has a block of its own, it is one per head.
 
 use attn_bench::product::Place;
-use attn_core::module::Engine;
-use attn_core::{Attention, AttnShape, Linear, Mods, Outputs, Result, View, ViewMut};
+use attn_core::{Attention, AttnShape, Mods, Outputs, Result, View, ViewMut};
+use attn_layers::Linear;
+use attn_layers::module::Engine;
 use attn_parallel::Kernels;
 
 use crate::matmul::add_product;

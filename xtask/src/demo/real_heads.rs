@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use attn_core::kv_cache::AppendCache;
-use attn_core::module::{Engine, Reference, Streaming};
 use attn_core::position::{Pairing, Positions, Rope};
 use attn_core::weights::{self, RowAt};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
+use attn_layers::module::{Engine, Reference, Streaming};
 use attn_parallel::Queries;
 
 use super::engine::Demo;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use attn_core::Linear;
 use attn_core::half::{bf16, f16};
+use attn_layers::Linear;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Failure, Result};

@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use attn_core::worked_example::{CAUSAL_CONTEXT, CAUSAL_WEIGHTS, K, Q, SCALED_SCORES, TOKENS, V, WEIGHTS};
 use attn_core::{Layout, View};
+use attn_layers::worked_example::{CAUSAL_CONTEXT, CAUSAL_WEIGHTS, K, Q, SCALED_SCORES, TOKENS, V, WEIGHTS};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};

@@ -1,7 +1,8 @@
 //! Queries, keys and values of words: the worked example's, or of other words through its projections.
 
-use attn_core::worked_example::{TOKENS, W_K, W_Q, W_V, X};
-use attn_core::{Layout, Linear, View, ViewMut};
+use attn_core::{Layout, View, ViewMut};
+use attn_layers::Linear;
+use attn_layers::worked_example::{TOKENS, W_K, W_Q, W_V, X};
 
 use super::scene::{self, Drop, Look, Scene};
 
@@ -64,7 +65,7 @@ fn embedding(token: &str) -> [f32; DIM] {
 
 #[cfg(test)]
 mod tests {
-    use attn_core::worked_example::{CAUSAL_CONTEXT, CAUSAL_WEIGHTS, K, Q, SCALED_SCORES, V, WEIGHTS};
+    use attn_layers::worked_example::{CAUSAL_CONTEXT, CAUSAL_WEIGHTS, K, Q, SCALED_SCORES, V, WEIGHTS};
 
     use super::*;
 

@@ -1,11 +1,12 @@
 //! What the page shows: tokens, and for each layer, head and mask the scores, weights and outputs.
 //!
 //! Outputs and log-sum-exps come from the kernels (`attn-parallel`), the weights from those by [`attn_core::weights`],
-//! scores from [`attn_core::steps`]. A key that a query does not see has no score and no weight (`None`), which is not
-//! the same as a weight of 0: the softmax may underflow, and dropout may have drawn it.
+//! scores from [`attn_layers::steps`]. A key that a query does not see has no score and no weight (`None`), which is
+//! not the same as a weight of 0: the softmax may underflow, and dropout may have drawn it.
 
 use attn_core::weights::{self, RowAt};
-use attn_core::{Align, Attention, Dropout, Layout, Mask, Outputs, Result, View, ViewMut, steps};
+use attn_core::{Align, Attention, Dropout, Layout, Mask, Outputs, Result, View, ViewMut};
+use attn_layers::steps;
 use serde::Serialize;
 
 /// A matrix, row by row.

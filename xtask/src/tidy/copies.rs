@@ -13,6 +13,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
         "LICENSE-MIT",
         &[
             "attn-core/LICENSE-MIT",
+            "attn-layers/LICENSE-MIT",
             "attn-simd/LICENSE-MIT",
             "attn-parallel/LICENSE-MIT",
             "attn-capi/LICENSE-MIT",
@@ -24,6 +25,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
         "LICENSE-APACHE",
         &[
             "attn-core/LICENSE-APACHE",
+            "attn-layers/LICENSE-APACHE",
             "attn-simd/LICENSE-APACHE",
             "attn-parallel/LICENSE-APACHE",
             "attn-capi/LICENSE-APACHE",
@@ -31,8 +33,6 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
             "attn-bench/LICENSE-APACHE",
         ],
     ),
-    ("docs/attention.md", &["attn-core/docs/attention.md"]),
-    ("docs/embedded.md", &["attn-core/docs/embedded.md"]),
 ];
 
 /// The copies that differ from their original, with the original.

@@ -1,9 +1,10 @@
 //! Rotation by tables of cos and sin, of the caller's or of [`Rope::tables`](super::Rope::tables).
 
-use super::{Between, InPlace, Pairing, Pairs, check_same, each_row};
+use super::{Between, InPlace, Pairing, Pairs, each_row};
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::position::Positions;
+use crate::shape::check_same;
 use crate::view::{Row, View, ViewMut};
 
 /// Rotary embedding by tables of cos and sin.

@@ -1,7 +1,8 @@
 //! `mha`, `mha_backward`: torch's `nn.MultiheadAttention`.
 
-use attn_core::module::{self, InputGradients, LayerOutputs, ModuleGradients, MultiHeadAttention, Sources};
-use attn_core::{Attention, Bias, Layout, Linear, LinearGradients, Mask, View, ViewMut};
+use attn_core::{Attention, Bias, Layout, Mask, View, ViewMut};
+use attn_layers::module::{self, InputGradients, LayerOutputs, ModuleGradients, MultiHeadAttention, Sources};
+use attn_layers::{Linear, LinearGradients};
 
 use super::modules::On;
 use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};

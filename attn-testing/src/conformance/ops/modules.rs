@@ -1,11 +1,10 @@
 //! `self_attention`, `multihead_concat`, `multihead_fused` and the backward forms of the first and last.
 
-use attn_core::module::{
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Mods, Outputs, Result, View, ViewMut};
+use attn_layers::module::{
     self, ConcatHeads, InputGradients, LayerOutputs, ModuleGradients, MultiHeadAttention, SelfAttention,
 };
-use attn_core::{
-    Align, Attention, AttnShape, Layout, Linear, LinearGradients, Mask, Mods, Outputs, Result, View, ViewMut,
-};
+use attn_layers::{Linear, LinearGradients};
 
 use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};
 use crate::conformance::stop::Stop;

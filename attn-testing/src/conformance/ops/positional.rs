@@ -1,8 +1,9 @@
 //! `rope`, `onnx_rotary_embedding`, `alibi`, `sinusoidal`.
 
 use attn_core::position::scaling::{Llama3, LongRope, Yarn};
-use attn_core::position::{Pairing, Positions, Rope, RopeTables, Scaling, Sinusoidal, alibi};
+use attn_core::position::{Pairing, Positions, Rope, RopeTables, Scaling, alibi};
 use attn_core::{Align, Layout, View, ViewMut};
+use attn_layers::position::sinusoidal::Sinusoidal;
 use serde_json::{Map, Value};
 
 use crate::conformance::loaded::{Loaded, Produced, by_dtype};

@@ -1,8 +1,10 @@
 //! `linear_attention`, `mla`, `differential_attention`.
 
 use attn_core::position::Rope;
-use attn_core::variants::{Differential, HeadNorm, LinearAttention, LinearState, Mla, MlaForm, MlaQuery, differential};
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, View, ViewMut};
+use attn_layers::variants::{
+    Differential, HeadNorm, LinearAttention, LinearState, Mla, MlaForm, MlaQuery, differential,
+};
 
 use super::attention::causal;
 use super::positional::pairing;

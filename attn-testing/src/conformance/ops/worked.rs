@@ -1,6 +1,7 @@
 //! `worked_example`: one head, every intermediate value.
 
-use attn_core::{Align, Attention, Element, Layout, Linear, Mask, View, ViewMut, steps};
+use attn_core::{Align, Attention, Element, Layout, Mask, View, ViewMut};
+use attn_layers::{Linear, steps};
 
 use super::attention::{attend, weights};
 use crate::conformance::Tensor;

@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 
-use attn_core::module::{MultiHeadAttention, Sources};
-use attn_core::{Attention, Layout, Linear, Mask, View, ViewMut};
+use attn_core::{Attention, Layout, Mask, View, ViewMut};
+use attn_layers::Linear;
+use attn_layers::module::{MultiHeadAttention, Sources};
 use rayon::prelude::*;
 
 use crate::demo::engine::{self, Demo};

@@ -1,0 +1,120 @@
+//! What a module asks of an engine: to project, to attend, to join.
+
+use attn_core::{Attention, AttnShape, Element, Mods, Outputs, Real, Result, View, ViewMut, reference, streaming};
+
+use crate::projection::Linear;
+
+/// Who does the work of a module whose weights and inputs are `T`.
+///
+/// A crate with kernels implements it for a type that owns its workspace and threads; then every module of this crate
+/// runs on them. Only [`attend`](Self::attend) must be written: the two projections have plain defaults.
+///
+/// ```
+/// use attn_layers::module::{Engine, Streaming};
+/// use attn_core::{AttnShape, Attention, Mods, Outputs, Result, View};
+///
+/// /// Counts the calls, and leaves the work to another.
+/// struct Counting(usize);
+///
+/// impl Engine<f32> for Counting {
+///     type Mid = f32;
+///     fn scratch_len(&self, shape: &AttnShape) -> Result<usize> {
+///         Engine::<f32>::scratch_len(&Streaming, shape)
+///     }
+///     fn attend<M: Mods + Sync>(
+///         &mut self,
+///         attn: &Attention<'_, M>,
+///         [q, k, v]: [View<'_, f32>; 3],
+///         outputs: Outputs<'_, f32>,
+///         scratch: &mut [f32],
+///     ) -> Result<()> {
+///         self.0 += 1;
+///         Engine::<f32>::attend(&mut Streaming, attn, [q, k, v], outputs, scratch)
+///     }
+/// }
+/// ```
+pub trait Engine<T: Element> {
+    /// What projected queries, keys, values and contexts are held in, and projections summed in.
+    type Mid: Real;
+
+    /// Elements of scratch that [`attend`](Self::attend) needs; 0 for an engine that owns its workspace.
+    ///
+    /// # Errors
+    /// [`AttnError::Overflow`](attn_core::AttnError::Overflow).
+    fn scratch_len(&self, shape: &AttnShape) -> Result<usize>;
+
+    /// Attention over projected heads: `q` `[batch, q_heads, q_len, head_dim]`, `k` and `v` with their `kv_heads`, all
+    /// contiguous in that order. Modules ask for the output and the lse, never for the weights.
+    /// Closures must be `Sync`, so that an engine may have threads.
+    ///
+    /// # Errors
+    /// As the engine's own forward call.
+    fn attend<M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        qkv: [View<'_, Self::Mid>; 3],
+        outputs: Outputs<'_, Self::Mid>,
+        scratch: &mut [Self::Mid],
+    ) -> Result<()>;
+
+    /// From input features to heads: `y = x·W + b`, see [`Linear`].
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    fn project(&mut self, layer: &Linear<'_, T>, x: View<'_, T>, y: &mut ViewMut<'_, Self::Mid>) -> Result<()> {
+        layer.forward_in::<Self::Mid, _, _>(x, y)
+    }
+
+    /// From heads to output features: `y = x·W + b`, see [`Linear`].
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    fn join(&mut self, layer: &Linear<'_, T>, x: View<'_, Self::Mid>, y: &mut ViewMut<'_, T>) -> Result<()> {
+        layer.forward_in::<Self::Mid, _, _>(x, y)
+    }
+}
+
+/// Runs a module on the [`reference`](mod@attn_core::reference) engine: everything in `f64`, one rounding at the end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+impl<T: Element> Engine<T> for Reference {
+    type Mid = f64;
+
+    fn scratch_len(&self, shape: &AttnShape) -> Result<usize> {
+        Ok(reference::scratch_len(shape))
+    }
+
+    fn attend<M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        [q, k, v]: [View<'_, f64>; 3],
+        outputs: Outputs<'_, f64>,
+        scratch: &mut [f64],
+    ) -> Result<()> {
+        reference::forward(attn, q, k, v, outputs, scratch)
+    }
+}
+
+/// Runs a module on the [`streaming`](mod@attn_core::streaming) engine, all in [`Element::Compute`], `f32` for all
+/// but `f64`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streaming;
+
+impl<T: Element> Engine<T> for Streaming {
+    type Mid = T::Compute;
+
+    fn scratch_len(&self, shape: &AttnShape) -> Result<usize> {
+        Ok(streaming::scratch_len(shape))
+    }
+
+    fn attend<M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        [q, k, v]: [View<'_, T::Compute>; 3],
+        outputs: Outputs<'_, T::Compute>,
+        scratch: &mut [T::Compute],
+    ) -> Result<()> {
+        streaming::forward(attn, q, k, v, outputs, scratch)
+    }
+}
