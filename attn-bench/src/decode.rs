@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use attn_core::half::{bf16, f16};
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Attention, AttnError, Element, Layout, View, ViewMut};
 use attn_parallel::Runner;
-use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::decode::{Source, Step};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};

@@ -4,9 +4,9 @@
 use core::ffi::c_void;
 
 use attn_core::half::{bf16, f16};
+use attn_core::kv_cache::Queries;
 use attn_core::{At, AttnShape, ViewMut};
 use attn_simd::Input;
-use attn_simd::decode::Queries;
 
 use crate::cache::Tokens;
 use crate::error::Result;

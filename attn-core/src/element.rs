@@ -113,6 +113,12 @@ pub trait Real:
     /// The same numbers where this type is `f64`.
     #[doc(hidden)]
     fn doubles(x: &[Self]) -> Option<&[f64]>;
+    /// The same numbers where this type is `f32`.
+    #[doc(hidden)]
+    fn of_singles(x: &[f32]) -> Option<&[Self]>;
+    /// The same numbers where this type is `f64`.
+    #[doc(hidden)]
+    fn of_doubles(x: &[f64]) -> Option<&[Self]>;
     /// The larger of two; NaN if either is NaN (unlike `f32::max`).
     fn max_nan(self, other: Self) -> Self {
         // A NaN on either side fails both comparisons but the last.
@@ -127,7 +133,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $dtype:ident, $exp:ident, $ln:ident, $tanh:ident, $sqrt:ident, $same:ident, $other:ident: $u:ident) => {
+    ($t:ident, $dtype:ident, $exp:ident, $ln:ident, $tanh:ident, $sqrt:ident, $same:ident $of_same:ident, $other:ident $of_other:ident: $u:ident) => {
         impl Element for $t {
             type Compute = $t;
             const DTYPE: Dtype = Dtype::$dtype;
@@ -178,12 +184,20 @@ macro_rules! real {
             fn $other(_: &[Self]) -> Option<&[$u]> {
                 None
             }
+            #[inline]
+            fn $of_same(x: &[$t]) -> Option<&[Self]> {
+                Some(x)
+            }
+            #[inline]
+            fn $of_other(_: &[$u]) -> Option<&[Self]> {
+                None
+            }
         }
     };
 }
 
-real!(f64, F64, exp, log, tanh, sqrt, doubles, singles: f32);
-real!(f32, F32, expf, logf, tanhf, sqrtf, singles, doubles: f64);
+real!(f64, F64, exp, log, tanh, sqrt, doubles of_doubles, singles of_singles: f32);
+real!(f32, F32, expf, logf, tanhf, sqrtf, singles of_singles, doubles of_doubles: f64);
 
 macro_rules! half_float {
     ($t:ident, $dtype:ident) => {

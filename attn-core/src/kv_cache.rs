@@ -11,14 +11,15 @@
 //!
 //! The ring is StreamingLLM's (arXiv 2309.17453), pages are PagedAttention's (arXiv 2309.06180).
 //!
-//! None allocates, and each checks every index, length and page before it writes or reads. Attention over each is the
-//! [`streaming`](crate::streaming) form, with lse on request, and always causal: the queries are the last tokens of
-//! their sequence. What a token gets does not depend on how the stream was cut into calls, bit for bit: a prompt may
-//! come at once, in chunks, or token by token.
+//! A cache stores; no cache allocates. Each checks every index, length and page before it writes or reads. An engine
+//! reads any of them as a [`CacheView`]: [`streaming::forward_cache`](crate::streaming::forward_cache) here, the decode
+//! kernel of `attn-simd`. Attention over a cache is causal: the queries are the last tokens of their sequence. A token's
+//! output has the same bits for every cut of the stream into calls: a prompt may come at once, in chunks, or token by
+//! token.
 //!
 //! ```
-//! use attn_core::kv_cache::AppendCache;
-//! use attn_core::{Attention, Layout, View, ViewMut};
+//! use attn_core::kv_cache::{AppendCache, Queries};
+//! use attn_core::{Attention, Layout, View, ViewMut, streaming};
 //! let (mut k, mut v, mut lens) = ([0.0f32; 8 * 2], [0.0f32; 8 * 2], [0]); // room for 8 tokens of dim 2
 //! let sizes = [1, 1, 8, 2];
 //! let (k, v) = (ViewMut::new(&mut k, Layout::Bhsd, sizes)?, ViewMut::new(&mut v, Layout::Bhsd, sizes)?);
@@ -32,13 +33,13 @@
 //!     let tokens = View::matrix(&x[range.clone()], chunk, 2)?;
 //!     cache.append(tokens, tokens)?;
 //!     let out = ViewMut::matrix(&mut out[range], chunk, 2)?;
-//!     cache.attend(&Attention::new(), tokens, out, &mut [0.0; 2])?;
+//!     streaming::forward_cache(&Attention::new(), tokens, Queries::All, cache.view(), out, &mut [0.0; 2])?;
 //!     done += chunk;
 //! }
 //! assert_eq!(cache.lens(), [5]);
 //!
 //! // The same bits as all five at once.
-//! use attn_core::{Align, Mask, streaming};
+//! use attn_core::{Align, Mask};
 //! let (mut whole, x) = ([0.0f32; 10], View::matrix(&x, 5, 2)?);
 //! let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
 //! streaming::forward(&causal, x, x, x, ViewMut::matrix(&mut whole, 5, 2)?, &mut [0.0; 2])?;
@@ -59,6 +60,7 @@ mod cache_view;
 pub(crate) mod checks;
 mod layout;
 mod paged;
+mod queries;
 mod ring;
 pub(crate) mod slots;
 
@@ -66,4 +68,8 @@ pub use append::AppendCache;
 pub use cache_view::{CacheRope, CacheView};
 pub use layout::TokenRun;
 pub use paged::{PagedCache, PagedCacheMut};
+pub use queries::Queries;
 pub use ring::RingCache;
+
+#[cfg(test)]
+mod tests;

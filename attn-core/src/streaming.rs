@@ -19,6 +19,10 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod cache;
+
+pub use cache::{cache_scratch_len, forward_cache};
+
 use core::ops::Range;
 
 use crate::element::{Element, Real};

@@ -30,7 +30,7 @@ mod split;
 mod threads;
 mod worth;
 
-pub use attn_simd::decode::{Queries, Source, Step};
+pub use attn_simd::decode::{Source, Step};
 pub use module::Kernels;
 pub use runner::{Runner, attend_cache, forward};
 pub use threads::threads;

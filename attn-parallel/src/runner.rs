@@ -1,8 +1,9 @@
 //! The two verbs, `forward` and `attend_cache`, and the [`Runner`] that says how they run: at which level, on how many
 //! threads, in whose scratch.
 
+use attn_core::kv_cache::Queries;
 use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, Result, View};
-use attn_simd::decode::{Queries, Source, Split, Step};
+use attn_simd::decode::{Source, Split, Step};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
 
 use crate::scratch::Scratch;
@@ -35,9 +36,9 @@ pub fn forward<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// calls.
 ///
 /// ```
-/// use attn_core::kv_cache::AppendCache;
+/// use attn_core::kv_cache::{AppendCache, Queries};
 /// use attn_core::{Attention, Layout, View, ViewMut};
-/// use attn_parallel::{Queries, attend_cache};
+/// use attn_parallel::attend_cache;
 /// // Two sequences of 7 and 4 tokens; the first decodes one token, the second prefills all of its four.
 /// let (mut k, mut v, mut lens) = (vec![0.5f32; 2 * 8 * 16], vec![0.25f32; 2 * 8 * 16], [7, 4]);
 /// let view = |x| ViewMut::new(x, Layout::Bhsd, [2, 1, 8, 16]);
@@ -185,9 +186,9 @@ impl<'w> Runner<'w> {
     /// As [`attend_cache`], by a step that was made before.
     ///
     /// ```
-    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::kv_cache::{CacheView, Queries};
     /// use attn_core::{Attention, View, ViewMut};
-    /// use attn_parallel::{Queries, Runner, Step};
+    /// use attn_parallel::{Runner, Step};
     /// use attn_simd::Level;
     /// let (q, kv, mut out) = ([1.0f32; 16], [0.25f32; 7 * 16], [0.0f32; 16]);
     /// let (q, kv) = (View::matrix(&q, 1, 16)?, View::matrix(&kv, 7, 16)?); // one query, seven tokens

@@ -1,9 +1,9 @@
 //! A step over a cache allocates nothing once its scratch is there. A program of its own: the count is that of the
 //! process.
 
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Attention, Layout, View, ViewMut};
-use attn_parallel::{Queries, Runner, Step, attend_cache};
+use attn_parallel::{Runner, Step, attend_cache};
 use attn_simd::{Level, Workspace};
 use peak_alloc::PeakAlloc;
 

@@ -47,7 +47,7 @@ pub use parts::{Part, Parts};
 pub use round::Cut;
 pub use source::Source;
 pub use split::Split;
-pub use step::{Queries, Step};
+pub use step::Step;
 
 use attn_core::kv_cache::CacheView;
 use attn_core::{AttnShape, Outputs, Result, View};

@@ -1,9 +1,9 @@
 //! KV caches and the variants that are not a mask.
 
-use attn_core::kv_cache::{AppendCache, PagedCacheMut, RingCache};
+use attn_core::kv_cache::{AppendCache, PagedCacheMut, Queries, RingCache};
 use attn_core::position::RopeTables;
+use attn_core::{Attention, Outputs, View, ViewMut, streaming};
 use attn_layers::variants::{Differential, LinearAttention, LinearState, Mla, MlaForm};
-use attn_core::{Attention, Outputs, View, ViewMut};
 
 #[unsafe(no_mangle)]
 pub fn attn_entry_append_cache<'c>(
@@ -21,7 +21,7 @@ pub fn attn_entry_append_cache<'c>(
     done &= cache.append_ragged(k, v, new_lens).is_ok();
     done &= cache.truncate(new_lens.len(), new_lens.len()).is_ok();
     done &= cache.sequence(new_lens.len()).is_ok();
-    done & cache.attend_ragged(attn, q, new_lens, out, scratch).is_ok()
+    done & streaming::forward_cache(attn, q, Queries::Packed(new_lens), cache.view(), out, scratch).is_ok()
 }
 
 #[unsafe(no_mangle)]
@@ -41,7 +41,7 @@ pub fn attn_entry_paged_cache<'c>(
     done &= cache.append_ragged(k, v, new_lens).is_ok();
     let cache = cache.as_cache();
     done &= cache.key(new_lens.len(), 0, new_lens.len()).get(0) == cache.value(0, new_lens.len(), 0).get(0);
-    done & cache.attend_ragged(attn, q, new_lens, out, scratch).is_ok()
+    done & streaming::forward_cache(attn, q, Queries::First(new_lens), cache.view(), out, scratch).is_ok()
 }
 
 #[unsafe(no_mangle)]

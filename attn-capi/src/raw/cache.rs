@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
 use attn_core::AttnError;
+use attn_core::kv_cache::Queries;
 use attn_simd::Input;
-use attn_simd::decode::Queries;
 
 use super::{copy, input, measured, outputs, table, table_mut, view_mut};
 use crate::args::Decode;

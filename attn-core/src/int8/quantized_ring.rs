@@ -230,7 +230,7 @@ impl<'c> QuantizedRingCache<'c> {
                 *a += weight * f32::from(x);
             }
         };
-        attend::row_with(problem, (sequence, head, 0), dot, add, acc)
+        attend::row_with(problem, (sequence, head, 0), Some, dot, add, acc)
     }
 }
 

@@ -5,7 +5,7 @@
 //! is checked when it is made, and copies nothing. It also holds the RoPE tables that engines apply to the keys.
 
 use super::checks::check_at_most;
-use super::layout::{EvictedPages, Place, Table, TokenRun, check_ring, check_rows};
+use super::layout::{EvictedPages, Place, Table, TokenRun, Tokens, check_ring, check_rows};
 use super::slots::Slots;
 use crate::element::Real;
 use crate::error::{AttnError, Result};
@@ -55,6 +55,14 @@ impl<'c> CacheRope<'c> {
         let single = || tables.with(C::singles).map(Self::Single);
         let double = || tables.with(C::doubles).map(Self::Double);
         single().or_else(double)
+    }
+
+    /// The tables, if they have the type that is computed in.
+    pub(crate) fn tables<C: Real>(self) -> Option<RopeTables<'c, C>> {
+        match self {
+            Self::Single(tables) => tables.with(C::of_singles),
+            Self::Double(tables) => tables.with(C::of_doubles),
+        }
     }
 
     /// Sizes of the tables.
@@ -226,6 +234,18 @@ impl<'c, T: Copy> CacheView<'c, T> {
             Place::Rows(lens) => lens.of(sequence),
             Place::Ring { seen, slots } => slots.held(of(seen)).len,
             Place::Pages { lens, .. } => of(lens),
+        }
+    }
+
+    /// Where the tokens of a sequence are, counted from [`first`](Self::first).
+    pub(crate) fn tokens(&self, sequence: usize) -> Tokens<'c> {
+        let len = self.own_len(sequence);
+        match self.place {
+            Place::Rows(_) => Tokens::Row { row: sequence, len },
+            Place::Ring { seen, slots } => {
+                Tokens::Ring { row: sequence, held: slots.held(seen.get(sequence).copied().unwrap_or(0)) }
+            }
+            Place::Pages { table, .. } => Tokens::Pages { sequence, table, len },
         }
     }
 

@@ -1,7 +1,7 @@
 //! Where the tokens of a cache are: rows, rings, pages. Each is checked here, once, against the sizes of k and v.
 
 use super::checks::check_at_most;
-use super::slots::Slots;
+use super::slots::{Held, Slots};
 use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
 use crate::shape::AttnShape;
@@ -38,6 +38,48 @@ pub(super) enum Place<'c> {
     },
 }
 
+/// Where the tokens of one sequence are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tokens<'c> {
+    /// Side by side in a row.
+    Row {
+        /// Index on the first axis.
+        row: usize,
+        /// How many.
+        len: usize,
+    },
+    /// In a ring.
+    Ring {
+        /// Index on the first axis.
+        row: usize,
+        /// The slots.
+        held: Held,
+    },
+    /// In pages.
+    Pages {
+        /// Which sequence.
+        sequence: usize,
+        /// Which page holds which tokens.
+        table: Table<'c>,
+        /// How many tokens.
+        len: usize,
+    },
+}
+
+impl Tokens<'_> {
+    /// Row and slot of a token; `None` if it is not here.
+    #[inline]
+    pub(crate) fn find(&self, token: usize) -> Option<(usize, usize)> {
+        match self {
+            Self::Row { row, len } => (token < *len).then_some((*row, token)),
+            Self::Ring { row, held } => (token < held.len).then(|| (*row, held.slot(token))),
+            Self::Pages { sequence, table, len } => {
+                (token < *len).then(|| table.place(*sequence, token)).filter(|&(page, _)| page != usize::MAX)
+            }
+        }
+    }
+}
+
 /// Checks a cache's sizes, and every length against the capacity.
 pub(super) fn check_rows(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result<()> {
     let [batch, kv_heads, capacity, head_dim] = k;
@@ -61,7 +103,7 @@ pub(super) fn check_ring(
 
 /// Which page holds which tokens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Table<'c> {
+pub(crate) struct Table<'c> {
     pages: usize,
     page_size: usize,
     entries: &'c [i32],
@@ -72,7 +114,7 @@ pub(super) struct Table<'c> {
 
 /// What a negative entry of the block table means where a page is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EvictedPages {
+pub(crate) enum EvictedPages {
     /// A mistake, which is an error.
     Reject,
     /// A page that was given back: its tokens are hidden.

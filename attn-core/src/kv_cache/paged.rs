@@ -5,16 +5,11 @@
 //! sequences may share the pages of a common prefix. Who owns which page is the caller's affair; here every entry that
 //! would be used is checked before use, and a page that another sequence reads is not written.
 
-use super::attend::{self, Sequence};
 use super::cache_view::CacheView;
 use super::checks::{check_at_most, check_new, copy_token};
 use super::layout::{EvictedPages, Place, Table};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::options::Attention;
-use crate::outputs::Outputs;
-use crate::score_mod::Mods;
-use crate::shape::AttnShape;
 use crate::view::{Row, View, ViewMut};
 
 /// Keys and values in pages, to be read.
@@ -27,15 +22,15 @@ use crate::view::{Row, View, ViewMut};
 /// | lens | `[batch]`: tokens of each sequence |
 ///
 /// ```
-/// use attn_core::kv_cache::PagedCache;
-/// use attn_core::{Attention, Layout, View, ViewMut};
+/// use attn_core::kv_cache::{PagedCache, Queries};
+/// use attn_core::{Attention, Layout, View, ViewMut, streaming};
 /// let pages = [30.0f32, 40.0, 0.0, 0.0, 10.0, 20.0]; // three pages of two tokens of dim 1
 /// let k = View::new(&[0.0f32; 6], Layout::Bshd, [3, 1, 2, 1])?; // every score 0: outputs are means
 /// let v = View::new(&pages, Layout::Bshd, [3, 1, 2, 1])?;
 /// let cache = PagedCache::new(k, v, &[2, 0, -1], &[3])?; // one sequence of three tokens, in pages 2 and 0
 /// let mut out = [0.0f32];
-/// let q = View::matrix(&[0.0f32], 1, 1)?;
-/// cache.attend(&Attention::new(), q, ViewMut::matrix(&mut out, 1, 1)?, &mut [0.0])?;
+/// let (q, to) = (View::matrix(&[0.0f32], 1, 1)?, ViewMut::matrix(&mut out, 1, 1)?);
+/// streaming::forward_cache(&Attention::new(), q, Queries::All, cache.view(), to, &mut [0.0])?;
 /// assert_eq!(out, [20.0]); // (10 + 20 + 30)/3
 /// assert!(PagedCache::new(k, v, &[2, 3, -1], &[3]).is_err()); // there is no page 3
 /// # Ok::<(), attn_core::AttnError>(())
@@ -62,15 +57,15 @@ impl<'c, T: Element> PagedCache<'c, T> {
     /// that keep their numbers. So a sliding window needs no more pages than the window has.
     ///
     /// ```
-    /// use attn_core::kv_cache::PagedCache;
-    /// use attn_core::{Attention, Layout, View, ViewMut};
+    /// use attn_core::kv_cache::{PagedCache, Queries};
+    /// use attn_core::{Attention, Layout, View, ViewMut, streaming};
     /// let pages = [30.0f32, 40.0, 50.0, 0.0];
     /// let k = View::new(&[0.0f32; 4], Layout::Bshd, [2, 1, 2, 1])?; // every score 0: outputs are means
     /// let v = View::new(&pages, Layout::Bshd, [2, 1, 2, 1])?;
     /// let cache = PagedCache::with_evicted(k, v, &[-1, 0, 1], &[5])?; // five tokens, of which the first two are gone
     /// let mut out = [0.0f32];
-    /// let q = View::matrix(&[0.0f32], 1, 1)?;
-    /// cache.attend(&Attention::new(), q, ViewMut::matrix(&mut out, 1, 1)?, &mut [0.0])?;
+    /// let (q, to) = (View::matrix(&[0.0f32], 1, 1)?, ViewMut::matrix(&mut out, 1, 1)?);
+    /// streaming::forward_cache(&Attention::new(), q, Queries::All, cache.view(), to, &mut [0.0])?;
     /// assert_eq!(out, [40.0]); // (30 + 40 + 50)/3
     /// # Ok::<(), attn_core::AttnError>(())
     /// ```
@@ -106,78 +101,6 @@ impl<'c, T: Element> PagedCache<'c, T> {
     fn place(&self, sequence: usize, token: usize) -> (usize, usize) {
         let there = self.lens.get(sequence).is_some_and(|&len| token < len);
         if there { self.table.place(sequence, token) } else { (usize::MAX, 0) }
-    }
-
-    /// Elements of scratch that [`attend`](Self::attend) needs: one output row.
-    pub fn scratch_len(&self) -> usize {
-        let [.., value_dim] = self.v.sizes();
-        value_dim
-    }
-
-    /// Attention of the last `q_len` tokens of every sequence, whose keys lie in the pages already: `q`
-    /// `[batch, q_heads, q_len, head_dim]`. Causal; see [the module](crate::kv_cache) for the options.
-    ///
-    /// # Errors
-    /// Whatever does not fit, before anything is written; [`AttnError::Index`] where a sequence has fewer tokens than
-    /// queries.
-    pub fn attend<'o, O: Element<Compute = T::Compute>, M: Mods>(
-        &self,
-        attn: &Attention<'_, M>,
-        q: View<'_, T>,
-        outputs: impl Into<Outputs<'o, O>>,
-        scratch: &mut [T::Compute],
-    ) -> Result<()> {
-        self.attend_counts(attn, q, None, outputs.into(), scratch)
-    }
-
-    /// As [`attend`](Self::attend), where only the first `q_lens[b]` queries of sequence `b` are tokens: its last ones.
-    /// The rows of the others are 0, their lse −∞.
-    ///
-    /// # Errors
-    /// As [`attend`](Self::attend).
-    pub fn attend_ragged<'o, O: Element<Compute = T::Compute>, M: Mods>(
-        &self,
-        attn: &Attention<'_, M>,
-        q: View<'_, T>,
-        q_lens: &[usize],
-        outputs: impl Into<Outputs<'o, O>>,
-        scratch: &mut [T::Compute],
-    ) -> Result<()> {
-        self.attend_counts(attn, q, Some(q_lens), outputs.into(), scratch)
-    }
-
-    fn attend_counts<O: Element<Compute = T::Compute>, M: Mods>(
-        &self,
-        attn: &Attention<'_, M>,
-        q: View<'_, T>,
-        q_lens: Option<&[usize]>,
-        mut outputs: Outputs<'_, O>,
-        scratch: &mut [T::Compute],
-    ) -> Result<()> {
-        let ([_, heads, _, head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
-        let batch = self.lens.len();
-        let shape = AttnShape::new(q.sizes(), [batch, heads, 0, head_dim], [batch, heads, 0, value_dim])?;
-        attend::check(attn, &shape, &outputs, (self.scratch_len(), scratch.len()))?;
-        let attn = attend::causal(attn);
-        attend::check_sequences(&attn, &shape, q_lens, self.lens)?;
-        let Some(acc) = scratch.get_mut(..self.scratch_len()) else {
-            return Ok(());
-        };
-        for (batch, &kv_len) in self.lens.iter().enumerate() {
-            // Tokens whose page was given back are hidden.
-            let attn = attn.by_ref().mask_mod(|at| self.place(batch, at.key).0 != usize::MAX);
-            Sequence {
-                batch,
-                shape: &shape,
-                q_len: attend::q_len_of(q_lens, &shape, batch),
-                kv_len,
-                q,
-                key: |head, token| self.key(batch, head, token),
-                value: |head, token| self.value(batch, head, token),
-            }
-            .attend(&attn, &mut outputs, acc)?;
-        }
-        Ok(())
     }
 }
 
@@ -341,98 +264,5 @@ impl PageSet {
     fn holds(&self, page: usize) -> bool {
         let mut slots = Self::places(page).filter_map(|place| self.slots.get(place));
         slots.find(|&&slot| slot == page || slot == usize::MAX) == Some(&page)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kv_cache::attend::tests::{Stream, assert_same_bits};
-    use crate::{Align, Layout, Mask};
-    use std::vec;
-
-    /// Any page size and order of pages, ragged chunks: the bits of one plain call.
-    #[test]
-    fn pages_and_chunks_change_no_bit() {
-        let stream = Stream::new(2, 4, 2, 11, 6, 3);
-        let attn = Attention::new().mask(Mask::window(6, 0, Align::BottomRight));
-        let want = stream.plain(&attn.mask(attn.get_mask().and(Mask::causal(Align::BottomRight))));
-        for (page_size, table) in [
-            (4, &[5, 0, 3, -1, 2, 1, 4, -1][..]),
-            (1, &[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1]),
-            (16, &[1, 0]),
-        ] {
-            if cfg!(miri) && page_size != 4 {
-                continue; // Miri takes hundreds of times as long, and looks for something else.
-            }
-            for (layout, chunks) in [(Layout::Bshd, &[[11usize, 11]][..]), (Layout::Bhsd, &[[4, 1], [0, 5], [7, 5]])] {
-                let pages = 22 / page_size + 2;
-                let (mut k, mut v) =
-                    (vec![f32::NAN; pages * 2 * page_size * 6], vec![f32::NAN; pages * 2 * page_size * 3]);
-                let mut lens = [0, 0];
-                let k = ViewMut::new(&mut k, layout, [pages, 2, page_size, 6]).unwrap();
-                let v = ViewMut::new(&mut v, layout, [pages, 2, page_size, 3]).unwrap();
-                let mut cache = PagedCacheMut::new(k, v, table, &mut lens).unwrap();
-                for counts in chunks {
-                    let starts = [cache.lens[0], cache.lens[1]];
-                    let n = counts[0].max(counts[1]);
-                    let chunk = stream.chunk(starts, n);
-                    let (cq, ck, cv) = chunk.views();
-                    cache.append_ragged(ck, cv, counts).unwrap();
-                    let (mut out, mut lse) = (vec![9.0f32; 8 * n * 3], vec![9.0f32; 8 * n]);
-                    let out_view = ViewMut::new(&mut out, Layout::Bhsd, [2, 4, n, 3]).unwrap();
-                    let outputs = Outputs::new(out_view).lse(&mut lse);
-                    cache.as_cache().attend_ragged(&attn, cq, counts, outputs, &mut [0.0; 3]).unwrap();
-                    assert_same_bits(&want, &out, &lse, starts, *counts, n);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn tables_are_checked_before_use() {
-        let x = [0.0f32; 12];
-        let view = View::new(&x, Layout::Bhsd, [3, 1, 2, 2]).unwrap(); // three pages of two tokens
-        let new = |table: &[i32], lens: &[usize]| PagedCache::new(view, view, table, lens).map(|_| ()).unwrap_err();
-        assert_eq!(new(&[0, 3], &[3]), AttnError::Index { what: "block_table", at: 1, value: 3, limit: 3 });
-        assert_eq!(
-            new(&[0, 1, 2, -1], &[3, 3]),
-            AttnError::Index { what: "block_table", at: 3, value: usize::MAX, limit: 3 }
-        );
-        assert!(matches!(new(&[0, 1], &[5]), AttnError::Index { value: 3, limit: 3, .. }));
-        assert!(matches!(new(&[0, 1, 2], &[1, 1]), AttnError::Size { .. }));
-        assert!(matches!(new(&[0], &[]), AttnError::Size { .. }));
-        let none = View::new(&x, Layout::Bhsd, [3, 1, 0, 2]).unwrap();
-        assert!(PagedCache::new(none, none, &[0], &[0]).is_err());
-        // What is not used is not looked at.
-        let cache = PagedCache::new(view, view, &[2, 0, 99], &[2]).unwrap();
-        assert!(cache.key(0, 0, 2).is_empty() && cache.value(1, 0, 0).is_empty() && cache.key(0, 0, 1).len() == 2);
-        let q = View::matrix(&x, 3, 2).unwrap();
-        let mut out = [7.0f32; 6];
-        let out_view = ViewMut::matrix(&mut out, 3, 2).unwrap();
-        assert!(cache.attend(&Attention::new(), q, out_view, &mut [0.0; 2]).is_err()); // three queries, two tokens
-        assert_eq!(out, [7.0; 6]);
-    }
-
-    #[test]
-    fn shared_pages_are_read_and_never_written() {
-        let (mut k, mut v, mut lens) = ([0.0f32; 8], [0.0f32; 8], [2, 2]); // four pages of two tokens of dim 1
-        fn view(x: &mut [f32]) -> ViewMut<'_, f32> {
-            ViewMut::new(x, Layout::Bhsd, [4, 1, 2, 1]).unwrap()
-        }
-        let new = [5.0f32, 6.0];
-        let new = View::new(&new, Layout::Bhsd, [2, 1, 1, 1]).unwrap();
-        // A common first page is fine: the new tokens go to pages 1 and 2.
-        let mut cache = PagedCacheMut::new(view(&mut k), view(&mut v), &[0, 1, 0, 2], &mut lens).unwrap();
-        cache.append(new, new).unwrap();
-        assert_eq!((k, lens), ([0.0, 0.0, 5.0, 0.0, 6.0, 0.0, 0.0, 0.0], [3, 3]));
-        // A common second page is not, nor a page twice in one row, nor none at all.
-        for table in [[0, 1, 0, 1], [0, 0, 3, 2], [0, 1, 0, -1]] {
-            let mut lens = [2, 2];
-            let mut cache = PagedCacheMut::new(view(&mut k), view(&mut v), &table, &mut lens).unwrap();
-            assert!(cache.append(new, new).is_err());
-            assert_eq!(lens, [2, 2]);
-        }
-        assert_eq!(k[2..], [5.0, 0.0, 6.0, 0.0, 0.0, 0.0]);
     }
 }

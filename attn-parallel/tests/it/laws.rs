@@ -2,7 +2,8 @@
 //! are in `attn_testing::laws`.
 
 use attn_core::Dtype;
-use attn_parallel::{Queries, Runner, Step};
+use attn_core::kv_cache::Queries;
+use attn_parallel::{Runner, Step};
 use attn_simd::Level;
 use attn_testing::{Engine, engine_calls, step_calls};
 

@@ -1,9 +1,9 @@
 //! Steps over caches: the bits of one thread for any number of them, in any number of rounds.
 
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
-use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
-use attn_parallel::{Queries, Runner, Step, attend_cache};
+use attn_parallel::{Runner, Step, attend_cache};
 use attn_simd::{Level, Workspace};
 
 use crate::threads::paint;

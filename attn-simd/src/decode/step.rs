@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use attn_core::kv_cache::Queries;
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Mods, Outputs, Problem, Result, View, default_scale};
 
 use super::chunk::Sizes;
@@ -12,45 +13,6 @@ use crate::input::KernelElement;
 use crate::job::Scoring;
 use crate::level::Level;
 
-/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens, whose keys the cache
-/// holds already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queries<'q> {
-    /// q is `[batch, q_heads, q_len, head_dim]`, all of it queries.
-    All,
-    /// q is `[batch, q_heads, q_len, head_dim]`; only the first `lens[b]` rows of sequence `b` are queries. The others
-    /// are padding: their outputs are 0, their lse −∞.
-    First(&'q [usize]),
-    /// q is `[1, q_heads, total, head_dim]`: sequences one after the other, sequence `b` at `cu[b]..cu[b + 1]`
-    /// (FlashAttention's `cu_seqlens`). Rows behind the last are padding.
-    Packed(&'q [usize]),
-}
-
-impl Queries<'_> {
-    /// Checks the sizes of q against a number of sequences.
-    fn check(&self, [rows, _, q_len, _]: [usize; 4], batch: usize) -> Result<()> {
-        match *self {
-            Queries::All => AttnError::check_size("q batch against the cache's", batch, rows)?,
-            Queries::First(lens) => {
-                AttnError::check_size("q batch against the cache's", batch, rows)?;
-                AttnError::check_size("q_lens against batch", batch, lens.len())?;
-            }
-            Queries::Packed(cu) => {
-                AttnError::check_size("q batch of packed queries", 1, rows)?;
-                AttnError::check_size("cu_q (batch + 1)", batch.saturating_add(1), cu.len())?;
-                AttnError::check_size("cu_q[0]", 0, cu.first().copied().unwrap_or(0))?;
-                if let Some(at) = (1..cu.len()).find(|&at| cu[at] < cu[at - 1]) {
-                    return Err(AttnError::Order { what: "cu_q", at });
-                }
-                if let Some(&value) = cu.last().filter(|&&end| end > q_len || (batch == 0 && q_len > 0)) {
-                    return Err(AttnError::Index { what: "cu_q", at: batch, value, limit: q_len + 1 });
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
 ///
 /// Each sequence is a call of its own shape to the options, as in [`attn_core::kv_cache`]: causal at the bottom right,
@@ -59,9 +21,9 @@ impl Queries<'_> {
 /// and the way the stream was cut into calls.
 ///
 /// ```
-/// use attn_core::kv_cache::PagedCache;
+/// use attn_core::kv_cache::{PagedCache, Queries};
 /// use attn_core::{Attention, Layout, View, ViewMut};
-/// use attn_simd::decode::{Queries, Step};
+/// use attn_simd::decode::Step;
 /// use attn_simd::{Level, Workspace};
 /// // Two sequences of 5 and 3 tokens in pages of 4; the first decodes one token, the second prefills three.
 /// let pages: Vec<f32> = (0..3 * 4 * 16).map(|n| (n as f32).sin()).collect();
@@ -119,9 +81,9 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
     /// two caches may be of different types.
     ///
     /// ```
-    /// use attn_core::kv_cache::CacheView;
+    /// use attn_core::kv_cache::{CacheView, Queries};
     /// use attn_core::{Attention, Layout, View, ViewMut};
-    /// use attn_simd::decode::{Queries, Step};
+    /// use attn_simd::decode::Step;
     /// use attn_simd::{Level, Workspace};
     /// // A prompt of 100 tokens, and three answers to it of one, two and five tokens so far: each decodes its last.
     /// let (prompt, tokens) = (vec![0.5f32; 100 * 16], vec![0.25f32; 3 * 8 * 16]);
@@ -206,9 +168,6 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         let before = this.source.first();
         for sequence in 0..batch {
             let (q_len, kv_len) = (this.q_len(sequence), this.source.len(sequence));
-            if q_len > shape.q_len {
-                return Err(AttnError::Index { what: "q_lens", at: sequence, value: q_len, limit: shape.q_len + 1 });
-            }
             if q_len > 1 && this.source.has_dropped(sequence) {
                 return Err(AttnError::Unsupported {
                     what: "several queries over a ring cache that has dropped tokens which they see",
@@ -319,32 +278,15 @@ impl<M: Mods + Sync> Sequences for Step<'_, '_, '_, M> {
     }
 
     fn q_len(&self, sequence: usize) -> usize {
-        match self.queries {
-            Queries::All => self.shape.q_len,
-            Queries::First(lens) => lens.get(sequence).copied().unwrap_or(0),
-            Queries::Packed(cu) => match (cu.get(sequence), cu.get(sequence + 1)) {
-                (Some(start), Some(end)) => end.saturating_sub(*start),
-                _ => 0,
-            },
-        }
+        self.queries.len(sequence, self.shape.q_len)
     }
 
     fn place(&self, sequence: usize) -> [usize; 2] {
-        match self.queries {
-            Queries::All | Queries::First(_) => [sequence, 0],
-            Queries::Packed(cu) => [0, cu.get(sequence).copied().unwrap_or(0)],
-        }
+        self.queries.start(sequence)
     }
 
     fn padding(&self, sequence: usize) -> Range<usize> {
-        let q_len = self.q_len(sequence);
-        match self.queries {
-            Queries::All => 0..0,
-            Queries::First(_) => q_len..self.shape.q_len,
-            // The rows behind all sequences follow the last one.
-            Queries::Packed(_) if sequence + 1 == self.shape.batch => q_len..self.shape.q_len - self.place(sequence)[1],
-            Queries::Packed(_) => 0..0,
-        }
+        self.queries.padding(sequence, self.shape.batch, self.shape.q_len)
     }
 
     fn with(&self, sequence: usize, f: &mut dyn FnMut(&Scoring<'_>)) {

@@ -2,9 +2,9 @@
 //! chunks.
 
 use attn_core::half::{bf16, f16};
-use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut, state};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{KernelElement, Level, Line, Plan, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};

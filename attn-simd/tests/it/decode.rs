@@ -2,9 +2,9 @@
 //! bits however a call is cut.
 
 use attn_core::half::{bf16, f16};
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Align, Attention, AttnError, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{Kernel, Level, Line, Plan, Work, Workspace};
 use attn_testing::cases::{Inputs, shape};
 use attn_testing::laws::{self, Answer, attend, oracle, same_bits};

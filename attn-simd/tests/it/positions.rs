@@ -1,10 +1,10 @@
 //! Caches whose keys get rope as they are read, or are in pages that were given back.
 
 use attn_core::half::f16;
-use attn_core::kv_cache::{CacheView, PagedCache, RingCache};
+use attn_core::kv_cache::{CacheView, PagedCache, Queries, RingCache};
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
 use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, oracle, same_bits};
@@ -206,7 +206,15 @@ fn tokens_of_evicted_pages_are_hidden() {
             // The streaming form agrees.
             let mut out = vec![0.0f32; HEADS * queries * WIDE];
             let to = ViewMut::new(&mut out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
-            holes.attend(&Attention::new(), q.view(), to, &mut [0.0; WIDE]).expect("accepted");
+            attn_core::streaming::forward_cache(
+                &Attention::new(),
+                q.view(),
+                Queries::All,
+                holes.view(),
+                to,
+                &mut [0.0; WIDE],
+            )
+            .expect("accepted");
             let got = step(Level::detect(), &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
             assert!(out.iter().zip(&got.out).all(|(a, b)| (a - b).abs() < 4e-6), "{gone:?}");
         }

@@ -1,9 +1,9 @@
 //! A prefix that sequences share: the result of a cache that holds it for each of them, read once for all.
 
 use attn_core::half::f16;
-use attn_core::kv_cache::{CacheView, RingCache};
+use attn_core::kv_cache::{CacheView, Queries, RingCache};
 use attn_core::{Alibi, Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::decode::{Source, Step};
 use attn_simd::{Level, Line, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, oracle, same_bits};

@@ -4,9 +4,9 @@ use attn_core::half::{bf16, f16};
 use attn_core::int8::{
     KeyScales, QuantizedRingCache, QuantizedView, ScaledRows, channel_scales, quantize, quantize_by,
 };
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::{Queries, Source, Step};
+use attn_simd::decode::{Source, Step};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};

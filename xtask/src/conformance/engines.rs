@@ -1,7 +1,8 @@
 //! The engines and levels that a run goes through.
 
+use attn_core::kv_cache::Queries;
 use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
 use attn_testing::{Engine, Reference, Streaming, engine_calls, part_calls, step_calls};

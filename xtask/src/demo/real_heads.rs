@@ -3,12 +3,11 @@
 
 use std::path::Path;
 
-use attn_core::kv_cache::AppendCache;
+use attn_core::kv_cache::{AppendCache, Queries};
 use attn_core::position::{Pairing, Positions, Rope};
 use attn_core::weights::{self, RowAt};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
 use attn_layers::module::{Engine, Reference, Streaming};
-use attn_parallel::Queries;
 
 use super::engine::Demo;
 use super::tensors::{Tensor, Tensors};

@@ -1,8 +1,9 @@
 //! The engines that a random call goes through.
 
 use attn_core::Dtype;
+use attn_core::kv_cache::Queries;
 use attn_parallel::Runner;
-use attn_simd::decode::{Queries, Step};
+use attn_simd::decode::Step;
 use attn_simd::{Level, Workspace};
 use attn_testing::random::{Call, Target};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;

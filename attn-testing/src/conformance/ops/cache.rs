@@ -1,11 +1,11 @@
 //! `kv_decode`, `kv_append_attend`, `paged_decode`: attention over caches.
 //!
-//! The caches take the tokens. An engine that reads caches attends to them where they lie, the streaming one by the
-//! methods that caches have; to the reference they are handed out in order, as plain tensors.
+//! The caches store the tokens. An engine that reads caches reads them in place, and so does the streaming engine. The
+//! reference gets them in order, as plain tensors.
 
-use attn_core::kv_cache::{AppendCache, PagedCache, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
 use attn_core::position::{Positions, Rope, RopeTables};
-use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Window, mask::Term};
+use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Window, mask::Term, streaming};
 use serde_json::Value;
 
 use super::positional::pairing;
@@ -34,7 +34,7 @@ struct Stream<'s, T> {
     q: View<'s, T>,
     k: View<'s, T>,
     v: View<'s, T>,
-    /// Turned by the place in the cache.
+    /// Applied by the index in the cache.
     relative: Option<Rope<'static>>,
 }
 
@@ -218,6 +218,17 @@ where
     Ok(())
 }
 
+/// The streaming engine over a cache, with scratch of its own.
+fn forward_cache<T: Number>(
+    attn: &Attention<'_>,
+    q: View<'_, T>,
+    cache: CacheView<'_, T>,
+    outputs: Outputs<'_, T>,
+) -> attn_core::Result<()> {
+    let mut scratch = vec![T::Compute::default(); streaming::cache_scratch_len(&cache)];
+    streaming::forward_cache(attn, q, Queries::All, cache, outputs, &mut scratch)
+}
+
 /// Lengths that must not be negative.
 fn lengths(tensor: &Tensor) -> Result<Vec<usize>, Stop> {
     let all = tensor.integers()?;
@@ -253,7 +264,7 @@ pub(super) fn append_attend<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result
         let mut lse = vec![T::Compute::default(); batch * heads * q_len];
         if engine.name() == "streaming" {
             let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
-            cache.attend(&attn, q, outputs, &mut vec![T::Compute::default(); cache.scratch_len()])?;
+            forward_cache(&attn, q, cache.view(), outputs)?;
         } else if engine.reads_caches() {
             let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
             engine.step(&attn, q, cache.view(), outputs)?;
@@ -303,7 +314,7 @@ pub(super) fn paged<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produce
             if engine.reads_caches() {
                 engine.step(&attn, q, cache.view(), outputs)?;
             } else {
-                cache.attend(&attn, q, outputs, &mut vec![T::Compute::default(); cache.scratch_len()])?;
+                forward_cache(&attn, q, cache.view(), outputs)?;
             }
         } else {
             let causal = attn.mask(Mask::causal(Align::BottomRight));

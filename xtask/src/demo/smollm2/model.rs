@@ -4,10 +4,9 @@
 //! Nine query heads share three key/value heads. A prompt runs on the tiled kernels over the cache's own memory, single
 //! tokens on the decode kernel; both see the cache in place.
 
-use attn_core::kv_cache::AppendCache;
+use attn_core::kv_cache::{AppendCache, Queries};
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
-use attn_parallel::Queries;
 use rayon::prelude::*;
 
 use crate::demo::engine::{Attended, contiguous, linear};
