@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
-use crate::ci::root;
 use crate::dist::{self, succeed, write};
+use crate::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

@@ -1,17 +1,15 @@
 //! `cargo xtask ci`: everything that CI runs, as a table of steps.
 //!
-//! [`steps`] holds the table, [`needs`] what a step cannot run without and how to install it, [`process`] the limit on
-//! time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is shown. A step that cannot run here
+//! [`steps`] holds the table, [`need`](crate::need) what a step cannot run without, [`install`](crate::install) gets it,
+//! and [`process`] keeps the limit on time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is shown. A step that cannot run here
 //! says so and is counted as skipped: it is neither a pass nor a failure. The last line is
 //! `N passed, M failed, K skipped`.
 
-pub(crate) mod needs;
-pub(crate) mod process;
 mod steps;
 
 use std::env;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-pub(crate) use needs::{DISTRIBUTION_RUSTC, Need, is_on_path, sysroot};
-use process::End;
+use crate::install::install;
+use crate::need::Need;
+use crate::process::{self, show_tail, told};
+use crate::root::root;
 use steps::{Program, Run, STEPS, Step};
 
 /// Arguments of the command.
@@ -40,9 +40,6 @@ pub(crate) struct Args {
     #[arg(long)]
     install: bool,
 }
-
-/// How long one command that installs something may take; the emulator of AMX is built by one.
-const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
 /// What became of a step.
 enum Outcome {
@@ -124,45 +121,6 @@ fn choose(args: &Args) -> Result<Vec<&'static Step>, String> {
     Ok(STEPS.iter().filter(wanted).collect())
 }
 
-/// What is missing of what a command needs, as texts; installs it first where that is asked for.
-pub(crate) fn missing(needs: &[Need], to_install: bool) -> Vec<String> {
-    let logs = root().join("target/ci");
-    if to_install && fs::create_dir_all(&logs).is_ok() {
-        install(needs, &logs);
-    }
-    needs.iter().filter(|need| !need.is_met()).map(|need| need.missing()).collect()
-}
-
-/// Installs what is lacking. A failure is only told: the steps that need the thing are skipped for the same reason.
-fn install(needs: &[Need], logs: &Path) {
-    let mut tried: Vec<Need> = Vec::new();
-    for need in needs {
-        if tried.contains(need) || need.is_met() {
-            continue;
-        }
-        tried.push(*need);
-        for (i, words) in need.install().iter().enumerate() {
-            let [program, args @ ..] = words.as_slice() else { continue };
-            println!("installing: {}", words.join(" "));
-            let mut command = Command::new(program);
-            command.args(args).env("DEBIAN_FRONTEND", "noninteractive").current_dir(root());
-            let path = logs.join(format!("install-{}-{i}.log", tried.len()));
-            let log = match File::create(&path) {
-                Ok(log) => log,
-                Err(error) => {
-                    println!("        {}: {error}", path.display());
-                    continue;
-                }
-            };
-            let end = process::run(command, &log, INSTALL_LIMIT);
-            if !end.is_success() {
-                println!("        DID NOT INSTALL: {}", told(&end, INSTALL_LIMIT));
-                show_tail(&path, 15);
-            }
-        }
-    }
-}
-
 fn list(chosen: &[&Step]) {
     let mut table = table(["step", "proves", "limit", "here"]);
     for step in chosen {
@@ -198,15 +156,6 @@ fn run_step(step: &Step, logs: &Path) -> Outcome {
         return Outcome::Failed;
     }
     Outcome::Passed
-}
-
-/// How a command ended, for people.
-fn told(end: &End, limit: Duration) -> String {
-    match end {
-        End::Exited(status) => status.to_string(),
-        End::TimedOut => format!("ended by force, after {} minutes for the whole step", limit.as_secs() / 60),
-        End::NotStarted(error) => format!("could not be started: {error}"),
-    }
 }
 
 /// The command of a run, in the workspace, without what `cargo run` set for this program alone.
@@ -248,26 +197,6 @@ fn describe(run: &Run) -> String {
     let env = run.env.iter().map(|(name, value)| format!("{name}='{}' ", fill(value)));
     let args = run.args.iter().map(|arg| format!(" {}", fill(arg)));
     env.chain([program]).chain(args).collect()
-}
-
-fn show_tail(path: &Path, lines: usize) {
-    let bytes = fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let all: Vec<_> = text.lines().collect();
-    let skipped = all.len().saturating_sub(lines);
-    if skipped > 0 {
-        println!("        | ... {skipped} lines before this are in {}", path.display());
-    }
-    for line in all.iter().skip(skipped) {
-        println!("        | {line}");
-    }
-}
-
-/// The workspace's folder.
-pub(crate) fn root() -> PathBuf {
-    // Cargo says so where it starts the program, which may have been built for another checkout.
-    let here = env::var_os("CARGO_MANIFEST_DIR").map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    here.parent().unwrap_or(&here).to_path_buf()
 }
 
 fn seconds(time: Duration) -> String {

@@ -18,7 +18,9 @@ mod report;
 
 use std::process::ExitCode;
 
-use crate::ci::{self, process, root};
+use crate::install;
+use crate::process;
+use crate::root::root;
 pub(crate) use boards::NEEDS;
 use boards::{BOARDS, Board};
 use emulate::Output;
@@ -61,7 +63,7 @@ fn all(args: &Args) -> Result<bool, String> {
         let names: Vec<_> = BOARDS.iter().map(|board| board.name).collect();
         return Err(format!("no board is called {name}; there are: {}", names.join(", ")));
     }
-    let missing = ci::missing(NEEDS, args.install);
+    let missing = install::missing(NEEDS, args.install);
     if !missing.is_empty() {
         return Err(format!("{} (or: cargo xtask embedded --install)", missing.join("; ")));
     }

@@ -15,7 +15,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ci::{self, Need, process, root};
+use crate::install;
+use crate::need::Need;
+use crate::process;
+use crate::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -116,7 +119,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn all(args: &Args) -> Result<(), String> {
-    let missing = ci::missing(NEEDS, args.install);
+    let missing = install::missing(NEEDS, args.install);
     if !missing.is_empty() {
         return Err(format!("{} (or: cargo xtask emulated --install)", missing.join("; ")));
     }

@@ -13,11 +13,15 @@ mod dist;
 mod embedded;
 mod emulated;
 mod heatmap;
+mod install;
 mod levels;
 mod matmul;
+mod need;
 mod no_panic;
 mod peers;
+mod process;
 mod random;
+mod root;
 mod tidy;
 mod vectors;
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolSection};
 
-use crate::ci::process;
-use crate::ci::root;
+use crate::process;
+use crate::root::root;
 
 /// What the names of all entry points begin with.
 const ENTRY: &str = "attn_entry_";

@@ -14,7 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use crate::ci::root;
+use crate::root::root;
 use circles::Graph;
 use rules::{Finding, Source, TOTAL_BYTES};
 

@@ -11,7 +11,7 @@
 //! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and
 //! is the same code on every processor: emulated steps skip it.
 
-use super::needs::{MSRV, NIGHTLY, Need};
+use crate::need::{MSRV, NIGHTLY, Need};
 
 /// One line of the table.
 pub(super) struct Step {

@@ -11,7 +11,7 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use super::{Failure, Result};
-use crate::ci::root;
+use crate::root::root;
 
 /// A model and the package that holds it.
 pub(super) struct Model {

@@ -1,6 +1,6 @@
 //! The boards: processors that QEMU emulates, and what building for them needs.
 
-use crate::ci::Need;
+use crate::need::{self, Need};
 
 /// One board.
 pub(super) struct Board {
@@ -76,5 +76,5 @@ pub(crate) const NEEDS: &[Need] = &[
 
 /// The disassembler.
 pub(super) fn objdump() -> Option<std::path::PathBuf> {
-    crate::ci::sysroot(None).map(|root| root.join(OBJDUMP))
+    need::sysroot(None).map(|root| root.join(OBJDUMP))
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::boards::{Board, objdump};
 use super::folder;
-use crate::ci::{DISTRIBUTION_RUSTC, Need, process, root};
+use crate::need::{DISTRIBUTION_RUSTC, Need};
+use crate::process;
+use crate::root::root;
 
 /// How long one compilation may take.
 const LIMIT: Duration = Duration::from_secs(600);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::boards::Board;
 use super::folder;
-use crate::ci::process;
+use crate::process;
 
 /// How long a program may run: seconds, unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);

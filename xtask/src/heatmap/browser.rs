@@ -26,7 +26,7 @@ pub(super) struct Browser {
 impl Browser {
     /// Starts it, with a profile of its own in `folder`.
     pub(super) fn start(folder: &Path) -> Result<Self, String> {
-        let program = PROGRAMS.iter().find(|name| crate::ci::is_on_path(name));
+        let program = PROGRAMS.iter().find(|name| crate::need::is_on_path(name));
         let program = program.ok_or(format!("none of {} is installed", PROGRAMS.join(", ")))?;
         let profile = std::path::absolute(folder.join("profile")).map_err(|error| error.to_string())?;
         let mut process = Command::new("sh")

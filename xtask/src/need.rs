@@ -7,12 +7,14 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::root::root;
+
 /// The oldest compiler that the libraries promise to build with. A test holds it equal to `rust-version` in
 /// `Cargo.toml`.
-pub(super) const MSRV: &str = "1.89";
+pub(crate) const MSRV: &str = "1.89";
 
 /// The toolchain that Miri and the sanitizers come with.
-pub(super) const NIGHTLY: &str = "nightly";
+pub(crate) const NIGHTLY: &str = "nightly";
 
 /// The distribution's packages that can build a core library, for machines that rustup's server is out of reach of.
 const DISTRIBUTION: &str = "rustc-web cargo-web rust-web-src";
@@ -129,12 +131,12 @@ impl Need {
             Self::Packages(manifest) => {
                 // Reads the manifest of each, and downloads nothing.
                 let args = ["metadata", "--offline", "--locked", "--format-version", "1", "--manifest-path", manifest];
-                let output = Command::new("cargo").args(args).current_dir(super::root()).output();
+                let output = Command::new("cargo").args(args).current_dir(root()).output();
                 output.is_ok_and(|output| output.status.success())
             }
-            Self::Folder(path) => super::root().join(path).is_dir(),
+            Self::Folder(path) => root().join(path).is_dir(),
             Self::AmxEmulator => {
-                let built = super::root().join("target/ci/amx-emulator");
+                let built = root().join("target/ci/amx-emulator");
                 built.join("starts").is_file()
                     && built.join("bochs/bochs").is_file()
                     && is_on_path("xorriso")
@@ -147,7 +149,7 @@ impl Need {
     }
 
     /// The commands that install it, in order; none where it cannot be installed.
-    pub(super) fn install(self) -> Vec<Vec<&'static str>> {
+    pub(crate) fn install(self) -> Vec<Vec<&'static str>> {
         match self {
             Self::Component(name, _) => vec![vec!["rustup", "component", "add", name]],
             Self::Target(name) => vec![vec!["rustup", "target", "add", name]],

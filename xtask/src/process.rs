@@ -4,8 +4,9 @@
 //! a grandchild would otherwise outlive it and keep the run waiting). Ctrl-C and a polite termination end the group as
 //! well.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -68,6 +69,29 @@ pub(crate) fn run(mut command: Command, log: &File, limit: Duration) -> End {
     let end = wait(&mut child, limit);
     groups(|running| running.retain(|&other| other != group));
     end
+}
+
+/// How a command ended, for people.
+pub(crate) fn told(end: &End, limit: Duration) -> String {
+    match end {
+        End::Exited(status) => status.to_string(),
+        End::TimedOut => format!("ended by force, after {} minutes for the whole step", limit.as_secs() / 60),
+        End::NotStarted(error) => format!("could not be started: {error}"),
+    }
+}
+
+/// Prints the last lines of a log.
+pub(crate) fn show_tail(path: &Path, lines: usize) {
+    let bytes = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<_> = text.lines().collect();
+    let skipped = all.len().saturating_sub(lines);
+    if skipped > 0 {
+        println!("        | ... {skipped} lines before this are in {}", path.display());
+    }
+    for line in all.iter().skip(skipped) {
+        println!("        | {line}");
+    }
 }
 
 fn wait(child: &mut Child, limit: Duration) -> End {
@@ -157,8 +181,8 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let end = run(command, &log, limit);
-        let text = std::fs::read_to_string(&path).expect("the log");
-        let _ = std::fs::remove_file(&path);
+        let text = fs::read_to_string(&path).expect("the log");
+        let _ = fs::remove_file(&path);
         (end, text)
     }
 
@@ -178,7 +202,7 @@ mod tests {
         assert!(matches!(end, End::TimedOut), "{end:?}");
         thread::sleep(Duration::from_millis(2500));
         let outlived = file.exists();
-        let _ = std::fs::remove_file(&file);
+        let _ = fs::remove_file(&file);
         assert!(!outlived, "a grandchild outlived its step");
     }
 }
