@@ -5,8 +5,8 @@ use core::ops::Range;
 use super::checks::check_at_most;
 use crate::error::{AttnError, Result};
 
-/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already holds
-/// their keys.
+/// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already
+/// holds their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries<'q> {
     /// q is `[batch, q_heads, q_len, head_dim]`, all of it queries.

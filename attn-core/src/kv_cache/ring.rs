@@ -76,8 +76,9 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     /// Applies RoPE to queries and keys by their index in the cache: at each token the `n` keys held have positions
-    /// `0..n`, the query has `n − 1`. The keys in memory do not change. `tables` are `[1, 1, at least sinks + window, rotary_dim/2]`, made
-    /// by [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
+    /// `0..n`, the query has `n − 1`. The keys in memory do not change. `tables` are
+    /// `[1, 1, at least sinks + window, rotary_dim/2]`, made by [`Rope::tables`](crate::position::Rope::tables) from
+    /// position 0 on.
     ///
     /// # Errors
     /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
