@@ -13,9 +13,9 @@
 //!
 //! A cache stores; no cache allocates. Each checks every index, length and page before it writes or reads. An engine
 //! reads any of them as a [`CacheView`]: [`streaming::forward_cache`](crate::streaming::forward_cache) here, the decode
-//! kernel of `attn-simd`. Attention over a cache is causal: the queries are the last tokens of their sequence. A token's
-//! output has the same bits for every cut of the stream into calls: a prompt may come at once, in chunks, or token by
-//! token.
+//! kernel of `attn-simd`. Attention over a cache is causal: the queries are the last tokens of their sequence. A
+//! token's output has the same bits for every cut of the stream into calls: a prompt may come at once, in chunks, or
+//! token by token.
 //!
 //! ```
 //! use attn_core::kv_cache::{AppendCache, Queries};

@@ -1,9 +1,9 @@
 //! `cargo xtask ci`: everything that CI runs, as a table of steps.
 //!
-//! [`steps`] holds the table, [`need`](crate::need) what a step cannot run without, [`install`](crate::install) gets it,
-//! and [`process`] keeps the limit on time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is shown. A step that cannot run here
-//! says so and is counted as skipped: it is neither a pass nor a failure. The last line is
-//! `N passed, M failed, K skipped`.
+//! [`steps`] holds the table, [`need`](crate::need) what a step cannot run without, [`install`](crate::install) gets
+//! it, and [`process`] keeps the limit on time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is
+//! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure. The last
+//! line is `N passed, M failed, K skipped`.
 
 mod steps;
 
