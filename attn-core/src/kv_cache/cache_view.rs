@@ -104,8 +104,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
         }
     }
 
-    /// Rows of slots of which each sequence fills the first `lens[b]`, as [`AppendCache`] has them, to be read only: k
-    /// `[batch, kv_heads, capacity, head_dim]`, v `[batch, kv_heads, capacity, value_dim]`.
+    /// Rows of slots of which each sequence fills the first `lens[b]`, as [`AppendCache`](super::AppendCache) has them,
+    /// to be read only: k `[batch, kv_heads, capacity, head_dim]`, v `[batch, kv_heads, capacity, value_dim]`.
     ///
     /// ```
     /// use attn_core::kv_cache::CacheView;
@@ -119,13 +119,14 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// ```
     ///
     /// # Errors
-    /// As [`AppendCache::new`].
+    /// As [`AppendCache::new`](super::AppendCache::new).
     pub fn of_slots(k: View<'c, T>, v: View<'c, T>, lens: &'c [usize]) -> Result<Self> {
         check_rows(k.sizes(), v.sizes(), lens)?;
         Ok(Self::new(k, v, Place::Rows(Lengths::PerBatch(lens))))
     }
 
-    /// Rings behind sinks, as [`RingCache`] has them, to be read only; `seen[b]` tokens have come so far.
+    /// Rings behind sinks, as [`RingCache`](super::RingCache) has them, to be read only; `seen[b]` tokens have come so
+    /// far.
     ///
     /// ```
     /// use attn_core::kv_cache::CacheView;
@@ -139,16 +140,16 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// ```
     ///
     /// # Errors
-    /// As [`RingCache::new`].
+    /// As [`RingCache::new`](super::RingCache::new).
     pub fn of_ring(k: View<'c, T>, v: View<'c, T>, seen: &'c [usize], sinks: usize, window: usize) -> Result<Self> {
         let slots = check_ring(k.sizes(), v.sizes(), seen, (sinks, window))?;
         Ok(Self::new(k, v, Place::Ring { seen, slots }))
     }
 
-    /// Pages of any element type; the arguments are those of [`PagedCache::new`].
+    /// Pages of any element type; the arguments are those of [`PagedCache::new`](super::PagedCache::new).
     ///
     /// # Errors
-    /// As [`PagedCache::new`].
+    /// As [`PagedCache::new`](super::PagedCache::new).
     pub fn of_pages(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
         let table = Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Reject)?;
         Ok(Self::new(k, v, Place::Pages { table, lens }))
@@ -272,14 +273,14 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Self { rope, ..self }
     }
 
-    /// Whether tokens may lie in pages that were [given back](PagedCache::with_evicted).
+    /// Whether tokens may lie in pages that were [given back](super::PagedCache::with_evicted).
     #[inline]
     pub const fn has_evicted(&self) -> bool {
         matches!(&self.place, Place::Pages { table, .. } if table.has_evicted())
     }
 
-    /// How many tokens from one on lie in pages that were [given back](PagedCache::with_evicted): hidden keys. 0 where
-    /// the token is there, or where the sequence has no such token.
+    /// How many tokens from one on lie in pages that were [given back](super::PagedCache::with_evicted): hidden keys. 0
+    /// where the token is there, or where the sequence has no such token.
     pub fn evicted(&self, sequence: usize, token: usize) -> usize {
         let Place::Pages { table, lens } = &self.place else { return 0 };
         let Some(token) = token.checked_sub(self.first) else { return 0 };
@@ -289,7 +290,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     }
 
     /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or
-    /// its page was [given back](PagedCache::with_evicted).
+    /// its page was [given back](super::PagedCache::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
         let token = token.checked_sub(self.first)?;
