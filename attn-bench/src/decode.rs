@@ -14,7 +14,7 @@ use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Attention, AttnError, Element, Layout, View, ViewMut};
 use attn_parallel::Runner;
-use attn_simd::decode::{Source, Step};
+use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
@@ -134,8 +134,8 @@ pub struct PeerRow {
 /// Why a row is not measured.
 #[derive(Debug)]
 pub enum DecodeError {
-    /// What the step refuses.
-    Step(AttnError),
+    /// What the plan refuses.
+    Plan(AttnError),
     /// Another library's process.
     Peer(PeerError),
 }
@@ -143,7 +143,7 @@ pub enum DecodeError {
 impl std::fmt::Display for DecodeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Step(error) => error.fmt(f),
+            Self::Plan(error) => error.fmt(f),
             Self::Peer(error) => error.fmt(f),
         }
     }
@@ -153,7 +153,7 @@ impl std::error::Error for DecodeError {}
 
 impl From<AttnError> for DecodeError {
     fn from(error: AttnError) -> Self {
-        Self::Step(error)
+        Self::Plan(error)
     }
 }
 
@@ -168,7 +168,7 @@ impl From<PeerError> for DecodeError {
 pub struct Setup<'s> {
     /// Level of the kernel and of the probe.
     pub level: Level,
-    /// One thread: [`Step`] alone; more: [`attn_parallel`] on this pool.
+    /// One thread: [`DecodePlan`] alone; more: [`attn_parallel`] on this pool.
     pub pool: &'s ThreadPool,
     /// Samples.
     pub repeat: Repeat,
@@ -179,7 +179,7 @@ pub struct Setup<'s> {
 /// Measures one shape over one type, warm and cold, beside what `peer` has that can decode it.
 ///
 /// # Errors
-/// What the step refuses (nothing for the shapes of the table), or a peer's process that ended.
+/// What the plan refuses (nothing for the shapes of the table), or a peer's process that ended.
 pub fn measure(
     shape: &Shape,
     stored: Stored,
@@ -248,15 +248,15 @@ fn steps<Q: KernelElement>(
     let q = View::new(&q, Layout::Bhsd, q_sizes)?;
     let (attn, threads) = (Attention::new(), setup.pool.current_num_threads());
     let (mut out, mut scratch) = (vec![Q::default(); q.data().len()], Workspace::new());
-    let bytes = Step::new(&attn, q_sizes, Queries::All, cache, setup.level)?.bytes();
+    let bytes = DecodePlan::new(&attn, q_sizes, Queries::All, cache, setup.level)?.bytes();
     // Seconds of a call, of which several may be taken together.
     let mut ours = |calls: usize| -> Result<f64, AttnError> {
         let mut once = || -> Result<(), AttnError> {
-            let step = Step::new(&attn, q_sizes, Queries::All, cache, setup.level)?;
+            let plan = DecodePlan::new(&attn, q_sizes, Queries::All, cache, setup.level)?;
             let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes)?;
             match threads {
-                1 => step.split(q, to)?.run(scratch.lines(step.workspace_lines())),
-                _ => Runner::new().attend_cache_planned(&step, q, to),
+                1 => plan.split(q, to)?.run(scratch.lines(plan.workspace_lines())),
+                _ => Runner::new().attend_cache_planned(&plan, q, to),
             }
         };
         let mut all = || -> Result<f64, AttnError> {

@@ -3,7 +3,7 @@
 use attn_core::half::{bf16, f16};
 use attn_core::{Attention, AttnShape, Mods, Outputs, View, ViewMut};
 use attn_parallel::Runner;
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{Input, KernelElement, Level, Plan};
 
 use crate::args::{Call, Callbacks, Decode, Output, sizes};
@@ -57,27 +57,27 @@ pub(crate) fn decode(
     let Decode { q, queries, tokens, out, lse } = call;
     let sizes = sizes(&q);
     with_callbacks!(attn, callbacks, |attn| {
-        let step = Step::new(attn, sizes, queries, tokens.source()?, level)?;
+        let plan = DecodePlan::new(attn, sizes, queries, tokens.source()?, level)?;
         match q {
-            Input::F32(q) => step_to_output(runner, &step, q, out, lse),
-            Input::F16(q) => step_to_output(runner, &step, q, out, lse),
-            Input::Bf16(q) => step_to_output(runner, &step, q, out, lse),
+            Input::F32(q) => plan_to_output(runner, &plan, q, out, lse),
+            Input::F16(q) => plan_to_output(runner, &plan, q, out, lse),
+            Input::Bf16(q) => plan_to_output(runner, &plan, q, out, lse),
         }
     })
 }
 
-/// Picks the output type of a step.
-fn step_to_output<T: KernelElement, M: Mods + Sync>(
+/// Picks the output type of a plan.
+fn plan_to_output<T: KernelElement, M: Mods + Sync>(
     mut runner: Runner<'_>,
-    step: &Step<'_, '_, '_, M>,
+    plan: &DecodePlan<'_, '_, '_, M>,
     q: View<'_, T>,
     out: Output<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
     match out {
-        Output::F32(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
-        Output::F16(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
-        Output::Bf16(out) => runner.attend_cache_planned(step, q, Outputs { out, lse, weights: None })?,
+        Output::F32(out) => runner.attend_cache_planned(plan, q, Outputs { out, lse, weights: None })?,
+        Output::F16(out) => runner.attend_cache_planned(plan, q, Outputs { out, lse, weights: None })?,
+        Output::Bf16(out) => runner.attend_cache_planned(plan, q, Outputs { out, lse, weights: None })?,
     }
     Ok(())
 }

@@ -23,14 +23,14 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod decode;
 mod module;
 mod runner;
 mod scratch;
-mod split;
 mod threads;
 mod worth;
 
-pub use attn_simd::decode::{Source, Step};
+pub use attn_simd::decode::{DecodePlan, Source};
 pub use module::Kernels;
 pub use runner::{Runner, attend_cache, forward};
 pub use threads::threads;

@@ -3,12 +3,12 @@
 
 use attn_core::kv_cache::Queries;
 use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, Result, View};
-use attn_simd::decode::{Source, Split, Step};
+use attn_simd::decode::{DecodeCall, DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
 
 use crate::scratch::Scratch;
 use crate::threads::on_threads;
-use crate::{split, worth};
+use crate::{decode, worth};
 
 /// Computes attention on the threads of the current rayon pool, at the best level of this machine (or the one that
 /// `ATTN_LEVEL` names). [`Runner`] sets level, threads and scratch.
@@ -179,38 +179,38 @@ impl<'w> Runner<'w> {
         cache: impl Into<Source<'c>>,
         outputs: impl Into<Outputs<'o, O>>,
     ) -> Result<()> {
-        let step = Step::new(attn, q.sizes(), queries, cache, self.level_or_best())?;
-        self.attend_cache_planned(&step, q, outputs)
+        let plan = DecodePlan::new(attn, q.sizes(), queries, cache, self.level_or_best())?;
+        self.attend_cache_planned(&plan, q, outputs)
     }
 
-    /// As [`attend_cache`], by a step that was made before.
+    /// As [`attend_cache`], by a plan that was made before.
     ///
     /// ```
     /// use attn_core::kv_cache::{CacheView, Queries};
     /// use attn_core::{Attention, View, ViewMut};
-    /// use attn_parallel::{Runner, Step};
+    /// use attn_parallel::{DecodePlan, Runner};
     /// use attn_simd::Level;
     /// let (q, kv, mut out) = ([1.0f32; 16], [0.25f32; 7 * 16], [0.0f32; 16]);
     /// let (q, kv) = (View::matrix(&q, 1, 16)?, View::matrix(&kv, 7, 16)?); // one query, seven tokens
     /// let attn = Attention::new();
-    /// let step = Step::new(&attn, q.sizes(), Queries::All, CacheView::of_tensors(kv, kv)?, Level::detect())?;
-    /// Runner::new().attend_cache_planned(&step, q, ViewMut::matrix(&mut out, 1, 16)?)?;
+    /// let plan = DecodePlan::new(&attn, q.sizes(), Queries::All, CacheView::of_tensors(kv, kv)?, Level::detect())?;
+    /// Runner::new().attend_cache_planned(&plan, q, ViewMut::matrix(&mut out, 1, 16)?)?;
     /// assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6));
     /// # Ok::<(), attn_core::AttnError>(())
     /// ```
     ///
     /// # Errors
-    /// As [`Step::split`]; [`AttnError::TooShort`] if no workspace was given.
+    /// As [`DecodePlan::split`]; [`AttnError::TooShort`] if no workspace was given.
     pub fn attend_cache_planned<'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
         &mut self,
-        step: &Step<'_, '_, '_, M>,
+        plan: &DecodePlan<'_, '_, '_, M>,
         q: View<'_, Q>,
         outputs: impl Into<Outputs<'o, O>>,
     ) -> Result<()> {
         let threads = self.most_threads()?;
-        let call = step.split(q, outputs)?;
-        let threads = threads.min(worth::reading_bytes(step.bytes() as f64 * step.passes() as f64));
-        run_split(self.scratch(), threads, call)
+        let call = plan.split(q, outputs)?;
+        let threads = threads.min(worth::reading_bytes(plan.bytes() as f64 * plan.passes() as f64));
+        run_call(self.scratch(), threads, call)
     }
 
     fn scratch(&mut self) -> Scratch<'_> {
@@ -249,12 +249,12 @@ fn run_work<M: Mods + Sync>(
             let scratch = scratch.round();
             on_threads(useful, &|| scratch.with(lines, |lines| blocks.run(lines)))
         }
-        Work::Split(call) => run_split(scratch, threads.min(worth::reading(plan.shape(), element)), call),
+        Work::Split(call) => run_call(scratch, threads.min(worth::reading(plan.shape(), element)), call),
     }
 }
 
 /// Runs a decode call on at most `threads` threads.
-fn run_split(scratch: Scratch<'_>, threads: usize, call: Split<'_>) -> Result<()> {
-    let useful = threads.min(call.parts_at_most());
-    split::run(call, useful, scratch)
+fn run_call(scratch: Scratch<'_>, threads: usize, call: DecodeCall<'_>) -> Result<()> {
+    let useful = threads.min(call.pieces_at_most());
+    decode::run(call, useful, scratch)
 }

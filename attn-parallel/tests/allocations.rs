@@ -3,7 +3,7 @@
 
 use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Attention, Layout, View, ViewMut};
-use attn_parallel::{Runner, Step, attend_cache};
+use attn_parallel::{DecodePlan, Runner, attend_cache};
 use attn_simd::{Level, Workspace};
 use peak_alloc::PeakAlloc;
 
@@ -32,9 +32,9 @@ fn a_step_over_a_long_cache_allocates_nothing() {
     // Plan and run on this thread, with the caller's scratch.
     let mut scratch = Workspace::new();
     let mut one = || {
-        let step = Step::new(&attn, q_sizes, Queries::All, cache, Level::detect()).unwrap();
+        let plan = DecodePlan::new(&attn, q_sizes, Queries::All, cache, Level::detect()).unwrap();
         let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes).unwrap();
-        step.split(q, to).unwrap().run(scratch.lines(step.workspace_lines())).unwrap();
+        plan.split(q, to).unwrap().run(scratch.lines(plan.workspace_lines())).unwrap();
     };
     one();
     assert_eq!(grown(&mut one), 0, "one thread");
@@ -47,8 +47,8 @@ fn a_step_over_a_long_cache_allocates_nothing() {
         let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes).unwrap();
         if shared {
             let level = Level::detect();
-            let step = Step::with_prefix(&attn, q_sizes, Queries::All, prefix, cache, level).unwrap();
-            Runner::new().attend_cache_planned(&step, q, to).unwrap();
+            let plan = DecodePlan::with_prefix(&attn, q_sizes, Queries::All, prefix, cache, level).unwrap();
+            Runner::new().attend_cache_planned(&plan, q, to).unwrap();
         } else {
             attend_cache(&attn, q, Queries::All, cache, to).unwrap();
         }

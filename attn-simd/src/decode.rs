@@ -6,20 +6,21 @@
 //! the keys:
 //!
 //! ```text
-//! isa::rows   the products: a vector of a key or value meets all rows in registers
-//! softmax     maxima, sums and factors of a tile, where lanes are keys
-//! score       scale, soft-cap, bias, ALiBi, mods
-//! sight       what rows see
-//! chunk       the kernel: one unit of rows over some chunks of CHUNK keys
-//! phases      what happens to a tile, compiled per level
-//! tree        merges chunks in a fixed tree, so that no bit depends on the cut
-//! split       a call as pieces for any number of threads
-//! round       which queries are computed together, so that memory stays bounded
-//! parts       the pieces, in order
-//! step        a call over a cache: sequences of different lengths, decode steps and prefill chunks together
-//! partial     a call over a part of the keys, for several processes
-//! source      where rows lie: tensors, rings, pages
+//! plan        DecodePlan, a checked call over a cache: sequences of any lengths, decode steps and prefill chunks
+//! tensors     a call without a cache, as crate::Plan makes it; states over a part of the keys, for several processes
+//! call        what all pieces read: Sequences, the RowGroups that share a pass, CHUNK, sizes of scratch
+//! run         DecodeCall: computes pieces, on any threads; merges their states; writes
+//! rounds      Round: which queries are computed together, so that memory stays bounded
+//! pieces      Piece: a row group over some chunks of its keys, and their order
+//! kernel      computes one piece
+//! phases      what happens to one tile of keys, compiled per level
+//! rows        where the rows of a tile are, in place or in a copy
 //! scales      int8 keys and values; rope applied to keys
+//! isa::rows   the products: a vector of a key or value meets all rows in registers
+//! score       soft-cap, bias, ALiBi, mods
+//! mask        which keys rows see
+//! softmax     maxima, sums and factors of a tile, where lanes are keys
+//! tree        merges states of chunks in a fixed tree, so that no bit depends on how a call is cut
 //! output      writes rows once
 //! ```
 //!
@@ -27,87 +28,28 @@
 //! neither the number of queries, nor the rows beside it, nor threads, nor the layout of the cache change a bit. That
 //! makes it the kernel of [`Attention::reproducible`](attn_core::Attention::reproducible) for every number of queries.
 
-mod chunk;
+mod call;
+mod kernel;
+mod mask;
 mod output;
-mod partial;
-mod parts;
 mod phases;
-mod round;
+mod pieces;
+mod plan;
+mod rounds;
+mod rows;
+mod run;
 mod scales;
 mod score;
-mod sight;
 mod softmax;
-mod source;
-mod split;
-mod step;
+mod tensors;
 mod tree;
 
-pub use output::RowTarget;
-pub use parts::{Part, Parts};
-pub use round::Cut;
-pub use source::Source;
-pub use split::Split;
-pub use step::Step;
+pub use crate::dtype::{RowTarget, Source};
+pub use pieces::{Piece, Pieces};
+pub use plan::DecodePlan;
+pub use rounds::Round;
+pub use run::DecodeCall;
 
-use attn_core::kv_cache::CacheView;
-use attn_core::{AttnShape, Outputs, Result, View};
-
-use crate::input::KernelElement;
-use crate::job::Scoring;
-use crate::level::Level;
-use chunk::Sizes;
-use split::{Call, Calls};
-
-/// Keys of a chunk: a leaf of the tree in which parts of a row are merged. A multiple of a tile. Small enough that a
-/// sequence of a few thousand keys keeps several cores busy, large enough that closing a chunk costs a hundredth of
-/// reading it.
-pub(crate) const CHUNK: usize = 512;
-
-/// Most rows that share one pass.
-pub(crate) const MAX_ROWS: usize = 32;
-
-/// Most queries for which a plan decodes by itself. One more, and a call may run on matrix tiles: the two limits are
-/// one number.
-pub(crate) const MAX_QUERIES: usize = 16;
-
-/// Whether a call of this shape is decoded: few enough rows for each key/value head.
-pub(crate) fn is_few(shape: &AttnShape) -> bool {
-    shape.q_len <= MAX_QUERIES && shape.group().saturating_mul(shape.q_len) <= MAX_ROWS
-}
-
-/// Lines of scratch of one thread for a shape.
-pub(crate) fn lines(level: Level, shape: &AttnShape) -> usize {
-    if shape.rows() == 0 {
-        return 0; // no piece will ask for it, and the dims of a tensor without rows may be anything
-    }
-    sizes(level, shape).lines() + split::state_lines(shape.value_dim)
-}
-
-/// Scratch of one thread for a shape.
-fn sizes(level: Level, shape: &AttnShape) -> Sizes {
-    let rows = shape.group().saturating_mul(shape.q_len).min(MAX_ROWS);
-    let slots = tree::slots_for(shape.kv_len.div_ceil(CHUNK));
-    Sizes::new(level.lanes(), rows, [shape.head_dim, shape.value_dim], slots)
-}
-
-/// A call on tensors.
-pub(crate) fn split<'w, T: KernelElement, O: KernelElement>(
-    scoring: Scoring<'w>,
-    q: View<'w, T>,
-    k: View<'w, T>,
-    v: View<'w, T>,
-    outputs: Outputs<'w, O>,
-) -> Result<Split<'w>> {
-    let Outputs { out, lse, .. } = outputs;
-    let call = Call {
-        level: scoring.level,
-        heads: [scoring.shape.kv_heads, scoring.shape.group()],
-        value_dim: scoring.shape.value_dim,
-        sizes: if scoring.shape.rows() == 0 { Sizes::default() } else { sizes(scoring.level, &scoring.shape) },
-        calls: Calls::Alike(scoring),
-        source: T::source(CacheView::of_tensors(k, v)?),
-        prefix: None,
-        q: T::input(q),
-    };
-    Ok(Split::new(call, O::row_target(out), lse))
-}
+pub(crate) use call::{CHUNK, MAX_ROWS};
+pub(crate) use output::Write;
+pub(crate) use tensors::{MAX_QUERIES, is_few, lines, split, states};

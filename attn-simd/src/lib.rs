@@ -51,9 +51,8 @@ extern crate alloc;
 
 mod caches;
 pub mod decode;
-mod input;
+mod dtype;
 mod isa;
-mod job;
 mod kernel;
 mod level;
 mod math;
@@ -61,12 +60,13 @@ mod output;
 mod plan;
 #[cfg(feature = "std")]
 pub mod probe;
+mod scoring;
 mod tile;
 mod tiles;
 mod workspace;
 
 pub use caches::Caches;
-pub use input::{Input, KernelElement};
+pub use dtype::{Input, KernelElement};
 pub use level::{Level, LevelError, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use workspace::{Line, Workspace};

@@ -1,16 +1,18 @@
 //! A plan: everything about a call that does not depend on the numbers, decided and checked once.
 
+mod states;
+
 use core::fmt;
 
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Mods, Outputs, Precision, Problem, Result, View};
 
 use crate::caches::Caches;
-use crate::decode::{self, Split};
-use crate::input::KernelElement;
-use crate::job::{Job, Scoring, log2_scale};
+use crate::decode::{self, DecodeCall};
+use crate::dtype::KernelElement;
 use crate::kernel::{pack, sweep};
 use crate::level::{Level, known_obstacle};
 use crate::output::Queue;
+use crate::scoring::{Job, Scoring, log2_scale};
 use crate::tile;
 use crate::tile::layout::Layout;
 use crate::tile::method::{Method, Obstacle, obstacle};
@@ -97,7 +99,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.kernel
     }
 
-    pub(crate) fn problem(&self) -> &Problem<'p, 'a, M> {
+    fn problem(&self) -> &Problem<'p, 'a, M> {
         &self.problem
     }
 
@@ -195,7 +197,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         }
         if self.kernel == Kernel::Decode {
             return Ok(Work::Split(decode::split(
-                Scoring::new(&self.problem, self.level.vectors()),
+                (Scoring::new(self.problem.attn(), self.problem.scale(), self.level.vectors()), shape),
                 q,
                 k,
                 v,
@@ -259,7 +261,7 @@ pub enum Work<'w> {
     /// Many queries: blocks of them, each computed by one thread.
     Blocks(Blocks<'w>),
     /// Few queries: parts of the keys, merged at the end.
-    Split(Split<'w>),
+    Split(DecodeCall<'w>),
 }
 
 /// Strips that there are for each thread at least, so that none waits long for the last one.

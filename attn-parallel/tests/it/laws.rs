@@ -3,7 +3,7 @@
 
 use attn_core::Dtype;
 use attn_core::kv_cache::Queries;
-use attn_parallel::{Runner, Step};
+use attn_parallel::{DecodePlan, Runner};
 use attn_simd::Level;
 use attn_testing::{Engine, engine_calls, step_calls};
 
@@ -23,8 +23,8 @@ impl Engine for Parallel {
         Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs)
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        Runner::new().attend_cache_planned(&step, call.q, call.outputs)
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        Runner::new().attend_cache_planned(&plan, call.q, call.outputs)
     });
 }
 

@@ -3,7 +3,7 @@
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
-use attn_parallel::{Runner, Step, attend_cache};
+use attn_parallel::{DecodePlan, Runner, attend_cache};
 use attn_simd::{Level, Workspace};
 
 use crate::threads::paint;
@@ -68,21 +68,21 @@ fn the_same_bits_for_one_to_sixteen_threads() {
     let attn = Attention::new().softcap(8.0);
     for level in Level::available() {
         let steps = [
-            Step::new(&attn, q.sizes(), Queries::Packed(&cu), rows, level).unwrap(),
-            Step::new(&attn, q.sizes(), Queries::Packed(&cu), pages.view(), level).unwrap(),
-            Step::new(&attn, q.sizes(), Queries::Packed(&cu), int8, level).unwrap(),
-            Step::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, rows, level).unwrap(),
-            Step::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, int8, level).unwrap(),
+            DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), rows, level).unwrap(),
+            DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), pages.view(), level).unwrap(),
+            DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), int8, level).unwrap(),
+            DecodePlan::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, rows, level).unwrap(),
+            DecodePlan::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, int8, level).unwrap(),
         ];
-        let of = |step: &Step<'_, '_, '_>| {
-            bits(4 * 41, 40, |outputs| Runner::new().attend_cache_planned(step, q, outputs).unwrap())
+        let of = |plan: &DecodePlan<'_, '_, '_>| {
+            bits(4 * 41, 40, |outputs| Runner::new().attend_cache_planned(plan, q, outputs).unwrap())
         };
-        let want: Vec<_> = steps.iter().map(|step| pool(1).install(|| of(step))).collect();
+        let want: Vec<_> = steps.iter().map(|plan| pool(1).install(|| of(plan))).collect();
         assert!(want[0] == want[1] && want[0] != want[2] && want[0] != want[3], "{level:?}");
         for threads in 2..=16 {
             let pool = pool(threads);
-            for (n, (step, want)) in steps.iter().zip(&want).enumerate() {
-                assert!(pool.install(|| of(step)) == *want, "step {n}, {level:?}, {threads} threads");
+            for (n, (plan, want)) in steps.iter().zip(&want).enumerate() {
+                assert!(pool.install(|| of(plan)) == *want, "step {n}, {level:?}, {threads} threads");
             }
         }
     }
@@ -140,14 +140,14 @@ fn long_prompts_are_computed_in_rounds() {
     )
     .unwrap();
     let attn = Attention::new().mask(Mask::window(100, 0, Align::BottomRight));
-    let step = Step::new(&attn, q.sizes(), Queries::All, cache.view(), Level::detect()).unwrap();
+    let plan = DecodePlan::new(&attn, q.sizes(), Queries::All, cache.view(), Level::detect()).unwrap();
     let alone = bits(4 * q_len, wide, |outputs| {
         let mut scratch = Workspace::new();
-        step.split(q, outputs).unwrap().run(scratch.lines(step.workspace_lines())).unwrap();
+        plan.split(q, outputs).unwrap().run(scratch.lines(plan.workspace_lines())).unwrap();
     });
     for threads in [2, 5] {
         let got = pool(threads).install(|| {
-            bits(4 * q_len, wide, |outputs| Runner::new().attend_cache_planned(&step, q, outputs).unwrap())
+            bits(4 * q_len, wide, |outputs| Runner::new().attend_cache_planned(&plan, q, outputs).unwrap())
         });
         assert!(got == alone, "{threads} threads");
     }
@@ -155,7 +155,7 @@ fn long_prompts_are_computed_in_rounds() {
     for count in [1, 3] {
         let mut kept = vec![Workspace::new(); count];
         let mut runner = Runner::new().workspaces(&mut kept);
-        let run = |outputs: Outputs<'_, f32>| runner.attend_cache_planned(&step, q, outputs).unwrap();
+        let run = |outputs: Outputs<'_, f32>| runner.attend_cache_planned(&plan, q, outputs).unwrap();
         assert!(pool(4).install(|| bits(4 * q_len, wide, run)) == alone, "{count} workspaces");
     }
 }

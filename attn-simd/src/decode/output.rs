@@ -1,40 +1,19 @@
 //! Where decode rows are written: once, at the end, by one thread.
 
 use attn_core::ViewMut;
-use attn_core::half::{bf16, f16};
+use attn_core::half::f16;
 
+use crate::dtype::RowTarget;
 use crate::isa::Isa;
 use crate::level::Run;
 
-/// An output of any element type that the kernels take.
-#[derive(Debug)]
-pub enum RowTarget<'o> {
-    /// Single precision.
-    F32(ViewMut<'o, f32>),
-    /// Half precision, rounded once.
-    F16(ViewMut<'o, f16>),
-    /// bfloat16, rounded once.
-    Bf16(ViewMut<'o, bf16>),
-}
-
-impl RowTarget<'_> {
-    /// `[batch, heads, seq, dim]`.
-    pub(super) fn sizes(&self) -> [usize; 4] {
-        match self {
-            Self::F32(view) => view.sizes(),
-            Self::F16(view) => view.sizes(),
-            Self::Bf16(view) => view.sizes(),
-        }
-    }
-}
-
 /// Writes one row, `values · factor`, rounded once where the output is narrower.
-pub(super) struct Write<'w, 'o> {
-    pub(super) target: &'w mut RowTarget<'o>,
+pub(crate) struct Write<'w, 'o> {
+    pub(crate) target: &'w mut RowTarget<'o>,
     /// Batch, head and query of the output.
-    pub(super) at: [usize; 3],
+    pub(crate) at: [usize; 3],
     /// `None` for a row of zeros: one that has seen nothing.
-    pub(super) values: Option<(&'w [f32], f64)>,
+    pub(crate) values: Option<(&'w [f32], f64)>,
 }
 
 impl Run<()> for Write<'_, '_> {

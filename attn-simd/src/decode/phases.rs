@@ -1,25 +1,24 @@
-//! The phases of the [kernel](super::chunk) that are compiled per level: what happens to one tile, and to a chunk when
+//! The phases of the [kernel](super::kernel) that are compiled per level: what happens to one tile, and to a chunk when
 //! it ends.
-
-use core::ops::Range;
 
 use attn_core::kv_cache::CacheView;
 use attn_core::{Row, View};
 
-use super::sight::RowAt;
+use super::call::{MAX_ROWS, RowAt, Rows};
+use super::score;
 use super::softmax::State;
-use super::{MAX_ROWS, score};
-use crate::input::Input;
+use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
-use crate::job::Scoring;
 use crate::kernel::pack;
-use crate::kernel::visible::Tile;
-use crate::level::Run;
+use crate::level::{Level, Run};
+use crate::scoring::{Scoring, TileAt};
 
 /// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
 pub(super) struct Queries<'a> {
-    pub(super) job: &'a Scoring<'a>,
+    /// What channels of a query are multiplied by: 1, −1 or 0.
+    pub(super) factor: f32,
+    pub(super) head_dim: usize,
     pub(super) q: &'a Input<'a>,
     pub(super) rows: &'a [RowAt],
     pub(super) columns: usize,
@@ -32,13 +31,13 @@ pub(super) struct Queries<'a> {
 impl Run<()> for Queries<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { job, q, rows, columns, padded, channels, dst } = self;
+        let Self { factor, head_dim, q, rows, columns, padded, channels, dst } = self;
         dst[..padded * columns].fill(0.0);
         for (at, row) in rows.iter().zip(dst.chunks_exact_mut(columns.max(1))) {
-            let row = &mut row[..job.shape.head_dim];
+            let row = &mut row[..head_dim];
             pack::read_row(isa, q, [at.place[0], at.head, at.place[1]], 0, row);
-            if job.q_factor != 1.0 {
-                row.iter_mut().for_each(|x| *x *= job.q_factor);
+            if factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= factor);
             }
             if let Some(channels) = channels {
                 row.iter_mut().zip(channels.iter()).for_each(|(x, scale)| *x *= scale);
@@ -111,19 +110,17 @@ impl Run<()> for Softmax<'_, '_> {
     }
 }
 
-/// Row blocks of a unit: first row, and how many as they are compiled.
+/// Row blocks of a row group: first row, and how many as they are compiled.
 #[inline(always)]
 fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     let most = rows::most(lanes);
     (0..rows).step_by(most).map(move |first| (first, rows::rows_for((rows - first).min(most), lanes)))
 }
 
-/// Finished scores of some rows of a tile, −∞ where a row does not see a key.
+/// Finished scores of a tile, −∞ where a row does not see a key.
 pub(super) struct FinishScores<'a> {
-    pub(super) job: &'a Scoring<'a>,
-    pub(super) rows: &'a [RowAt],
-    /// Which of them.
-    pub(super) part: Range<usize>,
+    pub(super) scoring: &'a Scoring<'a>,
+    pub(super) rows: Rows<'a>,
     /// First key, and keys.
     pub(super) tile: [usize; 2],
     /// Whether every row sees every key.
@@ -135,18 +132,21 @@ pub(super) struct FinishScores<'a> {
 impl Run<()> for FinishScores<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { job, rows, part, tile: [key, keys], all, words, s } = self;
-        if let Some(scale) = job.mod_scale {
-            for r in part.clone() {
-                let RowAt { sequence, head, query, .. } = rows[r];
-                let tile = Tile { batch: sequence, head, query, rows: 1, key, keys };
-                score::finish(isa, job, scale, tile, &mut words[r], &mut s[r * TILE..][..TILE]);
+        let Self { scoring, rows, tile: [key, keys], all, words, s } = self;
+        if let Some(scale) = scoring.mod_scale {
+            for (shape, part) in rows.by_sequence() {
+                for r in part {
+                    let RowAt { sequence, head, query, .. } = rows.at[r];
+                    let (tile, row) =
+                        (TileAt { batch: sequence, head, query, rows: 1, key, keys }, &mut s[r * TILE..][..TILE]);
+                    score::finish(isa, (scoring, &shape), scale, tile, &mut words[r], row);
+                }
             }
         }
         // The last tile of a sequence may end inside a vector.
-        if !all || job.bias.is_some() || !keys.is_multiple_of(I::LANES) {
+        if !all || scoring.bias.is_some() || !keys.is_multiple_of(I::LANES) {
             let vectors = keys.next_multiple_of(I::LANES);
-            for r in part {
+            for r in 0..rows.at.len() {
                 if words[r] != u64::MAX {
                     score::replace_hidden(isa, &mut s[r * TILE..][..vectors], words[r], f32::NEG_INFINITY);
                 }
@@ -157,24 +157,26 @@ impl Run<()> for FinishScores<'_> {
 
 /// Writes the state of a chunk: maxima in natural logarithms, sums, outputs.
 pub(super) struct Close<'a, 'w> {
-    pub(super) job: &'a Scoring<'a>,
+    /// What makes natural logarithms of maxima.
+    pub(super) to_ln: f64,
     pub(super) state: &'a State<'w>,
     pub(super) rows: usize,
     /// Outputs, and what they have lost to rounding.
     pub(super) o: [&'a [f32]; 2],
     pub(super) wide: usize,
+    pub(super) value_dim: usize,
     pub(super) slot: &'a mut [f32],
 }
 
 impl Run<()> for Close<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { job, state, rows, o: [o, rest], wide, slot } = self;
-        for (r, row) in slot.chunks_exact_mut(job.shape.value_dim + 2).enumerate().take(rows) {
+        let Self { to_ln, state, rows, o: [o, rest], wide, value_dim, slot } = self;
+        for (r, row) in slot.chunks_exact_mut(value_dim + 2).enumerate().take(rows) {
             let (max, sum) = state.of_row::<I>(r);
             // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is
             // made.
-            let exact = f64::from(max) * job.to_ln;
+            let exact = f64::from(max) * to_ln;
             let finite = exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
             let natural = if max.is_finite() { finite } else { max };
             // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third
@@ -204,7 +206,7 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
     /// say which keys each row sees.
     pub(super) fn weighted(
         &self,
-        job: &Scoring<'_>,
+        level: Level,
         words: &[u64],
         wide: usize,
         (p, factor): (&[f32], &[f32]),
@@ -223,7 +225,7 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
             }
         }
         let values = Unchecked { data: &*copy, starts: &starts, base: 0, len: self.keys, columns: wide };
-        job.level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
+        level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
         for j in 0..self.keys {
             let Some(run) = self.cache.run(sequence, token + j) else { continue };
             for (c, value) in self.view.row(run.row, head, run.slot).iter().enumerate() {

@@ -3,21 +3,27 @@
 //!
 //! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::kernel::score).
 
-use attn_core::Bias;
+use attn_core::{AttnShape, Bias};
 
 use crate::isa::Isa;
 use crate::isa::rows::TILE;
-use crate::job::Scoring;
-use crate::kernel::visible::Tile;
 use crate::level::Run;
 use crate::math::tanh;
+use crate::scoring::{Scoring, TileAt};
 
 /// Turns the products of one row into finished scores (temperature is left to the exponent). `tile` has one row. `seen`
 /// says which of its keys are visible; keys whose bias is −∞ are taken out of it.
 #[inline(always)]
-pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, seen: &mut u64, s: &mut [f32]) {
+pub(super) fn finish<I: Isa>(
+    isa: I,
+    (scoring, shape): (&Scoring<'_>, &AttnShape),
+    scale: f32,
+    tile: TileAt,
+    seen: &mut u64,
+    s: &mut [f32],
+) {
     let s = &mut s[..tile.keys.next_multiple_of(I::LANES)];
-    match job.softcap {
+    match scoring.softcap {
         None => {
             let scale = isa.splat(scale);
             for x in s.chunks_exact_mut(I::LANES) {
@@ -32,12 +38,12 @@ pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, 
             }
         }
     }
-    if let Some(bias) = job.bias {
+    if let Some(bias) = scoring.bias {
         add_bias(isa, bias, tile, seen, s);
     }
-    if let Some(alibi) = job.alibi {
+    if let Some(alibi) = scoring.alibi {
         let slope = isa.splat(-alibi.slopes[tile.head]);
-        let at = alibi.align.offset(job.shape.q_len, job.shape.kv_len).saturating_add_unsigned(tile.query);
+        let at = alibi.align.offset(shape.q_len, shape.kv_len).saturating_add_unsigned(tile.query);
         let mut lane = [0.0f32; 16];
         for (n, x) in s.chunks_exact_mut(I::LANES).enumerate() {
             let key = tile.key + n * I::LANES;
@@ -47,17 +53,17 @@ pub(super) fn finish<I: Isa>(isa: I, job: &Scoring<'_>, scale: f32, tile: Tile, 
             isa.store(isa.mul_add(slope, isa.abs(isa.load(&lane)), isa.load(x)), x);
         }
     }
-    if job.mods.has_score_mod() {
+    if scoring.mods.has_score_mod() {
         // Mods take a tile by key; of one row that is the row itself. They are called for visible keys only.
         let mut bits = [0u64; TILE];
         bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *seen >> n & 1);
-        job.mods.score_mod(job.level, tile, 1, Some(&bits), s);
+        scoring.mods.score_mod(scoring.level, tile, 1, Some(&bits), s);
     }
 }
 
 /// Adds the bias of one row. An entry of −∞ hides the score, even one that is NaN.
 #[inline(always)]
-fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: Tile, seen: &mut u64, s: &mut [f32]) {
+fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, seen: &mut u64, s: &mut [f32]) {
     let mut row = [0.0f32; TILE];
     let [nb, nh, nq, nk] = bias.sizes();
     let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };

@@ -1,8 +1,8 @@
 //! The end of a block: divide by the sums, take the sink in, transpose back, round once, write.
 
 use crate::isa::Isa;
-use crate::job::Job;
 use crate::output::Claim;
+use crate::scoring::Job;
 use crate::tiles::MAX_Q_TILE;
 
 /// What a block knows of its rows at the end: a lane each.

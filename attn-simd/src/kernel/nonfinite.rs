@@ -6,10 +6,10 @@
 //! each of them by itself, for the rows that see it.
 
 use super::pack;
-use super::visible::Tile;
 use crate::isa::Isa;
 use crate::isa::product::{self, Panel, Reach};
-use crate::job::Job;
+use crate::scoring::Job;
+use crate::scoring::TileAt;
 
 /// Whether all elements are finite of those rows of a panel that not every query sees: bit by query in `bits`, all set
 /// where all do.
@@ -40,7 +40,7 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     job: &Job<'_>,
-    tile: Tile,
+    tile: TileAt,
     (bits, reach): (&[u64], &Reach<NQ>),
     (p, factor): (&[f32], Option<&[f32]>),
     out: &mut [f32],

@@ -2,7 +2,7 @@
 
 use attn_core::{Row, View};
 
-use crate::input::Input;
+use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::isa::product::Panel;
 

@@ -6,8 +6,8 @@
 
 use super::pack;
 use crate::isa::Isa;
-use crate::job::Job;
 use crate::output::Claim;
+use crate::scoring::Job;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;

@@ -4,11 +4,11 @@
 use attn_core::Bias;
 
 use super::pack;
-use super::visible::Tile;
-use crate::input::Input;
+use crate::dtype::Input;
 use crate::isa::Isa;
-use crate::job::Job;
 use crate::math::tanh;
+use crate::scoring::Job;
+use crate::scoring::TileAt;
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes
 /// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias.
@@ -17,7 +17,7 @@ pub(crate) fn finish<I: Isa, const NQ: usize>(
     isa: I,
     job: &Job<'_>,
     scale: f32,
-    tile: Tile,
+    tile: TileAt,
     scores: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -66,7 +66,7 @@ fn add_bias<I: Isa, const NQ: usize>(
     isa: I,
     job: &Job<'_>,
     bias: &Bias<'_>,
-    tile: Tile,
+    tile: TileAt,
     scores: &mut [f32],
     scratch: &mut [f32],
 ) {

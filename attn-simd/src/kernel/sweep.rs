@@ -9,16 +9,16 @@ use core::ops::Range;
 use super::prefetch::Prefetch;
 use super::softmax::State;
 use super::total::{Part, Total};
-use super::visible::{self, Cover, Ranges, Tile};
+use super::visible::{self, Cover, Ranges};
 use super::{finish, nonfinite, pack, score};
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
 use crate::isa::product::{self, Reach};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2::Avx2, avx512::Avx512};
-use crate::job::Job;
 use crate::level::Level;
 use crate::output::{Claim, Queue, Rows};
+use crate::scoring::{Job, TileAt};
 use crate::tiles::{GROUPS, KV_TILE, STRIP, Scratch};
 use crate::workspace::{Cutter, Line};
 
@@ -361,7 +361,7 @@ impl Visit<'_, '_> {
         if keys == 0 {
             return;
         }
-        let tile = Tile { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
+        let tile = TileAt { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
         let mut cover = ranges.cover(isa, job, tile, bits);
         if cover == Cover::Empty {
             return;

@@ -13,27 +13,10 @@ use attn_core::mask::Term;
 
 use crate::isa::Isa;
 use crate::isa::product::Reach;
-use crate::job::Job;
 use crate::output::Rows;
+use crate::scoring::Job;
+use crate::scoring::TileAt;
 use crate::tiles::{KV_TILE, MAX_Q_TILE};
-
-/// Which tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile {
-    pub(crate) batch: usize,
-    pub(crate) head: usize,
-    pub(crate) query: usize,
-    pub(crate) rows: usize,
-    pub(crate) key: usize,
-    pub(crate) keys: usize,
-}
-
-impl Tile {
-    /// The position in the score tensor of a lane and the tile's `n`-th key.
-    pub(crate) fn position(&self, lane: usize, n: usize) -> attn_core::At {
-        attn_core::At { batch: self.batch, head: self.head, query: self.query + lane, key: self.key + n }
-    }
-}
 
 /// What a tile shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +72,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
     }
 
     /// Which keys of a tile each vector of `lanes` rows needs.
-    pub(crate) fn reach<const NQ: usize>(&self, tile: Tile, lanes: usize) -> Reach<NQ> {
+    pub(crate) fn reach<const NQ: usize>(&self, tile: TileAt, lanes: usize) -> Reach<NQ> {
         let mut reach = Reach { start: [tile.keys; NQ], end: [0; NQ] };
         let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
         for (lane, &(start, end)) in self.rows.iter().take(tile.rows).enumerate() {
@@ -110,7 +93,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
 
     /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
     #[inline(always)]
-    pub(crate) fn cover<I: Isa>(&self, isa: I, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+    pub(crate) fn cover<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         if job.ranges && self.all.start <= tile.key && tile.key + tile.keys <= self.all.end {
             return Cover::Full;
         }
@@ -118,7 +101,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
     }
 
     /// Where each row sees a range: a bit turns on where the range starts and off where it ends.
-    fn by_ranges(&self, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+    fn by_ranges(&self, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         let mut turns = [0u64; KV_TILE + 1];
         for (lane, &(start, end)) in self.rows.iter().enumerate().take(tile.rows) {
             let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
@@ -139,7 +122,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
 
     /// Any mask: 64 keys of each row as a word, transposed.
     #[inline(always)]
-    fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) -> Cover {
+    fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         let wanted = lowest_bits(tile.keys);
         bits.fill(u64::MAX); // lanes without a row, as above
         let rows = &mut bits[..tile.rows];
@@ -189,7 +172,7 @@ fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) 
 /// Clears the bits of positions whose bias, `bias[key][query]` in rows of `width`, is −∞. The bits of a full tile are
 /// set first.
 #[inline(always)]
-pub(crate) fn hide_by_bias(tile: Tile, cover: Cover, width: usize, bias: &[f32], bits: &mut [u64; KV_TILE]) {
+pub(crate) fn hide_by_bias(tile: TileAt, cover: Cover, width: usize, bias: &[f32], bits: &mut [u64; KV_TILE]) {
     if cover == Cover::Full {
         bits.fill(u64::MAX);
     }
@@ -202,7 +185,7 @@ pub(crate) fn hide_by_bias(tile: Tile, cover: Cover, width: usize, bias: &[f32],
 
 /// Fills `bits[key]` with one bit per query whose weight dropout keeps.
 #[inline(always)]
-pub(crate) fn kept(job: &Job<'_>, tile: Tile, bits: &mut [u64; KV_TILE]) {
+pub(crate) fn kept(job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) {
     bits.fill(u64::MAX);
     for (lane, row) in bits.iter_mut().enumerate().take(tile.rows) {
         *row = job.dropout.row_bits(&job.shape, tile.batch, tile.head, tile.query + lane, tile.key);

@@ -16,7 +16,7 @@ use attn_core::half::bf16;
 use attn_core::{Dtype, View};
 
 use super::unit::{SIDE, Tile};
-use crate::input::Input;
+use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::kernel::pack::read_row;
 use crate::math::RAISE;

@@ -22,14 +22,14 @@ use super::softmax::{Weigher, lag, multiply, raise};
 use super::unit::{SIDE, Tile as Words, TileProduct, square};
 use super::values::Values;
 use crate::isa::Isa;
-use crate::job::Job;
 use crate::kernel::softmax::State;
 use crate::kernel::total::{Part, Total};
-use crate::kernel::visible::{self, Cover, Ranges, Tile};
+use crate::kernel::visible::{self, Cover, Ranges};
 use crate::kernel::{finish, score, sweep};
 use crate::level::Level;
 use crate::math::RAISE;
 use crate::output::{Claim, Queue, Rows};
+use crate::scoring::{Job, TileAt};
 use crate::tiles::{KV_TILE, Scratch};
 use crate::workspace::{Cutter, Line};
 
@@ -268,7 +268,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         let end = chunks.end.min(ranges.any.end.div_ceil(SIDE));
         let mut coming = chunks.start.max(ranges.any.start / SIDE);
         // The chunk whose scores are there, and which of the two arrays of scores they are in.
-        let (mut current, mut turn, mut odd): (Option<(Tile, Cover)>, usize, u32) = (None, 0, 0);
+        let (mut current, mut turn, mut odd): (Option<(TileAt, Cover)>, usize, u32) = (None, 0, 0);
         loop {
             if let Some((tile, cover)) = &mut current {
                 let scores = &mut s[turn][..];
@@ -283,7 +283,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             while coming < end && next.is_none() {
                 let key = coming * SIDE;
                 let keys = (job.shape.kv_len - key).min(SIDE);
-                let tile = Tile { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
+                let tile =
+                    TileAt { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
                 let cover = ranges.cover(isa, job, tile, &mut bits);
                 next = (cover != Cover::Empty).then_some((tile, cover));
                 coming += 1;
@@ -372,7 +373,7 @@ fn total_of<'t>(totals: &'t mut [&mut [f32]; 5], layout: &Layout, block: usize) 
 fn finish_scores<I: Isa, const NQ: usize>(
     isa: I,
     job: &Job<'_>,
-    tile: Tile,
+    tile: TileAt,
     cover: &mut Cover,
     scores: &mut [f32],
     bits: &mut [u64; KV_TILE],

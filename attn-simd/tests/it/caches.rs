@@ -4,7 +4,7 @@
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut, state};
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{KernelElement, Level, Line, Plan, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
@@ -28,8 +28,8 @@ fn step<T: KernelElement>(
     let [batch, heads, q_len, _] = q.sizes();
     let (mut out, mut lse) = (vec![-7.0f32; batch * heads * q_len * WIDE], vec![-7.0f32; batch * heads * q_len]);
     let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, [batch, heads, q_len, WIDE])?).lse(&mut lse);
-    let step = Step::new(attn, q.sizes(), queries, cache, level)?;
-    step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
+    let plan = DecodePlan::new(attn, q.sizes(), queries, cache, level)?;
+    plan.split(q, to)?.run(Workspace::new().lines(plan.workspace_lines()))?;
     Ok((out, lse))
 }
 

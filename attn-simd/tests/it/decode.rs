@@ -4,7 +4,7 @@
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Align, Attention, AttnError, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{Kernel, Level, Line, Plan, Work, Workspace};
 use attn_testing::cases::{Inputs, shape};
 use attn_testing::laws::{self, Answer, attend, oracle, same_bits};
@@ -116,22 +116,22 @@ fn in_parts(plan: &Plan<'_, '_>, inputs: &Inputs<f32>, threads: usize) -> Answer
     let view = ViewMut::new(&mut answer.out, Layout::Bhsd, dims.output()).expect("output");
     let outputs = Outputs::new(view).lse(&mut answer.lse);
     let work = plan.work(inputs.q.view(), inputs.k.view(), inputs.v.view(), outputs).expect("accepted");
-    let Work::Split(mut split) = work else { panic!("few queries are decoded") };
-    let cut = split.cut(threads);
-    let (mut states, mut lines) = (vec![f32::NAN; split.states_len(cut)], vec![Line::ZERO; split.workspace_lines()]);
-    // Backwards: no part may count on another having been computed before.
+    let Work::Split(mut call) = work else { panic!("few queries are decoded") };
+    let round = call.cut(threads);
+    let (mut states, mut lines) = (vec![f32::NAN; call.states_len(round)], vec![Line::ZERO; call.workspace_lines()]);
+    // Backwards: no piece may count on another having been computed before.
     let mut rest = states.as_mut_slice();
-    for part in split.parts(cut).collect::<Vec<_>>().into_iter().rev() {
-        let (later, state) = rest.split_at_mut(rest.len() - part.state_len());
-        split.compute(&part, state, &mut lines).expect("the right sizes");
+    for piece in call.pieces(round).collect::<Vec<_>>().into_iter().rev() {
+        let (later, state) = rest.split_at_mut(rest.len() - piece.state_len());
+        call.compute(&piece, state, &mut lines).expect("the right sizes");
         rest = later;
     }
     assert!(rest.is_empty());
-    split.finish(cut, &mut states).expect("the right length");
+    call.finish(round, &mut states).expect("the right length");
     answer
 }
 
-/// However many parts a call is cut into, the bits stay.
+/// However many pieces a call is cut into, the bits stay.
 #[test]
 fn the_cut_changes_no_bit() {
     let parents: Vec<Option<usize>> = vec![None, Some(0), Some(0), Some(1)];
@@ -186,15 +186,15 @@ fn parts_of_the_wrong_size_are_refused() {
     let mut out = [7.0f32; 16];
     let view = ViewMut::new(&mut out, Layout::Bhsd, [1, 2, 1, 8]).expect("output");
     let (q, k, v): (View<'_, f32>, _, _) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let Work::Split(mut split) = plan.work(q, k, v, view).expect("accepted") else { panic!("one query is decoded") };
-    let cut = split.cut(4);
-    let part = split.parts(cut).next().expect("some part");
-    let mut lines = vec![Line::ZERO; split.workspace_lines()];
-    assert!(split.compute(&part, &mut [0.0; 19], &mut lines).is_err());
-    let short = split.workspace_lines() - 1;
-    assert!(split.compute(&part, &mut [0.0; 20], &mut lines[..short]).is_err());
-    let len = split.states_len(cut);
-    assert!(split.finish(cut, &mut vec![0.0; len + 1]).is_err());
+    let Work::Split(mut call) = plan.work(q, k, v, view).expect("accepted") else { panic!("one query is decoded") };
+    let round = call.cut(4);
+    let piece = call.pieces(round).next().expect("some piece");
+    let mut lines = vec![Line::ZERO; call.workspace_lines()];
+    assert!(call.compute(&piece, &mut [0.0; 19], &mut lines).is_err());
+    let short = call.workspace_lines() - 1;
+    assert!(call.compute(&piece, &mut [0.0; 20], &mut lines[..short]).is_err());
+    let len = call.states_len(round);
+    assert!(call.finish(round, &mut vec![0.0; len + 1]).is_err());
     assert_eq!(out, [7.0; 16]);
 }
 
@@ -206,21 +206,21 @@ fn pieces_of_another_call_are_refused() {
     fn kv(x: &[f32], sequences: usize) -> View<'_, f32> {
         View::new(x, Layout::Bhsd, [sequences, 1, 40, 8]).unwrap()
     }
-    let step = |sequences, queries| {
-        Step::new(&attn, [sequences, 1, queries, 8], Queries::All, cache(sequences), level).unwrap()
+    let plan = |sequences, queries| {
+        DecodePlan::new(&attn, [sequences, 1, queries, 8], Queries::All, cache(sequences), level).unwrap()
     };
     let (mut out, mut small_out) = (vec![0.0f32; 3 * 5 * 8], vec![0.0f32; 8]);
-    let (large, small) = (step(3, 5), step(1, 1));
+    let (large, small) = (plan(3, 5), plan(1, 1));
     let q = |sequences, queries| View::new(&x, Layout::Bhsd, [sequences, 1, queries, 8]).unwrap();
     let to = ViewMut::new(&mut out, Layout::Bhsd, [3, 1, 5, 8]).unwrap();
     let large = large.split(q(3, 5), to).unwrap();
     let to = ViewMut::new(&mut small_out, Layout::Bhsd, [1, 1, 1, 8]).unwrap();
     let small = small.split(q(1, 1), to).unwrap();
     let mut lines = vec![Line::ZERO; large.workspace_lines().max(small.workspace_lines())];
-    for part in large.parts(large.cut(4)) {
-        let mut state = vec![9.0; part.state_len()];
-        let refused = small.compute(&part, &mut state, &mut lines);
+    for piece in large.pieces(large.cut(4)) {
+        let mut state = vec![9.0; piece.state_len()];
+        let refused = small.compute(&piece, &mut state, &mut lines);
         assert!(matches!(refused, Err(AttnError::Unsupported { .. })) && state.iter().all(|&x| x == 9.0));
-        assert!(large.compute(&part, &mut state, &mut lines).is_ok());
+        assert!(large.compute(&piece, &mut state, &mut lines).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use attn_core::kv_cache::Queries;
 use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls, part_calls, step_calls};
@@ -27,8 +27,8 @@ impl Engine for Simd {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        plan.split(call.q, call.outputs)?.run(Workspace::new().lines(plan.workspace_lines()))
     });
     part_calls!(|this, call| {
         let plan = Plan::new(call.attn, call.shape, this.0)?;

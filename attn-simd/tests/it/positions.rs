@@ -4,7 +4,7 @@ use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, PagedCache, Queries, RingCache};
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
 use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, oracle, same_bits};
@@ -114,7 +114,7 @@ fn tables_are_checked() {
     let [cos, sin] = wide.each_ref().map(|x| View::new(x, Layout::Bhsd, [1, 1, 10, 8]).expect("a table"));
     let doubles = cache.cache_relative(RopeTables::new(Pairing::Half, cos, sin).expect("alike")).expect("fits");
     let q = [1, 2, 1, DIM];
-    let refused = Step::new(&Attention::new(), q, Queries::All, doubles, Level::detect()).map(|_| ());
+    let refused = DecodePlan::new(&Attention::new(), q, Queries::All, doubles, Level::detect()).map(|_| ());
     assert!(matches!(refused, Err(AttnError::Unsupported { .. })), "{refused:?}");
 }
 
@@ -146,14 +146,14 @@ fn a_prefix_gets_rope_with_what_follows() {
         rope.apply_in_place(&mut view, Positions::Offset(from as isize)).expect("fits");
     }
     let attn = Attention::new();
-    let with_prefix = |prefix, own, level| Step::with_prefix(&attn, q.sizes, Queries::All, prefix, own, level);
+    let with_prefix = |prefix, own, level| DecodePlan::with_prefix(&attn, q.sizes, Queries::All, prefix, own, level);
     let want = oracle(&attn.mask(Mask::causal(Align::BottomRight)), &meant);
     for level in Level::available() {
-        let step = with_prefix(roped(prefix, long), roped(own, long), level).expect("accepted");
+        let plan = with_prefix(roped(prefix, long), roped(own, long), level).expect("accepted");
         let mut got = Answer { out: vec![-7.0f32; HEADS * queries * WIDE], lse: vec![-7.0f32; HEADS * queries] };
         let to = ViewMut::new(&mut got.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
-        let split = step.split(q.view(), Outputs::new(to).lse(&mut got.lse)).expect("accepted");
-        split.run(Workspace::new().lines(step.workspace_lines())).expect("room");
+        let call = plan.split(q.view(), Outputs::new(to).lse(&mut got.lse)).expect("accepted");
+        call.run(Workspace::new().lines(plan.workspace_lines())).expect("room");
         want.check(TWICE, &got, &level);
     }
     let refused = |prefix, own| with_prefix(prefix, own, Level::detect()).map(|_| ()).expect_err("refused");
@@ -194,11 +194,11 @@ fn tokens_of_evicted_pages_are_hidden() {
                 let mut want = Answer { out: vec![0.0f32; HEADS * queries * WIDE], lse: vec![0.0f32; HEADS * queries] };
                 let to = ViewMut::new(&mut want.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
                 let outputs = Outputs::new(to).lse(&mut want.lse);
-                let step = Step::new(&rule, q.sizes, Queries::All, full.view(), level).expect("accepted");
+                let plan = DecodePlan::new(&rule, q.sizes, Queries::All, full.view(), level).expect("accepted");
                 let mut scratch = Workspace::new();
-                step.split(q.view(), outputs)
+                plan.split(q.view(), outputs)
                     .expect("accepted")
-                    .run(scratch.lines(step.workspace_lines()))
+                    .run(scratch.lines(plan.workspace_lines()))
                     .expect("room");
                 same_bits(&got.out, &want.out, &(level, &gone, queries));
                 same_bits(&got.lse, &want.lse, &(level, &gone, queries));

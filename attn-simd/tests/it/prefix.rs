@@ -3,7 +3,7 @@
 use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, Queries, RingCache};
 use attn_core::{Alibi, Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::{Source, Step};
+use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{Level, Line, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, oracle, same_bits};
@@ -16,7 +16,7 @@ const WIDE: usize = 20;
 const LENS: [usize; 3] = [5, 530, 1];
 const COUNTS: [usize; 3] = [1, 18, 0];
 
-/// Whole sequences, prefix and all, and the parts that a step takes.
+/// Whole sequences, prefix and all, and the parts that a plan takes.
 struct Parts {
     whole: Inputs<f32>,
     prefix: [Tensor4<f32>; 2],
@@ -63,10 +63,10 @@ fn outputs(answer: &mut Answer<f32>) -> Outputs<'_, f32> {
     Outputs::new(to).lse(&mut answer.lse)
 }
 
-fn run(step: &Step<'_, '_, '_>, q: View<'_, f32>) -> Answer<f32> {
+fn run(plan: &DecodePlan<'_, '_, '_>, q: View<'_, f32>) -> Answer<f32> {
     let mut answer = new_answer();
-    let split = step.split(q, outputs(&mut answer)).expect("accepted");
-    split.run(Workspace::new().lines(step.workspace_lines())).expect("enough scratch");
+    let call = plan.split(q, outputs(&mut answer)).expect("accepted");
+    call.run(Workspace::new().lines(plan.workspace_lines())).expect("enough scratch");
     answer
 }
 
@@ -94,8 +94,8 @@ fn check<'a>(before: usize, attn: &Attention<'_>, alone: impl Fn(usize) -> Atten
     let parts = Parts::new(before);
     let [prefix, cache] = parts.caches();
     for level in Level::available() {
-        let step = Step::with_prefix(attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level);
-        let got = run(&step.expect("accepted"), parts.q.view());
+        let plan = DecodePlan::with_prefix(attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level);
+        let got = run(&plan.expect("accepted"), parts.q.view());
         for b in 0..3 {
             // The sequence by itself, from its first query on.
             let (end, count, attn) = (before + LENS[b], COUNTS[b], alone(b));
@@ -132,27 +132,27 @@ fn cuts_and_rounds_change_no_bit() {
     for level in Level::available() {
         for shared in [true, false] {
             let q = parts.q.sizes;
-            let step = match shared {
-                true => Step::with_prefix(&attn, q, Queries::First(&COUNTS), prefix, cache, level),
-                false => Step::new(&attn, q, Queries::First(&COUNTS), cache, level),
+            let plan = match shared {
+                true => DecodePlan::with_prefix(&attn, q, Queries::First(&COUNTS), prefix, cache, level),
+                false => DecodePlan::new(&attn, q, Queries::First(&COUNTS), cache, level),
             };
-            let step = step.expect("accepted");
-            let want = run(&step, parts.q.view());
+            let plan = plan.expect("accepted");
+            let want = run(&plan, parts.q.view());
             for (threads, floats) in [(1, usize::MAX), (3, usize::MAX), (64, usize::MAX), (1, 0), (2, 500), (16, 0)] {
                 let mut got = new_answer();
-                let mut split = step.split(parts.q.view(), outputs(&mut got)).expect("accepted");
-                let mut lines = vec![Line::ZERO; split.workspace_lines()];
-                let (mut round, mut rounds) = (Some(split.first_round(threads, floats)), 0);
-                while let Some(cut) = round {
-                    let mut states = vec![f32::NAN; split.states_len(cut)];
+                let mut call = plan.split(parts.q.view(), outputs(&mut got)).expect("accepted");
+                let mut lines = vec![Line::ZERO; call.workspace_lines()];
+                let (mut next, mut rounds) = (Some(call.first_round(threads, floats)), 0);
+                while let Some(round) = next {
+                    let mut states = vec![f32::NAN; call.states_len(round)];
                     let mut rest = states.as_mut_slice();
-                    for part in split.parts(cut).collect::<Vec<_>>().into_iter().rev() {
-                        let (later, state) = rest.split_at_mut(rest.len() - part.state_len());
-                        split.compute(&part, state, &mut lines).expect("the right sizes");
+                    for piece in call.pieces(round).collect::<Vec<_>>().into_iter().rev() {
+                        let (later, state) = rest.split_at_mut(rest.len() - piece.state_len());
+                        call.compute(&piece, state, &mut lines).expect("the right sizes");
                         rest = later;
                     }
-                    split.finish(cut, &mut states).expect("the right length");
-                    (round, rounds) = (split.next_round(cut), rounds + 1);
+                    call.finish(round, &mut states).expect("the right length");
+                    (next, rounds) = (call.next_round(round), rounds + 1);
                 }
                 assert_eq!(
                     rounds,
@@ -181,8 +181,8 @@ fn the_two_caches_may_differ_in_type() {
     let wide = narrow.each_ref().map(|x| Tensor4::<f32>::new(x.sizes, Memory::Bhsd, |at| x.at(at).to_f64()));
     for level in Level::available() {
         let of = |prefix: Source<'_>| {
-            let step = Step::with_prefix(&attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level);
-            run(&step.expect("accepted"), parts.q.view())
+            let plan = DecodePlan::with_prefix(&attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level);
+            run(&plan.expect("accepted"), parts.q.view())
         };
         let narrow = of(CacheView::of_tensors(narrow[0].view(), narrow[1].view()).expect("a prefix").into());
         assert!(narrow == of(CacheView::of_tensors(wide[0].view(), wide[1].view()).expect("a prefix").into()));
@@ -197,9 +197,9 @@ fn the_two_caches_may_differ_in_type() {
 fn the_prefix_counts_once() {
     let (parts, attn, level) = (Parts::new(1000), Attention::new(), Level::detect());
     let [prefix, cache] = parts.caches();
-    let bytes = |step: Result<Step<'_, '_, '_>, AttnError>| step.expect("accepted").bytes();
-    let own = bytes(Step::new(&attn, parts.q.sizes, Queries::First(&COUNTS), cache, level));
-    let both = bytes(Step::with_prefix(&attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level));
+    let bytes = |plan: Result<DecodePlan<'_, '_, '_>, AttnError>| plan.expect("accepted").bytes();
+    let own = bytes(DecodePlan::new(&attn, parts.q.sizes, Queries::First(&COUNTS), cache, level));
+    let both = bytes(DecodePlan::with_prefix(&attn, parts.q.sizes, Queries::First(&COUNTS), prefix, cache, level));
     assert_eq!(both - own, 2 * 1000 * (DIM + WIDE) * 4);
 }
 
@@ -208,7 +208,7 @@ fn prefixes_that_do_not_fit_are_refused() {
     let (parts, attn, level) = (Parts::new(10), Attention::new(), Level::detect());
     let [prefix, cache] = parts.caches();
     let refused = |prefix: CacheView<'_, f32>, queries: Queries<'_>| {
-        Step::with_prefix(&attn, parts.q.sizes, queries, prefix, cache, level).map(|_| ()).expect_err("refused")
+        DecodePlan::with_prefix(&attn, parts.q.sizes, queries, prefix, cache, level).map(|_| ()).expect_err("refused")
     };
     let counts = Queries::First(&COUNTS);
     assert!(matches!(refused(cache, counts), AttnError::Size { expected: 1, found: 3, .. }));
@@ -226,7 +226,7 @@ fn prefixes_that_do_not_fit_are_refused() {
     let values = ViewMut::new(&mut v, Layout::Bhsd, [1, 2, 10, WIDE]).expect("values");
     let mut ring = RingCache::new(keys, values, &mut seen, 2, 8).expect("a ring");
     ring.insert(parts.prefix[0].view(), parts.prefix[1].view()).expect("fits");
-    assert!(Step::with_prefix(&attn, parts.q.sizes, counts, ring.view(), cache, level).is_ok());
+    assert!(DecodePlan::with_prefix(&attn, parts.q.sizes, counts, ring.view(), cache, level).is_ok());
     let first = |x: &Tensor4<f32>| Tensor4::<f32>::new([1, 2, 1, x.sizes[3]], Memory::Bhsd, |at| f64::from(x.at(at)));
     let (k, v) = (first(&parts.prefix[0]), first(&parts.prefix[1]));
     ring.insert(k.view(), v.view()).expect("fits");

@@ -6,7 +6,7 @@ use attn_core::int8::{
 };
 use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
-use attn_simd::decode::{Source, Step};
+use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
@@ -25,8 +25,8 @@ pub(super) fn step<'c, Q: KernelElement>(
     let rows = batch * heads * q_len;
     let mut answer = Answer { out: vec![-7.0f32; rows * value_dim], lse: vec![-7.0f32; rows] };
     let to = ViewMut::new(&mut answer.out, Layout::Bhsd, [batch, heads, q_len, value_dim])?;
-    let step = Step::new(attn, q.sizes(), Queries::All, cache, level)?;
-    step.split(q, Outputs::new(to).lse(&mut answer.lse))?.run(Workspace::new().lines(step.workspace_lines()))?;
+    let plan = DecodePlan::new(attn, q.sizes(), Queries::All, cache, level)?;
+    plan.split(q, Outputs::new(to).lse(&mut answer.lse))?.run(Workspace::new().lines(plan.workspace_lines()))?;
     Ok(answer)
 }
 

@@ -2,7 +2,7 @@
 
 use attn_core::kv_cache::Queries;
 use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
 use attn_testing::{Engine, Reference, Streaming, engine_calls, part_calls, step_calls};
@@ -23,8 +23,8 @@ impl Engine for Simd {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        plan.split(call.q, call.outputs)?.run(Workspace::new().lines(plan.workspace_lines()))
     });
     part_calls!(|this, call| {
         let plan = Plan::new(call.attn, call.shape, this.0)?;
@@ -58,8 +58,8 @@ impl Engine for Parallel {
         attn_parallel::Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs)
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        attn_parallel::Runner::new().attend_cache_planned(&step, call.q, call.outputs)
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        attn_parallel::Runner::new().attend_cache_planned(&plan, call.q, call.outputs)
     });
 }
 

@@ -3,7 +3,7 @@
 use attn_core::Dtype;
 use attn_core::kv_cache::Queries;
 use attn_parallel::Runner;
-use attn_simd::decode::Step;
+use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Workspace};
 use attn_testing::random::{Call, Target};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
@@ -40,8 +40,8 @@ impl Engine for Simd {
         attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        step.split(call.q, call.outputs)?.run(Workspace::new().lines(step.workspace_lines()))
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        plan.split(call.q, call.outputs)?.run(Workspace::new().lines(plan.workspace_lines()))
     });
 }
 
@@ -66,8 +66,8 @@ impl Engine for Parallel {
         this.1.install(|| Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs))
     });
     step_calls!(|this, call| {
-        let step = Step::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        this.1.install(|| Runner::new().attend_cache_planned(&step, call.q, call.outputs))
+        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
+        this.1.install(|| Runner::new().attend_cache_planned(&plan, call.q, call.outputs))
     });
 }
 

@@ -2,13 +2,30 @@
 
 use core::ops::Deref;
 
-use attn_core::{Alibi, AttnShape, Bias, Dropout, Mask, Mods, Problem};
+use attn_core::{Alibi, Attention, AttnShape, Bias, Dropout, Mask, Mods, Problem};
 
-use crate::input::Input;
+use crate::dtype::Input;
 use crate::isa::Isa;
-use crate::kernel::visible::Tile;
 use crate::level::{Level, Run};
 use crate::tiles::{KV_TILE, Tiles};
+
+/// Which tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileAt {
+    pub(crate) batch: usize,
+    pub(crate) head: usize,
+    pub(crate) query: usize,
+    pub(crate) rows: usize,
+    pub(crate) key: usize,
+    pub(crate) keys: usize,
+}
+
+impl TileAt {
+    /// The position in the score tensor of a lane and the tile's `n`-th key.
+    pub(crate) fn position(&self, lane: usize, n: usize) -> attn_core::At {
+        attn_core::At { batch: self.batch, head: self.head, query: self.query + lane, key: self.key + n }
+    }
+}
 
 /// The caller's mods, called once per tile rather than once per score, so that the kernels need not be compiled for
 /// them. What implements it is compiled with the caller, for the level that runs.
@@ -19,12 +36,12 @@ pub(crate) trait TileMods: Sync {
     fn has_mask_mod(&self) -> bool;
     /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
     /// are given, only of the positions they show: score_mod is not called about others.
-    fn score_mod(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
+    fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
     /// Clears the bits of the keys that are hidden: one word of keys per row.
-    fn mask_mod(&self, level: Level, tile: Tile, rows: &mut [u64]);
+    fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]);
 }
 
-impl<M: Mods + Sync> TileMods for Problem<'_, '_, M> {
+impl<M: Mods + Sync> TileMods for M {
     fn has_score_mod(&self) -> bool {
         M::SCORE_MOD
     }
@@ -33,19 +50,19 @@ impl<M: Mods + Sync> TileMods for Problem<'_, '_, M> {
         M::MASK_MOD
     }
 
-    fn score_mod(&self, level: Level, tile: Tile, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
-        level.run(Score { mods: self.attn().get_mods(), tile, width, bits, scores });
+    fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
+        level.run(Score { mods: self, tile, width, bits, scores });
     }
 
-    fn mask_mod(&self, level: Level, tile: Tile, rows: &mut [u64]) {
-        level.run(Visible { mods: self.attn().get_mods(), tile, rows });
+    fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]) {
+        level.run(Visible { mods: self, tile, rows });
     }
 }
 
 /// score_mod over one tile.
 struct Score<'a, M> {
     mods: &'a M,
-    tile: Tile,
+    tile: TileAt,
     width: usize,
     bits: Option<&'a [u64; KV_TILE]>,
     scores: &'a mut [f32],
@@ -77,7 +94,7 @@ impl<M: Mods> Run<()> for Score<'_, M> {
 /// mask_mod over one tile.
 struct Visible<'a, M> {
     mods: &'a M,
-    tile: Tile,
+    tile: TileAt,
     rows: &'a mut [u64],
 }
 
@@ -108,6 +125,7 @@ impl<M: Mods> Run<()> for Visible<'_, M> {
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'j> {
     pub(crate) scoring: Scoring<'j>,
+    pub(crate) shape: AttnShape,
     pub(crate) tiles: Tiles,
     pub(crate) q: Input<'j>,
     pub(crate) k: Input<'j>,
@@ -121,7 +139,8 @@ impl<'j> Job<'j> {
         level: Level,
         [q, k, v]: [Input<'j>; 3],
     ) -> Self {
-        Self { scoring: Scoring::new(problem, level), tiles: Tiles::of(level), q, k, v }
+        let (attn, shape) = (problem.attn(), *problem.shape());
+        Self { scoring: Scoring::new(attn, problem.scale(), level), shape, tiles: Tiles::of(level), q, k, v }
     }
 }
 
@@ -134,11 +153,10 @@ impl<'j> Deref for Job<'j> {
     }
 }
 
-/// What happens to scores, whatever kernel computes them.
+/// What happens to the scores of a call, whatever kernel computes them and whatever the lengths of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'j> {
     pub(crate) level: Level,
-    pub(crate) shape: AttnShape,
     pub(crate) mask: &'j Mask<'j>,
     /// Whether what each row sees is a range of keys.
     pub(crate) ranges: bool,
@@ -158,13 +176,11 @@ pub(crate) struct Scoring<'j> {
 }
 
 impl<'j> Scoring<'j> {
-    /// From a checked problem.
-    pub(crate) fn new<M: Mods + Sync>(problem: &'j Problem<'j, 'j, M>, level: Level) -> Self {
-        let attn = problem.attn();
-        let Factors { mod_scale, q_factor, to_ln } = Factors::of(problem);
+    /// From checked options and the scale in force.
+    pub(crate) fn new<M: Mods + Sync>(attn: &'j Attention<'j, M>, scale: f64, level: Level) -> Self {
+        let Factors { mod_scale, q_factor, to_ln } = Factors::of(attn, scale);
         Self {
             level,
-            shape: *problem.shape(),
             mask: attn.get_mask(),
             ranges: attn.get_mask().is_ranges() && !M::MASK_MOD,
             bias: attn.get_bias(),
@@ -173,11 +189,11 @@ impl<'j> Scoring<'j> {
                 // Beyond these bounds a cap makes no difference that f32 could show, and would overflow or underflow
                 // there.
                 let cap = cap.clamp(f64::from_bits(0x39b0 << 48), f64::from_bits(0x4630 << 48)); // 2⁻¹⁰⁰ … 2¹⁰⁰
-                (cap as f32, finite(problem.scale() / cap))
+                (cap as f32, finite(scale / cap))
             }),
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
-            mods: problem,
+            mods: attn.get_mods(),
             mod_scale,
             q_factor,
             to_ln,
@@ -198,11 +214,10 @@ struct Factors {
 }
 
 impl Factors {
-    fn of<M: Mods>(problem: &Problem<'_, '_, M>) -> Self {
-        let attn = problem.attn();
+    fn of<M: Mods>(attn: &Attention<'_, M>, scale: f64) -> Self {
         let modified =
             attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE_MOD;
-        let (scale, per_temperature) = (problem.scale(), 1.0 / attn.get_temperature().unwrap_or(1.0));
+        let per_temperature = 1.0 / attn.get_temperature().unwrap_or(1.0);
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs
         // nothing. The running maximum needs it positive: its sign goes to the queries.
         let (mod_scale, q_factor, to_ln) = if modified {
@@ -219,7 +234,7 @@ impl Factors {
 
 /// What differences of a problem's scores in a tile will be multiplied by, before there are inputs.
 pub(crate) fn log2_scale<M: Mods>(problem: &Problem<'_, '_, M>) -> f32 {
-    to_log2(Factors::of(problem).to_ln)
+    to_log2(Factors::of(problem.attn(), problem.scale()).to_ln)
 }
 
 fn to_log2(to_ln: f64) -> f32 {

@@ -1,17 +1,15 @@
-//! One step of an engine: queries of many sequences against one cache, decode steps and prefill chunks together.
-
-use core::ops::Range;
+//! The plan of one step of an engine: queries of many sequences against one cache, decode steps and prefill chunks
+//! together.
 
 use attn_core::kv_cache::Queries;
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Mods, Outputs, Problem, Result, View, default_scale};
 
-use super::chunk::Sizes;
-use super::source::Source;
-use super::split::{Call, Calls, Sequences, Split, prefix_lines};
-use super::{CHUNK, MAX_ROWS, tree};
-use crate::input::KernelElement;
-use crate::job::Scoring;
+use super::call::{CHUNK, Call, MAX_ROWS, Sequences, Sizes, prefix_lines, state_lines};
+use super::run::DecodeCall;
+use super::tree;
+use crate::dtype::{KernelElement, Source};
 use crate::level::Level;
+use crate::scoring::Scoring;
 
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
 ///
@@ -23,7 +21,7 @@ use crate::level::Level;
 /// ```
 /// use attn_core::kv_cache::{PagedCache, Queries};
 /// use attn_core::{Attention, Layout, View, ViewMut};
-/// use attn_simd::decode::Step;
+/// use attn_simd::decode::DecodePlan;
 /// use attn_simd::{Level, Workspace};
 /// // Two sequences of 5 and 3 tokens in pages of 4; the first decodes one token, the second prefills three.
 /// let pages: Vec<f32> = (0..3 * 4 * 16).map(|n| (n as f32).sin()).collect();
@@ -33,15 +31,15 @@ use crate::level::Level;
 /// let (q, mut out) = (vec![0.5f32; 4 * 16], vec![0.0f32; 4 * 16]);
 /// let q = View::new(&q, Layout::Bhsd, [1, 1, 4, 16])?;
 /// let attn = Attention::new();
-/// let step = Step::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache.view(), Level::detect())?;
+/// let plan = DecodePlan::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache.view(), Level::detect())?;
 /// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 4, 16])?;
-/// step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
+/// plan.split(q, to)?.run(Workspace::new().lines(plan.workspace_lines()))?;
 /// // The second sequence's first token sees itself.
 /// assert_eq!(out[16..32], pages.row(1, 0, 0).iter().collect::<Vec<_>>());
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'p, 'a, 'c, M = ()> {
+pub struct DecodePlan<'p, 'a, 'c, M = ()> {
     attn: Attention<'a, &'p M>,
     /// Sizes of q and of the output, with the longest sequence.
     shape: AttnShape,
@@ -54,7 +52,7 @@ pub struct Step<'p, 'a, 'c, M = ()> {
     level: Level,
 }
 
-impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
+impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// Checks every sequence: its queries against its tokens, the options against its shape. `cache` is a
     /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, or one in int8
     /// ([`QuantizedView`](attn_core::int8::QuantizedView)).
@@ -83,7 +81,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
     /// ```
     /// use attn_core::kv_cache::{CacheView, Queries};
     /// use attn_core::{Attention, Layout, View, ViewMut};
-    /// use attn_simd::decode::Step;
+    /// use attn_simd::decode::DecodePlan;
     /// use attn_simd::{Level, Workspace};
     /// // A prompt of 100 tokens, and three answers to it of one, two and five tokens so far: each decodes its last.
     /// let (prompt, tokens) = (vec![0.5f32; 100 * 16], vec![0.25f32; 3 * 8 * 16]);
@@ -93,9 +91,9 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
     /// let cache = CacheView::of_slots(tokens, tokens, &lens)?;
     /// let (q, mut out) = (vec![0.0f32; 3 * 16], vec![0.0f32; 3 * 16]); // every score 0: outputs are means
     /// let (q, attn) = (View::new(&q, Layout::Bhsd, [3, 1, 1, 16])?, Attention::new());
-    /// let step = Step::with_prefix(&attn, q.sizes(), Queries::All, prefix, cache, Level::detect())?;
+    /// let plan = DecodePlan::with_prefix(&attn, q.sizes(), Queries::All, prefix, cache, Level::detect())?;
     /// let to = ViewMut::new(&mut out, Layout::Bhsd, [3, 1, 1, 16])?;
-    /// step.split(q, to)?.run(Workspace::new().lines(step.workspace_lines()))?;
+    /// plan.split(q, to)?.run(Workspace::new().lines(plan.workspace_lines()))?;
     /// for (out, len) in out.chunks(16).zip(lens) {
     ///     let mean = (100.0 * 0.5 + len as f32 * 0.25) / (100 + len) as f32;
     ///     assert!(out.iter().all(|x| (x - mean).abs() < 1e-6));
@@ -167,7 +165,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.vectors() };
         let before = this.source.first();
         for sequence in 0..batch {
-            let (q_len, kv_len) = (this.q_len(sequence), this.source.len(sequence));
+            let (q_len, kv_len) = (queries.len(sequence, shape.q_len), this.source.len(sequence));
             if q_len > 1 && this.source.has_dropped(sequence) {
                 return Err(AttnError::Unsupported {
                     what: "several queries over a ring cache that has dropped tokens which they see",
@@ -183,7 +181,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         Ok(this)
     }
 
-    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what a step reads at most in
+    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what the call reads at most in
     /// one pass.
     pub fn bytes(&self) -> usize {
         let before = self.prefix.map_or(0, |prefix| prefix.len(0));
@@ -206,18 +204,18 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         }
         let before = match self.prefix {
             None => 0,
-            Some(_) => prefix_lines(self.all_queries(), q_heads.saturating_mul(value_dim + 2)),
+            Some(_) => prefix_lines(self.sequences().all_queries(), q_heads.saturating_mul(value_dim + 2)),
         };
-        sizes.lines() + super::split::state_lines(value_dim) + before
+        sizes.lines() + state_lines(value_dim) + before
     }
 
-    fn all_queries(&self) -> usize {
-        (0..self.shape.batch).fold(0, |sum, n| sum.saturating_add(self.q_len(n)))
+    fn sequences(&self) -> Sequences<'_> {
+        Sequences { shape: self.shape, queries: self.queries, lens: Some(self.source) }
     }
 
     fn sizes(&self) -> Sizes {
         let AttnShape { kv_len, head_dim, value_dim, .. } = self.shape;
-        let together = if self.prefix.is_some() { self.all_queries() } else { self.most };
+        let together = if self.prefix.is_some() { self.sequences().all_queries() } else { self.most };
         match self.shape.group().saturating_mul(together) {
             0 => Sizes::default(),
             rows => {
@@ -227,7 +225,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         }
     }
 
-    /// The call on tensors of these sizes, to be [run](Split::run) or shared by threads.
+    /// The call on tensors of these sizes, to be [run](DecodeCall::run) or shared by threads.
     ///
     /// # Errors
     /// [`AttnError::Size`] where q or the outputs have other sizes; [`AttnError::Unsupported`] where the full weights
@@ -236,15 +234,15 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
         &'w self,
         q: View<'w, Q>,
         outputs: impl Into<Outputs<'o, O>>,
-    ) -> Result<Split<'w>> {
+    ) -> Result<DecodeCall<'w>> {
         let shape = self.shape;
         let batch = if matches!(self.queries, Queries::Packed(_)) { 1 } else { shape.batch };
         let planned = [batch, shape.q_heads, shape.q_len, shape.head_dim];
         for ((what, planned), given) in [
-            "q batch against the step",
-            "q heads against the step",
-            "q_len against the step",
-            "head_dim against the step",
+            "q batch against the plan",
+            "q heads against the plan",
+            "q_len against the plan",
+            "head_dim against the plan",
         ]
         .into_iter()
         .zip(planned)
@@ -258,40 +256,15 @@ impl<'p, 'a, 'c, M: Mods + Sync> Step<'p, 'a, 'c, M> {
             return Err(AttnError::Unsupported { what: "weights as an output over a cache" });
         }
         let Outputs { out, lse, .. } = outputs;
+        let scale = self.attn.get_scale().unwrap_or_else(|| default_scale(shape.head_dim));
         let call = Call {
-            level: self.level,
-            calls: Calls::Each(self),
+            scoring: Scoring::new(&self.attn, scale, self.level),
+            sequences: self.sequences(),
             source: self.source,
             prefix: self.prefix,
             q: Q::input(q),
-            heads: [shape.kv_heads, shape.group()],
-            value_dim: shape.value_dim,
             sizes: self.sizes(),
         };
-        Ok(Split::new(call, O::row_target(out), lse))
-    }
-}
-
-impl<M: Mods + Sync> Sequences for Step<'_, '_, '_, M> {
-    fn count(&self) -> usize {
-        self.shape.batch
-    }
-
-    fn q_len(&self, sequence: usize) -> usize {
-        self.queries.len(sequence, self.shape.q_len)
-    }
-
-    fn place(&self, sequence: usize) -> [usize; 2] {
-        self.queries.start(sequence)
-    }
-
-    fn padding(&self, sequence: usize) -> Range<usize> {
-        self.queries.padding(sequence, self.shape.batch, self.shape.q_len)
-    }
-
-    fn with(&self, sequence: usize, f: &mut dyn FnMut(&Scoring<'_>)) {
-        let (q_len, kv_len) = (Sequences::q_len(self, sequence), self.source.len(sequence));
-        // Checked when the step was made.
-        f(&Scoring::new(&Problem::of_checked(&self.attn, AttnShape { q_len, kv_len, ..self.shape }), self.level));
+        Ok(DecodeCall::new(call, O::row_target(out), lse))
     }
 }

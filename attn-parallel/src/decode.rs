@@ -1,15 +1,15 @@
-//! Few queries over many keys: the parts of a decode call on the threads of the current rayon pool.
+//! Few queries over many keys: the pieces of a decode call on the threads of the current rayon pool.
 //!
-//! Each thread takes parts of the keys one by one and writes a state for each. The caller's thread merges the states in
-//! a fixed tree and writes the output. The number of parts, and the thread that computes a part, change no bit. The
-//! caller's thread keeps the memory of the states for its next call, so that a step of decoding allocates nothing. A
+//! Each thread takes pieces one by one and writes a state for each. The caller's thread merges the states in a fixed
+//! tree and writes the output. The number of pieces, and the thread that computes a piece, change no bit. The caller's
+//! thread keeps the memory of the states for its next call, so that a step of decoding allocates nothing. A
 //! call with many queries runs in rounds, so that the states of a long prompt do not all exist at once.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
 use attn_core::{AttnError, Result};
-use attn_simd::decode::{Part, Parts, Split};
+use attn_simd::decode::{DecodeCall, Piece, Pieces};
 
 use crate::scratch::Scratch;
 use crate::threads::on_threads;
@@ -18,43 +18,43 @@ use crate::threads::on_threads;
 const ROUND_FLOATS: usize = 1 << 21;
 
 /// Runs a decode call on at most `threads` threads.
-pub(crate) fn run(mut split: Split<'_>, threads: usize, mut scratch: Scratch<'_>) -> Result<()> {
-    let lines = split.workspace_lines();
+pub(crate) fn run(mut call: DecodeCall<'_>, threads: usize, mut scratch: Scratch<'_>) -> Result<()> {
+    let lines = call.workspace_lines();
     if threads <= 1 {
-        return scratch.round().with(lines, |lines| split.run(lines));
+        return scratch.round().with(lines, |lines| call.run(lines));
     }
-    let mut round = Some(split.first_round(threads, ROUND_FLOATS));
-    while let Some(cut) = round {
-        with_states(split.states_len(cut), |states| {
-            let queue = Mutex::new(Queue { parts: split.parts(cut), states: &mut *states });
+    let mut next = Some(call.first_round(threads, ROUND_FLOATS));
+    while let Some(round) = next {
+        with_states(call.states_len(round), |states| {
+            let queue = Mutex::new(Queue { pieces: call.pieces(round), states: &mut *states });
             let scratch = scratch.round();
             on_threads(threads, &|| {
                 scratch.with(lines, |lines| {
-                    while let Some((part, state)) = next(&queue) {
-                        split.compute(&part, state, lines)?;
+                    while let Some((piece, state)) = next_piece(&queue) {
+                        call.compute(&piece, state, lines)?;
                     }
                     Ok(())
                 })
             })?;
-            split.finish(cut, states)
+            call.finish(round, states)
         })?;
-        round = split.next_round(cut);
+        next = call.next_round(round);
     }
     Ok(())
 }
 
-/// Parts that no thread has taken, and memory for their states.
+/// Pieces that no thread has taken, and memory for their states.
 struct Queue<'q, 's, 'w> {
-    parts: Parts<'q, 'w>,
+    pieces: Pieces<'q, 'w>,
     states: &'s mut [f32],
 }
 
-fn next<'s>(queue: &Mutex<Queue<'_, 's, '_>>) -> Option<(Part, &'s mut [f32])> {
+fn next_piece<'s>(queue: &Mutex<Queue<'_, 's, '_>>) -> Option<(Piece, &'s mut [f32])> {
     let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-    let part = queue.parts.next()?;
-    let (state, later) = std::mem::take(&mut queue.states).split_at_mut_checked(part.state_len())?;
+    let piece = queue.pieces.next()?;
+    let (state, later) = std::mem::take(&mut queue.states).split_at_mut_checked(piece.state_len())?;
     queue.states = later;
-    Some((part, state))
+    Some((piece, state))
 }
 
 /// Calls `f` with this thread's memory for states. A closure of the caller that attends itself gets fresh memory.

@@ -4,14 +4,14 @@
 //! at once: the queries are taken in rounds of bounded size. No bit depends on that: a row is computed alike in any
 //! round.
 
-use super::split::Call;
+use super::call::Call;
 
 /// Pieces that a thread gets: with fewer, a thread that was interrupted once would be waited for.
-const PARTS_PER_THREAD: usize = 8;
+const PIECES_PER_THREAD: usize = 8;
 
 /// Some queries, and into how large pieces of keys they are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct Round {
     /// Chunks that a piece may have at most.
     chunks: usize,
     /// Sequence and number of the first query.
@@ -22,7 +22,7 @@ pub struct Cut {
     last: bool,
 }
 
-impl Cut {
+impl Round {
     /// All queries, not cut at all.
     pub(super) const WHOLE: Self = Self { chunks: usize::MAX, first: [0, 0], queries: usize::MAX, last: true };
 
@@ -30,9 +30,9 @@ impl Cut {
     pub(super) fn all(call: &Call<'_>, threads: usize) -> Self {
         let chunks = match threads {
             0 | 1 => usize::MAX,
-            _ => call.work() / threads.saturating_mul(PARTS_PER_THREAD),
+            _ => call.work() / threads.saturating_mul(PIECES_PER_THREAD),
         };
-        Self { chunks, queries: queries_of(call), ..Self::WHOLE }
+        Self { chunks, queries: call.sequences.all_queries(), ..Self::WHOLE }
     }
 
     /// Chunks that a piece may have at most.
@@ -56,12 +56,7 @@ impl Cut {
     }
 }
 
-/// Queries of all sequences.
-pub(super) fn queries_of(call: &Call<'_>) -> usize {
-    (0..call.calls.count()).fold(0, |sum, sequence| sum.saturating_add(call.calls.q_len(sequence)))
-}
-
-impl Cut {
+impl Round {
     /// The first queries, as many as leave behind states of about `floats`, cut for a number of threads.
     pub(super) fn first_round(call: &Call<'_>, threads: usize, floats: usize) -> Self {
         let all = Self::all(call, threads);
@@ -84,12 +79,13 @@ impl Cut {
         }
         let [mut sequence, mut query] = self.first;
         let mut left = self.queries;
-        while sequence < call.calls.count() && left >= call.calls.q_len(sequence) - query {
-            left -= call.calls.q_len(sequence) - query;
+        while sequence < call.sequences.count() && left >= call.sequences.q_len(sequence) - query {
+            left -= call.sequences.q_len(sequence) - query;
             (sequence, query) = (sequence + 1, 0);
         }
         query += left;
-        let rest = (sequence..call.calls.count()).fold(0usize, |sum, n| sum.saturating_add(call.calls.q_len(n)));
+        let rest =
+            (sequence..call.sequences.count()).fold(0usize, |sum, n| sum.saturating_add(call.sequences.q_len(n)));
         let rest = rest.saturating_sub(query);
         let queries = self.queries.min(rest);
         (rest > 0).then_some(Self { first: [sequence, query], queries, last: queries == rest, ..self })

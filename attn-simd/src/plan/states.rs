@@ -8,30 +8,24 @@
 use attn_core::kv_cache::CacheView;
 use attn_core::{AttnError, Mods, Outputs, Result, View, state};
 
-use super::chunk::{Buffers, Sizes};
-use super::output::Write;
-use super::parts::Parts;
-use super::round::Cut;
-use super::sight::RowAt;
-use super::split::{Call, Calls};
-use super::{MAX_ROWS, split};
-use crate::input::KernelElement;
-use crate::job::Scoring;
+use super::Plan;
+use crate::decode::{self, Write};
+use crate::dtype::KernelElement;
 use crate::kernel::finish;
-use crate::plan::Plan;
-use crate::workspace::{Cutter, Line};
+use crate::scoring::Scoring;
+use crate::workspace::Line;
 
 impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// Lines of scratch that [`states`](Self::states) needs.
     pub fn states_lines(&self) -> usize {
-        super::lines(self.level().vectors(), self.shape())
+        decode::lines(self.level().vectors(), self.shape())
     }
 
     /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`,
     /// and leaves behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are
     /// merged by [`attn_core::state::merge_states`] and end with [`finish`](Self::finish).
     ///
-    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`](crate::decode) merges them (two
+    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`] merges them (two
     /// halves of a power of two of chunks each), give the bits of the whole call by the decode kernel.
     ///
     /// ```
@@ -91,30 +85,9 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         if shape.rows() == 0 {
             return Ok(());
         }
-        let scoring = Scoring::new(self.problem(), self.level().vectors());
-        let call = Call {
-            level: self.level().vectors(),
-            heads: [shape.kv_heads, shape.group()],
-            value_dim,
-            sizes: super::sizes(self.level().vectors(), &shape),
-            calls: Calls::Alike(scoring),
-            source: T::source(source),
-            prefix: None,
-            q: Q::input(q),
-        };
-        debug_assert!(call.sizes != Sizes::default());
-        let (state, lines) = workspace.split_at_mut(split::state_lines(value_dim));
-        let state = Cutter::new(state).floats(call.state_len(MAX_ROWS));
-        let mut buffers = Buffers::new(lines, &call.sizes);
-        let row_len = value_dim + 2;
-        for part in Parts::new(&call, Cut::WHOLE) {
-            let (state, mut places) = (&mut state[..part.state_len()], [RowAt::default(); MAX_ROWS]);
-            call.compute(&part, state, &mut buffers);
-            for (row, at) in state.chunks_exact(row_len).zip(call.rows_of(part.unit(), &mut places)) {
-                let at = shape.row(at.sequence, at.head, at.query) * row_len;
-                rows[at..at + row_len].copy_from_slice(row);
-            }
-        }
+        let (attn, scale) = (self.problem().attn(), self.problem().scale());
+        let scoring = Scoring::new(attn, scale, self.level().vectors());
+        decode::states((scoring, shape), Q::input(q), T::source(source), rows, workspace);
         Ok(())
     }
 

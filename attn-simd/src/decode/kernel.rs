@@ -1,0 +1,319 @@
+//! The kernel: a group of rows over some chunks of its keys.
+//!
+//! ```text
+//! for each group of tiles, of 64 keys each
+//!     score_tiles: for each tile
+//!         dots       s[row][key] = q·k          (int8: times the key's scale)
+//!         score      scale, cap, bias           (only where there is more than a scale)
+//!         hide       −∞ where a row does not see a key
+//!     weigh_tiles: for each tile
+//!         softmax    scores become weights; maxima, sums and factors
+//!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
+//! ```
+//! Every element of K and V comes from memory once, whatever the number of rows. Rope is
+//! applied to keys in a copy of the tile.
+
+use core::ops::Range;
+
+use attn_core::int8::QuantizedView;
+use attn_core::kv_cache::{CacheRope, CacheView};
+use attn_core::position::RopeTables;
+
+use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, tiles_for};
+use super::mask::{RowMask, keys_seen, present};
+use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
+use super::pieces::Piece;
+use super::rows::Located;
+use super::scales::{ScaleColumns, Scaling, keys_with_rope};
+use super::score;
+use super::softmax::State;
+use super::tree::Fold;
+use crate::dtype::Source;
+use crate::isa::rows::{self, Stored, TILE};
+use crate::workspace::{Cutter, Line};
+
+/// Scratch of one thread.
+pub(super) struct Buffers<'w> {
+    q: &'w mut [f32],
+    s: &'w mut [f32],
+    o: &'w mut [f32],
+    /// What outputs have lost to rounding, and sums of a tile that wait.
+    rest: &'w mut [f32],
+    waiting: [&'w mut [f32]; 3],
+    state: State<'w>,
+    k: &'w mut [f32],
+    v: &'w mut [f32],
+    states: &'w mut [f32],
+}
+
+impl<'w> Buffers<'w> {
+    pub(super) fn new(lines: &'w mut [Line], sizes: &Sizes) -> Self {
+        let mut cutter = Cutter::new(lines);
+        Self {
+            q: cutter.floats(sizes.q),
+            s: cutter.floats(sizes.s),
+            o: cutter.floats(sizes.o),
+            rest: cutter.floats(sizes.o),
+            waiting: core::array::from_fn(|_| cutter.floats(sizes.o)),
+            state: State {
+                max: cutter.floats(sizes.row),
+                factor: cutter.floats(sizes.row),
+                sums: cutter.floats(sizes.sums),
+                rest: cutter.floats(sizes.sums),
+            },
+            k: cutter.floats(sizes.k),
+            v: cutter.floats(sizes.v),
+            states: cutter.floats(sizes.states),
+        }
+    }
+}
+
+/// Computes a piece; what comes out is one state, `[rows][2 + value_dim]`.
+pub(crate) fn compute(call: &Call<'_>, piece: &Piece, state: &mut [f32], buffers: &mut Buffers<'_>) {
+    let (group, mut places) = (*piece.group(), [RowAt::default(); MAX_ROWS]);
+    let over = Over { call, group, rows: call.rows_of(&group, &mut places), chunks: piece.chunks(), state, buffers };
+    match call.prefix.as_ref().filter(|_| group.shared).unwrap_or(&call.source) {
+        Source::F32(cache) => over.run(cache, None),
+        Source::F16(cache) => over.run(cache, None),
+        Source::Bf16(cache) => over.run(cache, None),
+        Source::I8(cache) => over.run(cache.numbers(), Some(cache)),
+    }
+}
+
+/// The chunks of keys that any row of a group sees.
+pub(super) fn chunks_of(call: &Call<'_>, group: &RowGroup) -> Range<usize> {
+    let mut places = [RowAt::default(); MAX_ROWS];
+    let seen = keys_seen(&call.scoring, call.rows_of(group, &mut places));
+    let seen = match &call.prefix {
+        Some(prefix) if group.shared => seen.start..seen.end.min(prefix.len(0)),
+        Some(_) => seen.start.max(call.source.first())..seen.end,
+        None => seen,
+    };
+    if seen.is_empty() { 0..0 } else { seen.start / CHUNK..seen.end.div_ceil(CHUNK) }
+}
+
+/// A group of rows over some chunks of a cache of any type.
+struct Over<'p, 'w> {
+    call: &'p Call<'p>,
+    group: RowGroup,
+    rows: Rows<'p>,
+    chunks: Range<usize>,
+    state: &'p mut [f32],
+    buffers: &'p mut Buffers<'w>,
+}
+
+impl Over<'_, '_> {
+    /// The loop over groups of tiles. It is compiled once per type of cache; only the phases that it calls are compiled
+    /// per level.
+    fn run<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
+        let Self { call, group, rows, chunks, state, buffers: b } = self;
+        let (shape, scoring, n) = (rows.shape(), &call.scoring, rows.at.len());
+        let (level, lanes) = (scoring.level, scoring.level.lanes());
+        let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
+        let padded = rows::padded(n, lanes);
+        // Shared keys are one sequence.
+        let of = [if group.shared { 0 } else { group.sequence }, group.kv_head];
+        let rope = match cache.rope() {
+            Some(CacheRope::Single(tables)) => Some(tables),
+            _ => None, // others are refused before
+        };
+        let scaling = scales.map(|scales| Scaling { cache, scales, of });
+        // Scales of channels belong to keys if rope is applied to them, and to queries otherwise.
+        let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| rope.is_none());
+        let (factor, head_dim) = (scoring.q_factor, shape.head_dim);
+        level.run(Queries { factor, head_dim, q: &call.q, rows: rows.at, columns, padded, channels, dst: b.q });
+        if let Some(tables) = &rope {
+            for (shape, part) in rows.by_sequence() {
+                let past = shape.kv_len.saturating_sub(shape.q_len);
+                for r in part {
+                    tables.apply_to_slice(&mut b.q[r * columns..][..head_dim], past + rows.at[r].query);
+                }
+            }
+        }
+        b.s.fill(0.0);
+
+        let mask = RowMask::of(scoring, rows);
+        // Tiles begin at multiples of their size, whatever the first row sees: a key keeps its lane.
+        let start = (mask.any.start / TILE * TILE).max(cache.first());
+        let end = mask.any.end.min(cache.len(of[0]));
+        let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
+        let first = (start, tile_at(start, end));
+        let mut tiles = Tiles {
+            call,
+            rows,
+            cache,
+            scales,
+            scaling,
+            rope,
+            of,
+            columns,
+            wide,
+            padded,
+            end,
+            keys_at: Located::new(level, cache, cache.k(), of, columns, first),
+            values_at: Located::new(level, cache, cache.v(), of, wide, first),
+            mask,
+            seen: [Seen::NONE; TILES],
+        };
+        let (value_dim, to_ln) = (shape.value_dim, scoring.to_ln);
+        let mut fold = Fold::new(b.states, n * (value_dim + 2), value_dim);
+        let (mut key, mut fresh) = (start, true);
+        while key < end {
+            if fresh {
+                b.state.reset();
+                b.o[..padded * wide].fill(0.0);
+                b.rest[..padded * wide].fill(0.0);
+                fresh = false;
+            }
+            // The scores of several tiles, then their values: each stream of memory goes on for longer before the other
+            // one comes.
+            let count = tiles.score_tiles(key, (b.q, b.k), b.s);
+            key = tiles.weigh_tiles(key, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
+            if key.is_multiple_of(CHUNK) || key == end {
+                let o = [&*b.o, &*b.rest];
+                level.run(Close { to_ln, state: &b.state, rows: n, o, wide, value_dim, slot: fold.slot() });
+                fold.push(0, (key - 1) / CHUNK);
+                fresh = true;
+            }
+        }
+        match fold.finish() {
+            Some(whole) => state.copy_from_slice(whole),
+            None => attn_core::state::clear(state, value_dim),
+        }
+    }
+}
+
+/// Keys of the tile that begins at a key.
+fn tile_at(key: usize, end: usize) -> usize {
+    (TILE - key % TILE).min(end.saturating_sub(key))
+}
+
+/// The tiles of a piece.
+struct Tiles<'p, 'c, T> {
+    call: &'p Call<'p>,
+    rows: Rows<'p>,
+    cache: &'p CacheView<'c, T>,
+    scales: Option<&'p QuantizedView<'c>>,
+    scaling: Option<Scaling<'p, 'c, T>>,
+    rope: Option<RopeTables<'c, f32>>,
+    /// Sequence of the cache, and key/value head.
+    of: [usize; 2],
+    /// Channels of keys and of values, rounded up to whole vectors, and rows as they are compiled.
+    columns: usize,
+    wide: usize,
+    padded: usize,
+    /// The last key, excluded.
+    end: usize,
+    keys_at: Located<'p, 'c, T>,
+    values_at: Located<'p, 'c, T>,
+    mask: RowMask,
+    /// What rows see of the tiles whose scores are there.
+    seen: [Seen; TILES],
+}
+
+impl<T: Stored> Tiles<'_, '_, T> {
+    /// Scores of some tiles from a key on, within a chunk. Returns how many.
+    fn score_tiles(&mut self, key: usize, (q, copy): (&[f32], &mut [f32]), s: &mut [f32]) -> usize {
+        let Self { call, rows, cache, scales, of, columns, padded, end, .. } = *self;
+        let Self { scaling, rope, keys_at, mask, seen, .. } = self;
+        let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
+        let lanes = level.lanes();
+        let (mut count, mut at) = (0, key);
+        for (tile, s) in seen.iter_mut().zip(s.chunks_exact_mut(padded * TILE)).take(tiles_for(padded)) {
+            let keys = tile_at(at, end);
+            // Where the rows of the next tile are, so that they can be prefetched.
+            keys_at.find_next(level, at + keys, tile_at(at + keys, end));
+            let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
+            if any {
+                let vectors = keys.next_multiple_of(lanes);
+                if columns == 0 {
+                    s[..n * TILE].fill(0.0);
+                } else if let Some(tables) = rope {
+                    let keys = keys_with_rope(cache, scales, (tables, of), (at, keys), columns, copy);
+                    level.run(Dots { n, keys: keys.as_unchecked(), q, s });
+                } else {
+                    let rows = keys_at.rows(at, keys, copy);
+                    level.run(Dots { n, keys: rows, q, s });
+                    if let Some(scales) = scaling.as_ref().and_then(|scaling| scaling.of_keys(at, keys)) {
+                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
+                    }
+                }
+                if scoring.mod_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
+                    level.run(FinishScores { scoring, rows, tile: [at, keys], all, words: &mut mask.words, s });
+                }
+                tile.words[..n].copy_from_slice(&mask.words[..n]);
+            }
+            (tile.any, tile.all) = (any, all);
+            keys_at.advance();
+            (count, at) = (count + 1, at + keys);
+            if at.is_multiple_of(CHUNK) || at == end {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Scores of `count` tiles from a key on become weights, and their values are added to the outputs. Returns the key
+    /// behind them.
+    fn weigh_tiles<'w>(
+        &mut self,
+        mut key: usize,
+        count: usize,
+        (state, o, rest, waiting): (&mut State<'w>, &mut [f32], &mut [f32], &mut [&'w mut [f32]; 3]),
+        copy: &mut [f32],
+        s: &mut [f32],
+    ) -> usize {
+        let Self { call, rows, cache, of, wide, padded, end, .. } = *self;
+        let Self { scaling, values_at, seen, .. } = self;
+        let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
+        let lanes = level.lanes();
+        for (Seen { any, all, words }, s) in seen.iter().zip(s.chunks_exact_mut(padded * TILE)).take(count) {
+            let keys = tile_at(key, end);
+            values_at.find_next(level, key + keys, tile_at(key + keys, end));
+            if *any {
+                let vectors = keys.next_multiple_of(lanes);
+                level.run(Softmax { state, to_log2: scoring.log2_scale(), rows: n, keys: vectors, s });
+                if !scoring.dropout.is_none() {
+                    for (r, &RowAt { sequence, head, query, .. }) in rows.at.iter().enumerate() {
+                        let kept = scoring.dropout.row_bits(rows.shape(), sequence, head, query, key);
+                        level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen: kept, other: 0.0 });
+                    }
+                }
+                if wide > 0 {
+                    let values = values_at.rows(key, keys, copy);
+                    let guarded = !all || scoring.bias.is_some();
+                    if let Some(scaling) = scaling {
+                        level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s });
+                        // A hidden value's scale may be anything, and 0·NaN is NaN.
+                        for (r, &seen) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
+                            level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen, other: 0.0 });
+                        }
+                    }
+                    let waiting = waiting.each_mut().map(|array| &mut **array);
+                    let sums = rows::Sums { o: &mut *o, rest: &mut *rest, waiting };
+                    if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
+                        let nonfinite = Nonfinite { cache, view: cache.v(), at: [of[0], of[1], key], keys };
+                        nonfinite.weighted(level, &words[..n], wide, (s, state.factor), sums, copy);
+                    } else {
+                        level.run(Weighted { n, values, p: s, factor: state.factor, sums });
+                    }
+                }
+            }
+            values_at.advance();
+            key += keys;
+        }
+        key
+    }
+}
+
+/// What rows see of a tile.
+#[derive(Clone, Copy)]
+struct Seen {
+    any: bool,
+    all: bool,
+    words: [u64; MAX_ROWS],
+}
+
+impl Seen {
+    const NONE: Self = Self { any: false, all: false, words: [0; MAX_ROWS] };
+}

@@ -1,0 +1,106 @@
+//! Which keys the rows of a group see: ranges of keys for the whole group, words of bits tile by tile.
+//!
+//! Rows over keys that several sequences share are rows of different sequences, each with lengths and a mask of its
+//! own.
+
+use core::ops::Range;
+
+use attn_core::engine::lowest_bits;
+use attn_core::kv_cache::CacheView;
+
+use super::call::{MAX_ROWS, RowAt, Rows};
+use crate::scoring::{Scoring, TileAt};
+
+/// The keys that any of some rows sees, as far as ranges tell.
+pub(super) fn keys_seen(scoring: &Scoring<'_>, rows: Rows<'_>) -> Range<usize> {
+    if scoring.mask.is_none() && rows.at.iter().all(|row| row.sequence == rows.at[0].sequence) {
+        return 0..rows.shape().kv_len;
+    }
+    RowMask::of(scoring, rows).any
+}
+
+/// Which keys the rows of a group see.
+pub(super) struct RowMask {
+    ranges: [(usize, usize); MAX_ROWS],
+    /// Keys that any row sees.
+    pub(super) any: Range<usize>,
+    /// Keys that every row sees, as far as ranges tell.
+    all: Range<usize>,
+    /// Which keys of the present tile each row sees.
+    pub(super) words: [u64; MAX_ROWS],
+}
+
+impl RowMask {
+    #[inline(always)]
+    pub(super) fn of(scoring: &Scoring<'_>, rows: Rows<'_>) -> Self {
+        let mut this = Self { ranges: [(0, 0); MAX_ROWS], any: 0..0, all: 0..usize::MAX, words: [0; MAX_ROWS] };
+        for (shape, part) in rows.by_sequence() {
+            for r in part {
+                let RowAt { sequence, head, query, .. } = rows.at[r];
+                let range = scoring.mask.row_range(&shape, sequence, head, query);
+                this.ranges[r] = (range.start, range.end);
+                if !range.is_empty() {
+                    this.any = if this.any.is_empty() {
+                        range.clone()
+                    } else {
+                        this.any.start.min(range.start)..this.any.end.max(range.end)
+                    };
+                }
+                this.all = this.all.start.max(range.start)..this.all.end.min(range.end);
+            }
+        }
+        this
+    }
+
+    /// Fills the words of a tile, of whose keys those in `there` can be seen. Says whether any row sees any key, and
+    /// whether all see all.
+    #[inline(always)]
+    pub(super) fn of_tile(
+        &mut self,
+        scoring: &Scoring<'_>,
+        rows: Rows<'_>,
+        (key, keys): (usize, usize),
+        there: u64,
+    ) -> (bool, bool) {
+        let wanted = lowest_bits(keys);
+        if scoring.ranges && self.all.start <= key && key + keys <= self.all.end && there == u64::MAX {
+            self.words[..rows.at.len()].fill(wanted);
+            return (true, true);
+        }
+        let (mut any, mut all) = (0, wanted);
+        for (shape, part) in rows.by_sequence() {
+            for r in part {
+                let (start, end) = self.ranges[r];
+                let mut word =
+                    lowest_bits(end.saturating_sub(key)) & !lowest_bits(start.saturating_sub(key)) & wanted & there;
+                if !scoring.ranges && word != 0 {
+                    let RowAt { sequence, head, query, .. } = rows.at[r];
+                    word &= scoring.mask.row_bits_within(&shape, [sequence, head, query], key, start..end);
+                    if scoring.mods.has_mask_mod() && word != 0 {
+                        let tile = TileAt { batch: sequence, head, query, rows: 1, key, keys };
+                        scoring.mods.mask_mod(scoring.level, tile, core::slice::from_mut(&mut word));
+                    }
+                }
+                self.words[r] = word;
+                any |= word;
+                all &= word;
+            }
+        }
+        (any != 0, all == wanted)
+    }
+}
+
+/// Which keys of a tile are there: all, but of pages that were given back.
+#[inline(always)]
+pub(super) fn present<T: Copy>(cache: &CacheView<'_, T>, sequence: usize, key: usize, keys: usize) -> u64 {
+    if !cache.has_evicted() {
+        return u64::MAX;
+    }
+    let (mut there, mut n) = (u64::MAX, 0);
+    while n < keys {
+        let gone = cache.evicted(sequence, key + n);
+        there &= !(lowest_bits(n + gone) & !lowest_bits(n));
+        n += gone.max(cache.run(sequence, key + n).map_or(1, |run| run.len));
+    }
+    there
+}

@@ -1,0 +1,186 @@
+//! The pieces of a call, in order: first those of keys that all sequences share, then each sequence's own.
+
+use core::fmt;
+use core::ops::Range;
+
+use super::call::{Call, MAX_ROWS, RowGroup};
+use super::kernel::chunks_of;
+use super::rounds::Round;
+
+/// One piece: a group of rows over some of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    group: RowGroup,
+    /// Node of the tree that it computes.
+    node: (u32, usize),
+    state_len: usize,
+    /// Rows of its key/value head that come before its first in this round.
+    before: usize,
+}
+
+impl Piece {
+    /// Floats of the state that it leaves behind.
+    pub fn state_len(&self) -> usize {
+        self.state_len
+    }
+
+    pub(super) fn group(&self) -> &RowGroup {
+        &self.group
+    }
+
+    /// Level and number of its node of the tree.
+    pub(super) fn node(&self) -> (u32, usize) {
+        self.node
+    }
+
+    /// Rows of its key/value head that come before its first in this round.
+    pub(super) fn before(&self) -> usize {
+        self.before
+    }
+
+    pub(super) fn chunks(&self) -> Range<usize> {
+        let (level, number) = self.node;
+        number << level..(number + 1) << level
+    }
+}
+
+/// The pieces of a call, in order: shared keys by key/value head, rows, chunks; then the others by sequence, key/value
+/// head, rows, chunks.
+pub struct Pieces<'s, 'w> {
+    call: &'s Call<'w>,
+    round: Round,
+    /// The group whose pieces come next.
+    group: RowGroup,
+    /// Rows of its key/value head before it, in this round.
+    before: usize,
+    /// Rows of this round that come before its sequence, per key/value head; of shared keys 0.
+    earlier: usize,
+    /// Its rows in all, over all groups of its key/value head (and of its sequence, unless keys are shared): from and
+    /// to.
+    rows: Range<usize>,
+    level: u32,
+    nodes: Range<usize>,
+}
+
+impl fmt::Debug for Pieces<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pieces").field("group", &self.group).field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+impl<'s, 'w> Pieces<'s, 'w> {
+    pub(super) fn new(call: &'s Call<'w>, round: Round) -> Self {
+        let shared = call.prefix.is_some();
+        let group = RowGroup { sequence: round.first()[0], kv_head: 0, first: 0, rows: 0, shared };
+        let mut this = Self { call, round, group, before: 0, earlier: 0, rows: 0..0, level: 0, nodes: 0..0 };
+        let rows = call.heads()[1].saturating_mul(round.queries());
+        if shared && rows > 0 && call.heads()[0] > 0 {
+            this.open_shared();
+        } else {
+            this.group.shared = false;
+            this.open_sequence();
+        }
+        this
+    }
+
+    /// Goes on to the first group of shared keys of the present head.
+    fn open_shared(&mut self) {
+        let ([sequence, query], heads) = (self.round.first(), self.call.heads()[1]);
+        (self.group.sequence, self.group.first, self.before) = (sequence, query * heads, 0);
+        self.rows = 0..heads * self.round.queries();
+        self.skip_to_row(0);
+        self.open_group();
+    }
+
+    /// Moves the first row of a group of shared keys on by some rows, into later sequences where there are no more.
+    fn skip_to_row(&mut self, rows: usize) {
+        let heads = self.call.heads()[1];
+        self.group.first += rows;
+        while self.group.sequence < self.call.sequences.count() {
+            let end = heads * self.call.sequences.q_len(self.group.sequence);
+            if self.group.first < end {
+                return;
+            }
+            self.group.first -= end;
+            self.group.sequence += 1;
+        }
+    }
+
+    /// Goes on to the first group of the present sequence, or of the next one that has any in this round.
+    fn open_sequence(&mut self) {
+        let ([first, query], heads) = (self.round.first(), self.call.heads()[1]);
+        while self.group.sequence < self.call.sequences.count() {
+            let from = if self.group.sequence == first { query } else { 0 };
+            let left = self.round.queries().saturating_sub(self.earlier / heads.max(1));
+            let end = self.call.sequences.q_len(self.group.sequence).min(from.saturating_add(left));
+            self.rows = heads * from..heads * end;
+            (self.group.kv_head, self.group.first, self.before) = (0, self.rows.start, self.earlier);
+            if !self.rows.is_empty() && self.call.heads()[0] > 0 {
+                return self.open_group();
+            }
+            self.group.sequence += 1;
+        }
+    }
+
+    /// Cuts the present group. One whose rows see nothing has a piece all the same: somebody must write zeros.
+    fn open_group(&mut self) {
+        let left = match self.group.shared {
+            true => self.rows.end - self.before,
+            false => self.rows.end - self.group.first,
+        };
+        self.group.rows = left.min(MAX_ROWS);
+        let chunks = chunks_of(self.call, &self.group);
+        // The largest power of two that the cut allows, and no larger than needed.
+        let whole = usize::BITS - chunks.end.leading_zeros();
+        self.level = self.round.chunks().checked_ilog2().unwrap_or(0).min(whole);
+        self.nodes =
+            chunks.start >> self.level..(chunks.end.div_ceil(1 << self.level)).max((chunks.start >> self.level) + 1);
+    }
+
+    /// Goes on to the next group; `None` where there is none.
+    fn next_group(&mut self) -> Option<()> {
+        if self.group.sequence >= self.call.sequences.count() && !self.group.shared {
+            return None;
+        }
+        let rows = self.group.rows;
+        self.before += rows;
+        if self.group.shared {
+            if self.before < self.rows.end {
+                self.skip_to_row(rows);
+                self.open_group();
+            } else if self.group.kv_head + 1 < self.call.heads()[0] {
+                self.group.kv_head += 1;
+                self.open_shared();
+            } else {
+                (self.group.shared, self.group.sequence) = (false, self.round.first()[0]);
+                self.open_sequence();
+            }
+            return Some(());
+        }
+        self.group.first += rows;
+        if self.group.first >= self.rows.end {
+            (self.group.kv_head, self.group.first) = (self.group.kv_head + 1, self.rows.start);
+            self.before = self.earlier;
+        }
+        if self.group.kv_head < self.call.heads()[0] {
+            self.open_group();
+        } else {
+            self.earlier += self.rows.len();
+            self.group.sequence += 1;
+            self.open_sequence();
+        }
+        Some(())
+    }
+}
+
+impl Iterator for Pieces<'_, '_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        if self.nodes.is_empty() {
+            self.next_group()?;
+        }
+        let (number, state_len) = (self.nodes.next()?, self.call.state_len(self.group.rows));
+        Some(Piece { group: self.group, node: (self.level, number), state_len, before: self.before })
+    }
+}

@@ -1,0 +1,124 @@
+//! Where the rows of a tile of keys or values are: in place, or copied into scratch.
+
+use attn_core::View;
+use attn_core::kv_cache::CacheView;
+
+use crate::isa::Isa;
+use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
+use crate::level::{Level, Run};
+use crate::workspace::elements_of;
+
+/// The rows of one head of k or of v, tile by tile.
+pub(super) struct Located<'s, 'c, T> {
+    cache: &'s CacheView<'c, T>,
+    view: View<'c, T>,
+    sequence: usize,
+    head: usize,
+    /// Columns rounded up to whole vectors.
+    padded: usize,
+    /// Whether rows can be read where they lie: in whole vectors, side by side.
+    direct: bool,
+    /// Index of each row's first element, of two tiles in turn.
+    starts: Starts,
+    /// Where the present tile's are.
+    base: usize,
+}
+
+/// [`rows::evenly`] by itself.
+struct Evenly<'a> {
+    starts: &'a mut [usize; TILE],
+    first: usize,
+    step: isize,
+    len: usize,
+}
+
+impl Run<()> for Evenly<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        rows::evenly(self.starts, self.first, self.step, self.len);
+    }
+}
+
+impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
+    /// Begins with a tile of `tokens` rows from a token on.
+    pub(super) fn new(
+        level: Level,
+        cache: &'s CacheView<'c, T>,
+        view: View<'c, T>,
+        [sequence, head]: [usize; 2],
+        padded: usize,
+        (token, tokens): (usize, usize),
+    ) -> Self {
+        let ([.., columns], [.., unit]) = (view.sizes(), view.strides());
+        let direct = unit == 1 && columns > 0 && columns.is_multiple_of(level.lanes());
+        let mut this = Self { cache, view, sequence, head, padded, direct, starts: [0; 2 * TILE], base: TILE };
+        this.find_next(level, token, tokens);
+        this.advance();
+        this
+    }
+
+    /// Finds the rows of the tile after this one: `tokens` from a token on.
+    pub(super) fn find_next(&mut self, level: Level, token: usize, tokens: usize) {
+        if !self.direct || tokens == 0 {
+            return;
+        }
+        let [row_step, head_step, slot_step, _] = self.view.strides();
+        let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
+        let head = self.view.offset().wrapping_add_signed(step(self.head, head_step));
+        let Some((starts, _)) = self.starts[TILE - self.base..].split_first_chunk_mut::<TILE>() else { return };
+        let mut done = 0;
+        while done < tokens {
+            let Some(run) = self.cache.run(self.sequence, token + done) else {
+                // Tokens whose page was given back are hidden: any row will do for them.
+                let gone = self.cache.evicted(self.sequence, token + done);
+                // One that is not there has no place: it starts outside of every slice, which the reading door refuses.
+                starts[done..].fill(if gone > 0 { head } else { usize::MAX });
+                if gone == 0 {
+                    return;
+                }
+                done += gone;
+                continue;
+            };
+            let len = run.len.min(tokens - done);
+            let first =
+                head.wrapping_add_signed(step(run.row, row_step)).wrapping_add_signed(step(run.slot, slot_step));
+            if done == 0 {
+                // Usually the whole tile; else what follows is written over.
+                level.run(Evenly { starts, first, step: slot_step, len });
+            } else {
+                for (n, start) in starts[done..].iter_mut().enumerate() {
+                    *start = first.wrapping_add_signed(step(n.min(len - 1), slot_step));
+                }
+            }
+            done += len;
+        }
+    }
+
+    /// Goes on to the next tile.
+    pub(super) fn advance(&mut self) {
+        self.base = TILE - self.base;
+    }
+
+    /// The rows of this tile, which begins at a token: in place, or copied into `scratch`.
+    pub(super) fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
+        if self.direct {
+            let (data, starts, base, columns) = (self.view.data(), &self.starts, self.base, self.padded);
+            return Unchecked { data, starts, base, len: tokens, columns };
+        }
+        let copy = elements_of::<T>(scratch);
+        self.starts.fill(0);
+        for (n, row) in copy.chunks_exact_mut(self.padded).enumerate().take(tokens) {
+            let Some(run) = self.cache.run(self.sequence, token + n) else { continue };
+            let src = self.view.row(run.row, self.head, run.slot);
+            match src.as_slice() {
+                Some(slice) => row[..slice.len()].copy_from_slice(slice),
+                None => row.iter_mut().zip(src.iter()).for_each(|(d, x)| *d = x),
+            }
+            row[src.len()..].fill(T::default());
+            self.starts[n] = n * self.padded;
+        }
+        Unchecked { data: copy, starts: &self.starts, base: 0, len: tokens, columns: self.padded }
+    }
+}
+
+const _: () = assert!(TILE == crate::tiles::KV_TILE, "a word of mask bits is a tile");

@@ -1,0 +1,229 @@
+//! Tensors and caches of any element type behind one type each, so that kernels are compiled once per instruction set:
+//! inputs, caches and outputs of the decode kernel. [`Target`] is the output of the other kernels.
+
+use attn_core::half::{bf16, f16};
+use attn_core::int8::QuantizedView;
+use attn_core::kv_cache::{CacheRope, CacheView};
+use attn_core::{AttnError, AttnShape, Dtype, Element, Result, View, ViewMut};
+
+use crate::output::Target;
+
+/// A view of any element type that the kernels take.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// Single precision.
+    F32(View<'a, f32>),
+    /// Half precision, widened while it is packed.
+    F16(View<'a, f16>),
+    /// bfloat16, widened while it is packed.
+    Bf16(View<'a, bf16>),
+}
+
+impl Input<'_> {
+    /// Which type it holds.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::F16(_) => Dtype::F16,
+            Self::Bf16(_) => Dtype::Bf16,
+        }
+    }
+
+    /// One element, widened.
+    pub(crate) fn at(&self, [batch, head, seq, channel]: [usize; 4]) -> f32 {
+        match self {
+            Self::F32(view) => view.at(batch, head, seq, channel),
+            Self::F16(view) => view.at(batch, head, seq, channel).to_f32(),
+            Self::Bf16(view) => view.at(batch, head, seq, channel).to_f32(),
+        }
+    }
+}
+
+/// An element type that the kernels read and write: `f32`, `f16`, `bf16`.
+pub trait KernelElement: Element<Compute = f32> {
+    /// Wraps an input.
+    fn input(view: View<'_, Self>) -> Input<'_>;
+    /// Wraps an output.
+    #[doc(hidden)]
+    fn target(view: ViewMut<'_, Self>) -> Target<'_>;
+    /// Wraps an output of the decode kernel.
+    #[doc(hidden)]
+    fn row_target(view: ViewMut<'_, Self>) -> RowTarget<'_>;
+    /// Wraps a cache.
+    #[doc(hidden)]
+    fn source(cache: CacheView<'_, Self>) -> Source<'_>;
+}
+
+macro_rules! kernel_element {
+    ($($t:ty => $variant:ident),*) => {$(
+        impl KernelElement for $t {
+            fn input(view: View<'_, Self>) -> Input<'_> {
+                Input::$variant(view)
+            }
+            fn target(view: ViewMut<'_, Self>) -> Target<'_> {
+                Target::$variant(crate::output::RawView::new(view))
+            }
+            fn row_target(view: ViewMut<'_, Self>) -> RowTarget<'_> {
+                RowTarget::$variant(view)
+            }
+            fn source(cache: CacheView<'_, Self>) -> Source<'_> {
+                Source::$variant(cache)
+            }
+        }
+    )*};
+}
+
+kernel_element!(f32 => F32, f16 => F16, bf16 => Bf16);
+
+/// A cache of any element type that the kernels read.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'c> {
+    /// Single precision.
+    F32(CacheView<'c, f32>),
+    /// Half precision.
+    F16(CacheView<'c, f16>),
+    /// bfloat16.
+    Bf16(CacheView<'c, bf16>),
+    /// int8 with scales.
+    I8(QuantizedView<'c>),
+}
+
+impl<'c, T: KernelElement> From<CacheView<'c, T>> for Source<'c> {
+    fn from(cache: CacheView<'c, T>) -> Self {
+        T::source(cache)
+    }
+}
+
+impl<'c> From<QuantizedView<'c>> for Source<'c> {
+    fn from(cache: QuantizedView<'c>) -> Self {
+        Self::I8(cache)
+    }
+}
+
+/// Evaluates an expression with the cache of numbers that a source is.
+macro_rules! numbers {
+    ($source:expr, $cache:ident => $body:expr) => {
+        match $source {
+            Source::F32($cache) => $body,
+            Source::F16($cache) => $body,
+            Source::Bf16($cache) => $body,
+            Source::I8(quantized) => {
+                let $cache = quantized.numbers();
+                $body
+            }
+        }
+    };
+}
+
+impl<'c> Source<'c> {
+    /// Which type it holds; `None` for int8, which is no type of a tensor.
+    pub fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::F32(_) => Some(Dtype::F32),
+            Self::F16(_) => Some(Dtype::F16),
+            Self::Bf16(_) => Some(Dtype::Bf16),
+            Self::I8(_) => None,
+        }
+    }
+
+    /// Bytes of a token of one head: its key and its value, with scales of their own.
+    pub fn token_bytes(&self) -> usize {
+        let numbers = numbers!(self, cache => cache.k().sizes()[3].saturating_add(cache.v().sizes()[3]));
+        let (element, scales) = self.dtype().map_or((1, 2 * size_of::<f32>()), |dtype| (dtype.bytes(), 0));
+        numbers.saturating_mul(element).saturating_add(scales)
+    }
+
+    /// Sequences.
+    pub fn batch(&self) -> usize {
+        numbers!(self, cache => cache.batch())
+    }
+
+    /// Tokens of one sequence.
+    pub(crate) fn len(&self, sequence: usize) -> usize {
+        numbers!(self, cache => cache.len(sequence))
+    }
+
+    /// The number of the first token that is there.
+    pub(crate) fn first(&self) -> usize {
+        numbers!(self, cache => cache.first())
+    }
+
+    /// The same tokens, numbered as the continuation of others.
+    pub(crate) fn after(self, before: usize) -> Result<Self> {
+        Ok(match self {
+            Self::F32(cache) => Self::F32(cache.after(before)?),
+            Self::F16(cache) => Self::F16(cache.after(before)?),
+            Self::Bf16(cache) => Self::Bf16(cache.after(before)?),
+            Self::I8(cache) => Self::I8(cache.after(before)?),
+        })
+    }
+
+    /// Sizes of k or v without their third: rows, heads, dims.
+    pub(crate) fn sizes(&self) -> [usize; 3] {
+        numbers!(self, cache => {
+            let ([_, heads, _, head_dim], [.., value_dim]) = (cache.k().sizes(), cache.v().sizes());
+            [heads, head_dim, value_dim]
+        })
+    }
+
+    /// [`CacheView::shape`].
+    pub(crate) fn shape(&self, q: [usize; 4]) -> Result<AttnShape> {
+        numbers!(self, cache => cache.shape(q))
+    }
+
+    /// Whether a ring has dropped tokens of a sequence.
+    pub(crate) fn has_dropped(&self, sequence: usize) -> bool {
+        numbers!(self, cache => cache.has_dropped(sequence))
+    }
+
+    /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand
+    /// behind both.
+    pub(crate) fn check_rope_before(&self, behind: &Self) -> Result<()> {
+        let rows = |source: &Self| match numbers!(source, cache => cache.rope())? {
+            CacheRope::Single(tables) => Some(tables.sizes()[2]),
+            CacheRope::Double(tables) => Some(tables.sizes()[2]),
+        };
+        match (rows(self), rows(behind)) {
+            (None, None) => Ok(()),
+            (Some(rows), Some(_)) => {
+                let longest = (0..behind.batch()).map(|sequence| behind.len(sequence)).max().unwrap_or(0);
+                AttnError::check_len("rope tables of a shared prefix (tokens of the longest sequence)", longest, rows)
+            }
+            _ => Err(AttnError::Unsupported {
+                what: "rope tables for only one of a shared prefix and the cache behind it",
+            }),
+        }
+    }
+
+    /// Refuses tables that the kernels do not read.
+    pub(crate) fn check(&self) -> Result<()> {
+        match numbers!(self, cache => cache.rope()) {
+            Some(CacheRope::Double(_)) => {
+                Err(AttnError::Unsupported { what: "rope tables of f64 for a cache of another type" })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An output of any element type that the kernels take.
+#[derive(Debug)]
+pub enum RowTarget<'o> {
+    /// Single precision.
+    F32(ViewMut<'o, f32>),
+    /// Half precision, rounded once.
+    F16(ViewMut<'o, f16>),
+    /// bfloat16, rounded once.
+    Bf16(ViewMut<'o, bf16>),
+}
+
+impl RowTarget<'_> {
+    /// `[batch, heads, seq, dim]`.
+    pub(crate) fn sizes(&self) -> [usize; 4] {
+        match self {
+            Self::F32(view) => view.sizes(),
+            Self::F16(view) => view.sizes(),
+            Self::Bf16(view) => view.sizes(),
+        }
+    }
+}
