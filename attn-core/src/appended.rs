@@ -29,7 +29,7 @@ impl<'a, T: Element> Appended<'a, T> {
     }
 
     /// How many positions.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         usize::from(self.bias.is_some()) + usize::from(self.zero)
     }
 
@@ -51,7 +51,7 @@ impl<'a, T: Element> Appended<'a, T> {
 
     /// Refuses what has no meaning together with appended positions.
     pub fn check<M: Mods>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
-        if self.len() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
+        if self.count() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
             return Err(AttnError::Unsupported { what: "a dropout mask with appended keys, which it does not cover" });
         }
         Ok(())
@@ -78,7 +78,7 @@ impl<'a, T: Element> Appended<'a, T> {
         lse: &mut [R],
     ) {
         let shape = problem.shape();
-        if self.len() == 0 {
+        if self.count() == 0 {
             return;
         }
         for batch in 0..shape.batch {
@@ -110,7 +110,7 @@ impl<'a, T: Element> Appended<'a, T> {
         // The finished row is the state of one score, its lse, with weight 1.
         let seen = lse != R::NEG_INFINITY;
         let mut state = if seen { RowState { max: lse, sum: R::ONE } } else { RowState::new() };
-        for n in 0..self.len() {
+        for n in 0..self.count() {
             let step = state.push(self.score(problem, self.dot(q, kv_head, n)));
             y.iter_mut().for_each(|y| *y *= step.rescale);
             let factor = R::of(problem.dropout_factor(At { key: at.key.saturating_add(n), ..at }));

@@ -13,6 +13,7 @@ impl Numbers {
     }
 
     /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it never ends: an Option would say nothing")]
     pub fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;

@@ -76,7 +76,7 @@ fn row<T: Element, G: Element, W: Element, O, M: Mods>(
         }
     });
     let mut appended = appended;
-    for n in 0..inputs.appended.len() {
+    for n in 0..inputs.appended.count() {
         let at = At { batch, head, query, key: shape.kv_len.saturating_add(n) };
         let part = facts.appended(problem, inputs, at, n);
         if let Some(key) = inputs.appended.key(kv_head, n) {

@@ -40,7 +40,7 @@ impl Facts {
             let step = state.push(problem.score(inputs.dot(shape, at), at));
             delta = delta * step.rescale + step.weight * problem.dropout_factor(at) * inputs.dy_dot_v(shape, at);
         });
-        for n in 0..inputs.appended.len() {
+        for n in 0..inputs.appended.count() {
             let at = At { batch, head, query, key: shape.kv_len.saturating_add(n) };
             let step = state.push(inputs.appended.score(problem, inputs.dot_appended(shape, at, n)));
             let value = inputs.dy_dot_appended(shape, at, n);

@@ -208,7 +208,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
 
     /// Keys that the module adds behind those given: 0 to 2. The weights have that many more columns.
     pub fn appended(&self) -> usize {
-        self.layer.appended.len()
+        self.layer.appended.count()
     }
 
     /// Elements of scratch that [`forward`](Self::forward) needs: q, k, v, the context, a number per row, and the

@@ -197,7 +197,7 @@ impl<'a, T: Element, P: Project<T>> Layer<'a, T, P> {
         let shape = self.shape_of(x)?;
         let problem = Problem::of_shape(attn, shape)?;
         self.appended.check(&problem)?;
-        let kv_total = shape.kv_len.checked_add(self.appended.len()).ok_or(AttnError::Overflow { what: "kv_len" })?;
+        let kv_total = shape.kv_len.checked_add(self.appended.count()).ok_or(AttnError::Overflow { what: "kv_len" })?;
         outputs.check(&shape, self.d_out(), kv_total)?;
         AttnError::check_len("module scratch", self.scratch_len(engine, &shape)?, scratch.len())?;
         let mut buffers = Buffers::take(&mut scratch, &shape)?;
@@ -260,7 +260,7 @@ impl<'a, T: Element, P: Project<T>> Layer<'a, T, P> {
                         let dot: f64 = q_row.iter().zip(k_row.iter()).map(|(q, k)| q.to_f64() * k.to_f64()).sum();
                         add(at, problem.score(dot, at));
                     });
-                    for n in 0..self.appended.len() {
+                    for n in 0..self.appended.count() {
                         let at = At { batch, head, query, key: shape.kv_len + n };
                         let dot = self.appended.dot(q_row, shape.kv_head(head), n).to_f64();
                         add(at, self.appended.score(problem, dot));
