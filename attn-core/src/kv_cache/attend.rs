@@ -22,6 +22,11 @@ pub(crate) fn causal<'a, 'm, M: Mods>(attn: &'m Attention<'a, M>) -> Attention<'
     attn.by_ref().mask(mask)
 }
 
+/// Elements of scratch over a cache of such keys and values: one output row, and with RoPE a query.
+pub(crate) fn scratch_len([.., head_dim]: [usize; 4], [.., value_dim]: [usize; 4], rope: bool) -> usize {
+    if rope { value_dim.saturating_add(head_dim) } else { value_dim }
+}
+
 /// What every call over a cache checks first: dropout, outputs, scratch.
 pub(crate) fn check<O: Element, M>(
     attn: &Attention<'_, M>,
@@ -106,12 +111,6 @@ pub(crate) struct Tensors<'x, T: Element> {
 }
 
 impl<T: Element> Tensors<'_, T> {
-    /// Elements of scratch: one output row, and with RoPE a query.
-    pub(crate) fn scratch_len(&self) -> usize {
-        let ([.., head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
-        if self.rope.is_some() { value_dim.saturating_add(head_dim) } else { value_dim }
-    }
-
     /// One row over the keys that `find` finds, by their token: row and slot of k and v. `position` is that of the
     /// query in the cache. Leaves the output in `acc`; `query` has room for a query if there is RoPE.
     #[inline]

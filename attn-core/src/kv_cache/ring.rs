@@ -169,7 +169,7 @@ impl<'c, T: Element> RingCache<'c, T> {
 
     /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and with tables a query.
     pub fn scratch_len(&self) -> usize {
-        self.tensors().scratch_len()
+        attend::scratch_len(self.k.sizes(), self.v.sizes(), self.rope.is_some())
     }
 
     /// Takes tokens without attending: `k_new` `[batch, kv_heads, n, head_dim]`, `v_new`

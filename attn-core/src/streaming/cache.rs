@@ -15,8 +15,7 @@ use crate::view::View;
 
 /// Elements of scratch that [`forward_cache`] needs: one output row, and a query if the cache has RoPE tables.
 pub fn cache_scratch_len<T: Element>(cache: &CacheView<'_, T>) -> usize {
-    let ([.., head_dim], [.., value_dim]) = (cache.k().sizes(), cache.v().sizes());
-    if cache.rope().is_some() { value_dim.saturating_add(head_dim) } else { value_dim }
+    attend::scratch_len(cache.k().sizes(), cache.v().sizes(), cache.rope().is_some())
 }
 
 /// Attention of the last tokens of every sequence, which the cache holds already, over all of its tokens.
