@@ -107,7 +107,7 @@ pub(crate) fn write<O: Element>(
 pub(crate) struct Tensors<'x, T: Element> {
     pub(crate) k: View<'x, T>,
     pub(crate) v: View<'x, T>,
-    pub(crate) rope: Option<RopeTables<'x, T::Compute>>,
+    pub(crate) rope: Option<&'x RopeTables<'x, T::Compute>>,
 }
 
 impl<T: Element> Tensors<'_, T> {
@@ -124,7 +124,7 @@ impl<T: Element> Tensors<'_, T> {
     ) -> RowState<T::Compute> {
         let kv_head = problem.shape().kv_head(at.1);
         let key = |(row, slot)| self.k.row(row, kv_head, slot);
-        match &self.rope {
+        match self.rope {
             None => {
                 let add = |acc: &mut [T::Compute], weight, (row, slot)| {
                     add_scaled(acc, weight, self.v.row(row, kv_head, slot));

@@ -164,7 +164,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     fn tensors(&self) -> Tensors<'_, T> {
-        Tensors { k: self.k.as_view(), v: self.v.as_view(), rope: self.rope }
+        Tensors { k: self.k.as_view(), v: self.v.as_view(), rope: self.rope.as_ref() }
     }
 
     /// Elements of scratch that [`advance`](Self::advance) needs: one output row, and with tables a query.
@@ -237,7 +237,7 @@ impl<'c, T: Element> RingCache<'c, T> {
                 self.insert_token(sequence, token, k_new, v_new);
                 let (tensors, held) = (self.tensors(), self.held(sequence));
                 let problem = Problem::of_shape(attn, attend::own_shape(&shape, 1, held.len))?;
-                let find = |i| (i < held.len).then(|| (sequence, held.slot(i)));
+                let find = |i| Some((sequence, held.slot(i))); // the keys are those held
                 for head in 0..shape.q_heads {
                     let q = (q.row(sequence, head, token), held.len.saturating_sub(1));
                     let state = tensors.row(&problem, (sequence, head, 0), q, find, (acc, query));

@@ -55,8 +55,9 @@ pub fn forward_cache<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     queries.check(q.sizes(), cache.batch())?;
     let shape = cache.shape([cache.batch(), q_heads, q_len, head_dim])?;
     let rows = AttnShape { batch: rows, ..shape }; // of q and the outputs
-    let tensors = Tensors { k: cache.k(), v: cache.v(), rope: cache.rope().and_then(CacheRope::tables) };
-    if tensors.rope.is_none() && cache.rope().is_some() {
+    let rope = cache.rope().and_then(CacheRope::tables);
+    let tensors = Tensors { k: cache.k(), v: cache.v(), rope: rope.as_ref() };
+    if rope.is_none() && cache.rope().is_some() {
         return Err(AttnError::Unsupported { what: "rope tables of another type than the cache is computed in" });
     }
     attend::check(attn, &rows, &outputs, (cache_scratch_len(&cache), scratch.len()))?;
