@@ -6,7 +6,7 @@ use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::{AttnError, AttnShape, Dtype, Element, Result, View, ViewMut};
 
-use crate::output::Target;
+use crate::queue::Target;
 
 /// A view of any element type that the kernels take.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ macro_rules! kernel_element {
                 Input::$variant(view)
             }
             fn target(view: ViewMut<'_, Self>) -> Target<'_> {
-                Target::$variant(crate::output::RawView::new(view))
+                Target::$variant(crate::queue::RawView::new(view))
             }
             fn row_target(view: ViewMut<'_, Self>) -> RowTarget<'_> {
                 RowTarget::$variant(view)

@@ -5,9 +5,9 @@
 //! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything
 //! inlined into it is compiled with them. A function that is not inlined there would be compiled without.
 //!
-//! The leaves [`portable`], [`avx2`], [`avx512`] and `amx` and the register-blocked [`product`] are, with `workspace`
-//! and `output`, the only modules that may hold `unsafe`. Matrix tiles are no vectors: their seam is
-//! `tile::TileProduct`.
+//! `unsafe` stands in the leaves [`portable`], [`avx2`], [`avx512`], `neon` and `amx`, in `gemm` and `gemv` on their
+//! addresses, in `workspace` and in `queue`, and nowhere else. AMX multiplies no vectors: its seam is
+//! `amx::product::TileProduct`.
 
 #![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
 
@@ -24,8 +24,8 @@ mod mxcsr;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
 pub(crate) mod portable;
-pub(crate) mod product;
-pub(crate) mod rows;
+
+use core::fmt;
 
 use attn_core::half::{bf16, f16};
 
@@ -52,6 +52,36 @@ pub(crate) fn narrow_bf16(x: f32) -> bf16 {
     // A NaN must not be carried over into infinity or a number.
     bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
 }
+
+/// Why a level cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LevelError {
+    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `amx` and, for tests, `amx-model`.
+    Unknown,
+    /// This machine lacks the level's instructions.
+    Missing,
+    /// The processor has the instructions, but the system has not turned them on, or offers no way to ask for them.
+    Disabled,
+    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack
+    /// that is too small, a kernel that is too old.
+    Refused,
+}
+
+impl fmt::Display for LevelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "no such level; the levels are portable, avx2, avx512, amx and amx-model",
+            Self::Missing => "this machine lacks the instructions of that level",
+            Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
+            Self::Refused => {
+                "this machine has the instructions of that level, but its system refuses this process the use of them"
+            }
+        })
+    }
+}
+
+impl core::error::Error for LevelError {}
 
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {

@@ -5,8 +5,8 @@
 
 use core::fmt;
 
-use crate::isa::Isa;
 use crate::isa::portable::Portable;
+use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512};
 
@@ -70,36 +70,6 @@ impl TileModel {
         }
     }
 }
-
-/// Why a level cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LevelError {
-    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `amx` and, for tests, `amx-model`.
-    Unknown,
-    /// This machine lacks the level's instructions.
-    Missing,
-    /// The processor has the instructions, but the system has not turned them on, or offers no way to ask for them.
-    Disabled,
-    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack
-    /// that is too small, a kernel that is too old.
-    Refused,
-}
-
-impl fmt::Display for LevelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unknown => "no such level; the levels are portable, avx2, avx512, amx and amx-model",
-            Self::Missing => "this machine lacks the instructions of that level",
-            Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
-            Self::Refused => {
-                "this machine has the instructions of that level, but its system refuses this process the use of them"
-            }
-        })
-    }
-}
-
-impl core::error::Error for LevelError {}
 
 impl fmt::Debug for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

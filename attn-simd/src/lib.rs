@@ -49,25 +49,28 @@
 
 extern crate alloc;
 
+mod amx;
 mod caches;
 pub mod decode;
 mod dtype;
+mod gemm;
+mod gemv;
 mod isa;
-mod kernel;
 mod level;
 mod math;
-mod output;
+mod pack;
 mod plan;
+mod prefill;
 #[cfg(feature = "std")]
 pub mod probe;
+mod queue;
 mod scoring;
-mod tile;
-mod tiles;
 mod workspace;
 
 pub use caches::Caches;
 pub use dtype::{Input, KernelElement};
-pub use level::{Level, LevelError, TileModel};
+pub use isa::LevelError;
+pub use level::{Level, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use workspace::{Line, Workspace};
 

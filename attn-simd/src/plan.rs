@@ -6,18 +6,20 @@ use core::fmt;
 
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Mods, Outputs, Precision, Problem, Result, View};
 
+use crate::amx;
+use crate::amx::layout::Layout;
+use crate::amx::method::{Method, Obstacle, obstacle};
+use crate::amx::product::SIDE;
 use crate::caches::Caches;
 use crate::decode::{self, DecodeCall};
 use crate::dtype::KernelElement;
-use crate::kernel::{pack, sweep};
 use crate::level::{Level, known_obstacle};
-use crate::output::Queue;
-use crate::scoring::{Job, Scoring, log2_scale};
-use crate::tile;
-use crate::tile::layout::Layout;
-use crate::tile::method::{Method, Obstacle, obstacle};
-use crate::tile::unit::SIDE;
-use crate::tiles::{Scratch, Tiles};
+use crate::pack;
+use crate::prefill::job::Job;
+use crate::prefill::layout::{Scratch, Tiles};
+use crate::prefill::sweep;
+use crate::queue::Queue;
+use crate::scoring::{Scoring, log2_scale};
 use crate::workspace::{Line, lines_for};
 
 /// Shape, options and level, checked against each other; runs any number of times without allocating.
@@ -120,7 +122,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             return decode::lines(self.level.vectors(), self.shape());
         }
         let pairs = TYPES.into_iter().flat_map(|input| TYPES.map(|output| (input, output)));
-        let lines = |(input, output)| self.tile_layout(input, output).map_or(0, |layout| layout.lines());
+        let lines = |(input, output)| self.amx_layout(input, output).map_or(0, |layout| layout.lines());
         self.vector_lines() + pairs.map(lines).max().unwrap_or(0)
     }
 
@@ -134,7 +136,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 
     /// How the call runs on matrix tiles, or why it does not.
-    fn tile_layout(&self, input: Dtype, output: Dtype) -> core::result::Result<Layout, Obstacle> {
+    fn amx_layout(&self, input: Dtype, output: Dtype) -> core::result::Result<Layout, Obstacle> {
         let (shape, attn) = (self.shape(), self.problem.attn());
         let few_are_enough = matches!(self.level, Level::AmxModel(_));
         match obstacle(shape, few_are_enough, log2_scale(&self.problem), self.problem.scale()) {
@@ -206,7 +208,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         }
         let Outputs { out, lse, .. } = outputs;
         let job = Job::new(&self.problem, self.level.vectors(), [T::input(q), T::input(k), T::input(v)]);
-        let layout = self.tile_layout(T::DTYPE, O::DTYPE).ok();
+        let layout = self.amx_layout(T::DTYPE, O::DTYPE).ok();
         let rows = layout.map_or(self.tiles.q_tile(), |layout| layout.rows_for(&shape, usize::MAX));
         let queue = Queue::new(O::target(out), lse, shape, rows);
         let scratch = Scratch { strip: 1, ..self.scratch(!pack::is_direct(&job.k)) };
@@ -246,7 +248,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// # Ok::<(), attn_core::AttnError>(())
     /// ```
     pub fn explain_into(&self, dtype: Dtype, output: Dtype) -> Explain {
-        let layout = self.tile_layout(dtype, output);
+        let layout = self.amx_layout(dtype, output);
         let attn = self.problem.attn();
         let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
         let (level, tiles, kernel, lines) = (self.level, self.tiles, self.kernel, self.workspace_lines());
@@ -327,7 +329,7 @@ impl Blocks<'_> {
             None => sweep::work(&self.job, &self.queue, workspace, self.scratch),
             Some(layout) => {
                 let (vector, rest) = workspace.split_at_mut(self.vector_lines);
-                tile::sweep::work(self.level, &self.job, layout, &self.queue, rest, (vector, self.scratch));
+                amx::sweep::work(self.level, &self.job, layout, &self.queue, rest, (vector, self.scratch));
             }
         }
         Ok(())

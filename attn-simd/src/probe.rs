@@ -7,9 +7,9 @@
 use core::hint::black_box;
 use std::time::Instant;
 
+use crate::amx::product::{Products, SIDE, Square, Tile, TileProduct};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
-use crate::tile::unit::{Products, SIDE, Square, Tile, TileProduct};
 
 /// Steps of one timed piece: some tens of microseconds.
 const STEPS: usize = 20_000;
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "ten minutes of nothing but the model's arithmetic")]
     fn tiles_are_probed_on_the_model_too() {
-        let rate = tiles(&mut crate::tile::model::Model::new(), 0.0);
+        let rate = tiles(&mut crate::amx::model::Model::new(), 0.0);
         assert!(rate.is_finite() && rate > 0.0);
     }
 }

@@ -1,13 +1,15 @@
-//! One call as the kernels see it: no type parameters, everything that can be decided once decided.
+//! What happens to the scores of a call, and where a tile of them is: without type parameters, decided once per call.
+//!
+//! Every kernel takes it: prefill and amx beside the shape and the inputs of a call, decode beside the shape of each
+//! sequence.
 
-use core::ops::Deref;
+use attn_core::{Alibi, Attention, Bias, Dropout, Mask, Mods, Problem};
 
-use attn_core::{Alibi, Attention, AttnShape, Bias, Dropout, Mask, Mods, Problem};
-
-use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::level::{Level, Run};
-use crate::tiles::{KV_TILE, Tiles};
+
+/// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
+pub(crate) const KV_TILE: usize = 64;
 
 /// Which tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
 #[derive(Clone, Copy, Debug)]
@@ -121,38 +123,6 @@ impl<M: Mods> Run<()> for Visible<'_, M> {
     }
 }
 
-/// One call of the tiled kernel, ready to run.
-#[derive(Clone, Copy)]
-pub(crate) struct Job<'j> {
-    pub(crate) scoring: Scoring<'j>,
-    pub(crate) shape: AttnShape,
-    pub(crate) tiles: Tiles,
-    pub(crate) q: Input<'j>,
-    pub(crate) k: Input<'j>,
-    pub(crate) v: Input<'j>,
-}
-
-impl<'j> Job<'j> {
-    /// From a checked problem.
-    pub(crate) fn new<M: Mods + Sync>(
-        problem: &'j Problem<'j, 'j, M>,
-        level: Level,
-        [q, k, v]: [Input<'j>; 3],
-    ) -> Self {
-        let (attn, shape) = (problem.attn(), *problem.shape());
-        Self { scoring: Scoring::new(attn, problem.scale(), level), shape, tiles: Tiles::of(level), q, k, v }
-    }
-}
-
-impl<'j> Deref for Job<'j> {
-    type Target = Scoring<'j>;
-
-    #[inline(always)]
-    fn deref(&self) -> &Scoring<'j> {
-        &self.scoring
-    }
-}
-
 /// What happens to the scores of a call, whatever kernel computes them and whatever the lengths of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'j> {
@@ -250,4 +220,20 @@ fn rounded(x: f64) -> f32 {
 /// Rounds a factor to `f32`. One that is too large becomes the largest number, not ∞: 0 times it must stay 0.
 fn finite(x: f64) -> f32 {
     x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+}
+
+/// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.
+pub(crate) fn finish_row(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f64, f32) {
+    match sink {
+        _ if max.is_nan() || sum.is_nan() => (f64::NAN, f32::NAN),
+        None if sum == 0.0 => (0.0, f32::NEG_INFINITY),
+        None => (kept / sum, (max + libm::log(sum)) as f32),
+        Some(sink) if sum == 0.0 => (0.0, sink as f32),
+        Some(sink) => {
+            let top = max.max(sink);
+            let scale = libm::exp(max - top);
+            let sum = sum * scale + libm::exp(sink - top);
+            (kept * scale / sum, (top + libm::log(sum)) as f32)
+        }
+    }
 }

@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
 
-use crate::isa::rows::Stored;
-use crate::tile::unit::Tile;
+use crate::amx::product::Tile;
+use crate::gemv::Stored;
 
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]

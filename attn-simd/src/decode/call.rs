@@ -6,7 +6,7 @@ use attn_core::AttnShape;
 use attn_core::kv_cache::Queries;
 
 use crate::dtype::{Input, Source};
-use crate::isa::rows::{self, TILE};
+use crate::gemv::{self, TILE};
 use crate::scoring::Scoring;
 use crate::workspace::lines_for;
 
@@ -138,7 +138,7 @@ pub(super) struct Sizes {
 impl Sizes {
     /// For groups of at most `rows` rows, `slots` states in a fold.
     pub(super) fn new(lanes: usize, rows: usize, [head_dim, value_dim]: [usize; 2], slots: usize) -> Self {
-        let rows = rows::padded(rows, lanes);
+        let rows = gemv::padded(rows, lanes);
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,

@@ -20,7 +20,7 @@ use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::position::RopeTables;
 
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, tiles_for};
-use super::mask::{RowMask, keys_seen, present};
+use super::mask::{RowMask, present};
 use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
 use super::pieces::Piece;
 use super::rows::Located;
@@ -29,7 +29,7 @@ use super::score;
 use super::softmax::State;
 use super::tree::Fold;
 use crate::dtype::Source;
-use crate::isa::rows::{self, Stored, TILE};
+use crate::gemv::{self, Stored, TILE};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one thread.
@@ -80,18 +80,6 @@ pub(crate) fn compute(call: &Call<'_>, piece: &Piece, state: &mut [f32], buffers
     }
 }
 
-/// The chunks of keys that any row of a group sees.
-pub(super) fn chunks_of(call: &Call<'_>, group: &RowGroup) -> Range<usize> {
-    let mut places = [RowAt::default(); MAX_ROWS];
-    let seen = keys_seen(&call.scoring, call.rows_of(group, &mut places));
-    let seen = match &call.prefix {
-        Some(prefix) if group.shared => seen.start..seen.end.min(prefix.len(0)),
-        Some(_) => seen.start.max(call.source.first())..seen.end,
-        None => seen,
-    };
-    if seen.is_empty() { 0..0 } else { seen.start / CHUNK..seen.end.div_ceil(CHUNK) }
-}
-
 /// A group of rows over some chunks of a cache of any type.
 struct Over<'p, 'w> {
     call: &'p Call<'p>,
@@ -110,7 +98,7 @@ impl Over<'_, '_> {
         let (shape, scoring, n) = (rows.shape(), &call.scoring, rows.at.len());
         let (level, lanes) = (scoring.level, scoring.level.lanes());
         let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
-        let padded = rows::padded(n, lanes);
+        let padded = gemv::padded(n, lanes);
         // Shared keys are one sequence.
         let of = [if group.shared { 0 } else { group.sequence }, group.kv_head];
         let rope = match cache.rope() {
@@ -290,7 +278,7 @@ impl<T: Stored> Tiles<'_, '_, T> {
                         }
                     }
                     let waiting = waiting.each_mut().map(|array| &mut **array);
-                    let sums = rows::Sums { o: &mut *o, rest: &mut *rest, waiting };
+                    let sums = gemv::Sums { o: &mut *o, rest: &mut *rest, waiting };
                     if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
                         let nonfinite = Nonfinite { cache, view: cache.v(), at: [of[0], of[1], key], keys };
                         nonfinite.weighted(level, &words[..n], wide, (s, state.factor), sums, copy);

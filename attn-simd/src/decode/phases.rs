@@ -8,10 +8,10 @@ use super::call::{MAX_ROWS, RowAt, Rows};
 use super::score;
 use super::softmax::State;
 use crate::dtype::Input;
+use crate::gemv::{self, Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
-use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
-use crate::kernel::pack;
 use crate::level::{Level, Run};
+use crate::pack;
 use crate::scoring::{Scoring, TileAt};
 
 /// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
@@ -59,7 +59,7 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, keys, q, s } = self;
         for (first, count) in blocks(n, I::LANES) {
-            rows::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
+            gemv::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct Weighted<'a, T> {
     pub(super) values: Unchecked<'a, T>,
     pub(super) p: &'a [f32],
     pub(super) factor: &'a [f32],
-    pub(super) sums: rows::Sums<'a>,
+    pub(super) sums: gemv::Sums<'a>,
 }
 
 impl<T: Stored> Run<()> for Weighted<'_, T> {
@@ -79,7 +79,7 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
         let Self { n, values, p, factor, mut sums } = self;
         for (first, count) in blocks(n, I::LANES) {
             let (p, factor) = (&p[first * TILE..], &factor[first..]);
-            rows::weighted(isa, count, values.check(), (p, factor), sums.from(first * values.columns));
+            gemv::weighted(isa, count, values.check(), (p, factor), sums.from(first * values.columns));
         }
     }
 }
@@ -113,8 +113,8 @@ impl Run<()> for Softmax<'_, '_> {
 /// Row blocks of a row group: first row, and how many as they are compiled.
 #[inline(always)]
 fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
-    let most = rows::most(lanes);
-    (0..rows).step_by(most).map(move |first| (first, rows::rows_for((rows - first).min(most), lanes)))
+    let most = gemv::most(lanes);
+    (0..rows).step_by(most).map(move |first| (first, gemv::rows_for((rows - first).min(most), lanes)))
 }
 
 /// Finished scores of a tile, −∞ where a row does not see a key.
@@ -210,7 +210,7 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
         words: &[u64],
         wide: usize,
         (p, factor): (&[f32], &[f32]),
-        mut sums: rows::Sums<'_>,
+        mut sums: gemv::Sums<'_>,
         copy: &mut [f32],
     ) {
         let mut starts: Starts = [0; 2 * TILE];

@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use super::call::{Call, MAX_ROWS, RowGroup};
-use super::kernel::chunks_of;
+use super::mask::chunks_of;
 use super::rounds::Round;
 
 /// One piece: a group of rows over some of its keys.

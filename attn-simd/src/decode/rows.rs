@@ -3,8 +3,8 @@
 use attn_core::View;
 use attn_core::kv_cache::CacheView;
 
+use crate::gemv::{self, Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
-use crate::isa::rows::{self, Starts, Stored, TILE, Unchecked};
 use crate::level::{Level, Run};
 use crate::workspace::elements_of;
 
@@ -24,7 +24,7 @@ pub(super) struct Located<'s, 'c, T> {
     base: usize,
 }
 
-/// [`rows::evenly`] by itself.
+/// [`gemv::evenly`] by itself.
 struct Evenly<'a> {
     starts: &'a mut [usize; TILE],
     first: usize,
@@ -35,7 +35,7 @@ struct Evenly<'a> {
 impl Run<()> for Evenly<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        rows::evenly(self.starts, self.first, self.step, self.len);
+        gemv::evenly(self.starts, self.first, self.step, self.len);
     }
 }
 
@@ -121,4 +121,4 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
     }
 }
 
-const _: () = assert!(TILE == crate::tiles::KV_TILE, "a word of mask bits is a tile");
+const _: () = assert!(TILE == crate::scoring::KV_TILE, "a word of mask bits is a tile");

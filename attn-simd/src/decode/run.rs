@@ -20,7 +20,7 @@ use super::pieces::{Piece, Pieces};
 use super::rounds::Round;
 use super::tree::Fold;
 use crate::dtype::RowTarget;
-use crate::kernel::finish;
+use crate::scoring::finish_row;
 use crate::workspace::{Cutter, Line};
 
 /// One decode call, ready to be computed: [`run`](Self::run) on one thread, or in [pieces](Self::pieces) on several.
@@ -247,7 +247,7 @@ fn write_group(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut
     let kept = scoring.dropout.factor();
     for (row, &RowAt { head, place: [batch, query], .. }) in state.chunks_exact(call.state_len(1)).zip(rows.at) {
         let sink = scoring.sinks.map(|sinks| f64::from(sinks[head]));
-        let (factor, row_lse) = finish::close(f64::from(row[0]), f64::from(row[1]), sink, kept);
+        let (factor, row_lse) = finish_row(f64::from(row[0]), f64::from(row[1]), sink, kept);
         let values = (row[1] != 0.0).then_some((&row[2..], factor));
         scoring.level.run(Write { target: &mut *target, at: [batch, head, query], values });
         if let Some(lse) = lse.as_deref_mut() {

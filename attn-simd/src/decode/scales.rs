@@ -7,8 +7,8 @@ use attn_core::int8::{KeyScales, QuantizedView};
 use attn_core::kv_cache::CacheView;
 use attn_core::position::RopeTables;
 
+use crate::gemv::{Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
-use crate::isa::rows::{Starts, Stored, TILE, Unchecked};
 use crate::level::Run;
 
 /// The scales of one head of one sequence.

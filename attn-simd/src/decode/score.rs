@@ -1,12 +1,12 @@
 //! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, mods; and
 //! what hides a score.
 //!
-//! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::kernel::score).
+//! The order is that of `attn_core::Problem::score`, as in the [tiled kernel](crate::prefill::score).
 
 use attn_core::{AttnShape, Bias};
 
+use crate::gemv::TILE;
 use crate::isa::Isa;
-use crate::isa::rows::TILE;
 use crate::level::Run;
 use crate::math::tanh;
 use crate::scoring::{Scoring, TileAt};

@@ -18,8 +18,8 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use super::avx512::Avx512;
-use crate::level::LevelError;
-use crate::tile::unit::{Products, Square, Tile, TileProduct, with_products};
+use crate::amx::product::{Products, Square, Tile, TileProduct, with_products};
+use crate::isa::LevelError;
 
 /// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else.
 /// Made only by `level`.
@@ -289,8 +289,8 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use crate::amx::model::Model;
     use crate::level::Level;
-    use crate::tile::model::Model;
 
     /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
     /// names it.

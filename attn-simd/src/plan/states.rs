@@ -11,8 +11,7 @@ use attn_core::{AttnError, Mods, Outputs, Result, View, state};
 use super::Plan;
 use crate::decode::{self, Write};
 use crate::dtype::KernelElement;
-use crate::kernel::finish;
-use crate::scoring::Scoring;
+use crate::scoring::{Scoring, finish_row};
 use crate::workspace::Line;
 
 impl<M: Mods + Sync> Plan<'_, '_, M> {
@@ -110,7 +109,7 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
             let (pair, query) = (n / shape.q_len, n % shape.q_len);
             let at = [pair / shape.q_heads, pair % shape.q_heads, query];
             let sink = attn.get_sinks().map(|sinks| f64::from(sinks[at[1]]));
-            let (factor, row_lse) = finish::close(f64::from(row[0]), f64::from(row[1]), sink, kept);
+            let (factor, row_lse) = finish_row(f64::from(row[0]), f64::from(row[1]), sink, kept);
             let values = (row[1] != 0.0).then_some((&row[2..], factor));
             self.level().vectors().run(Write { target: &mut target, at, values });
             if let Some(lse) = lse.as_deref_mut() {

@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that the doors have checked against their slices")]
 
-use super::Isa;
+use crate::isa::Isa;
 
 /// Rows of floats inside a slice, a stride apart; the columns of a row lie side by side.
 #[derive(Clone, Copy, Debug)]

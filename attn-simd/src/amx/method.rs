@@ -2,7 +2,7 @@
 
 use attn_core::{AttnShape, Dtype, Precision};
 
-use super::unit::Products;
+use super::product::Products;
 use crate::decode::MAX_QUERIES;
 
 /// How the two products of a call are computed on tiles.

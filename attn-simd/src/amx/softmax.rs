@@ -13,10 +13,10 @@
 //! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the
 //! smallest weight that is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
 
-use super::unit::Tile;
+use super::product::Tile;
 use crate::isa::Isa;
-use crate::kernel::softmax::State;
 use crate::math::{exp2, exp2_raised};
+use crate::prefill::softmax::State;
 
 /// Most that a weight may grow to before the reference follows, as a power of 2, at a chunk of keys (its number from
 /// the first key on).

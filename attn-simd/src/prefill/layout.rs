@@ -18,9 +18,7 @@ use attn_core::AttnShape;
 
 use crate::caches::Caches;
 use crate::level::Level;
-
-/// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
-pub(crate) const KV_TILE: usize = 64;
+use crate::scoring::KV_TILE;
 
 /// Most queries of a block at any level.
 pub(crate) const MAX_Q_TILE: usize = 64;

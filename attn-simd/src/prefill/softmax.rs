@@ -10,8 +10,8 @@
 //! by it. The difference is taken before it is multiplied by the scale, so that the largest score of the first tile has
 //! the weight 1 exactly however large it is.
 
+use crate::gemm::{Reach, with_vectors};
 use crate::isa::Isa;
-use crate::isa::product::{Reach, with_vectors};
 use crate::math::exp2;
 
 /// Running state of a block: one lane per row.

@@ -6,20 +6,22 @@
 
 use core::ops::Range;
 
+use super::job::Job;
+use super::layout::{GROUPS, STRIP, Scratch};
+use super::mask::{self, Cover, Ranges};
 use super::prefetch::Prefetch;
 use super::softmax::State;
 use super::total::{Part, Total};
-use super::visible::{self, Cover, Ranges};
-use super::{finish, nonfinite, pack, score};
+use super::{finish, nonfinite, score};
+use crate::gemm::{self, Reach};
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
-use crate::isa::product::{self, Reach};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2::Avx2, avx512::Avx512};
 use crate::level::Level;
-use crate::output::{Claim, Queue, Rows};
-use crate::scoring::{Job, TileAt};
-use crate::tiles::{GROUPS, KV_TILE, STRIP, Scratch};
+use crate::pack;
+use crate::queue::{Claim, Queue, Rows};
+use crate::scoring::{KV_TILE, TileAt};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of a thread.
@@ -369,7 +371,7 @@ impl Visit<'_, '_> {
         let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
         let all = [tile.batch, shape.kv_head(tile.head), from];
         let k = pack::panel(isa, &job.k, all, to - from, shape.head_dim, buffers.k, k_there);
-        product::scores::<I, NQ, MS>(
+        gemm::scores::<I, NQ, MS>(
             isa,
             k.skip(key - from),
             (keys, shape.head_dim),
@@ -385,7 +387,7 @@ impl Visit<'_, '_> {
             if job.mods.has_score_mod() {
                 // What a bias hides stays hidden, whatever score_mod makes of −∞.
                 if job.bias.is_some() {
-                    visible::hide_by_bias(tile, cover, width, buffers.bias, bits);
+                    mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
                     cover = Cover::Partial;
                 }
                 let shown = (cover == Cover::Partial).then_some(&*bits);
@@ -393,14 +395,14 @@ impl Visit<'_, '_> {
             }
         }
         if cover == Cover::Partial {
-            visible::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
+            mask::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
         }
         let mut state = State { max: buffers.max.of(n), sum: buffers.sum.of(n), factor: buffers.factor };
         state.push::<I, NQ>(isa, job.log2_scale(), (key % job.tiles.kv_tile, &reach), scores);
         if !job.dropout.is_none() {
             let mut kept = [0; KV_TILE];
-            visible::kept(job, tile, &mut kept);
-            visible::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
+            mask::kept(job, tile, &mut kept);
+            mask::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
         }
         let factor = core::mem::replace(&mut held.out, true).then_some(&*buffers.factor);
         let out = buffers.groups[held.group][0].of(n);
@@ -411,12 +413,12 @@ impl Visit<'_, '_> {
         let seen = if job.bias.is_some() { &[0; KV_TILE] } else { &*bits };
         if guarded && !nonfinite::is_finite(isa, v, &seen[..keys], shape.value_dim) {
             if job.bias.is_some() {
-                visible::hide_by_bias(tile, cover, width, buffers.bias, bits);
+                mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }
             nonfinite::values::<I, NQ, MV>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
             *v_there = false; // its cleaned copy took the place
         } else {
-            product::values::<I, NQ, MV>(
+            gemm::values::<I, NQ, MV>(
                 isa,
                 v,
                 (keys, shape.value_dim),

@@ -1,7 +1,7 @@
 //! The value product of a block, a group of chunks behind the scores: which weights wait, and what is multiplied when.
 
 use super::layout::Layout;
-use super::unit::{Tile, TileProduct, square};
+use super::product::{Tile, TileProduct, square};
 
 /// Which weights wait for their values: a group of neighbouring chunks is multiplied at once.
 pub(crate) struct Values {

@@ -18,19 +18,20 @@
 use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
+use super::product::{SIDE, Tile as Words, TileProduct, square};
 use super::softmax::{Weigher, lag, multiply, raise};
-use super::unit::{SIDE, Tile as Words, TileProduct, square};
 use super::values::Values;
 use crate::isa::Isa;
-use crate::kernel::softmax::State;
-use crate::kernel::total::{Part, Total};
-use crate::kernel::visible::{self, Cover, Ranges};
-use crate::kernel::{finish, score, sweep};
 use crate::level::Level;
 use crate::math::RAISE;
-use crate::output::{Claim, Queue, Rows};
-use crate::scoring::{Job, TileAt};
-use crate::tiles::{KV_TILE, Scratch};
+use crate::prefill::job::Job;
+use crate::prefill::layout::Scratch;
+use crate::prefill::mask::{self, Cover, Ranges};
+use crate::prefill::softmax::State;
+use crate::prefill::total::{Part, Total};
+use crate::prefill::{finish, score, sweep};
+use crate::queue::{Claim, Queue, Rows};
+use crate::scoring::{KV_TILE, TileAt};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one thread; [`Layout::lines`] is its size.
@@ -275,7 +276,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 let unfit = odd_keys[tile.key / SIDE - base];
                 odd |= finish_scores::<I, NQ>(isa, job, *tile, cover, scores, &mut bits, (bias, unfit));
                 if !job.dropout.is_none() {
-                    visible::kept(job, *tile, &mut kept);
+                    mask::kept(job, *tile, &mut kept);
                 }
             }
             // The next chunk of which any row sees a key.
@@ -386,7 +387,7 @@ fn finish_scores<I: Isa, const NQ: usize>(
         if job.mods.has_score_mod() {
             // What a bias hides stays hidden, whatever score_mod makes of −∞.
             if job.bias.is_some() {
-                visible::hide_by_bias(tile, *cover, SIDE, bias, bits);
+                mask::hide_by_bias(tile, *cover, SIDE, bias, bits);
                 *cover = Cover::Partial;
             }
             let shown = (*cover == Cover::Partial).then_some(&*bits);
@@ -395,13 +396,13 @@ fn finish_scores<I: Isa, const NQ: usize>(
         canonical_nan(isa, scores);
     }
     if *cover == Cover::Partial {
-        visible::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
+        mask::replace_hidden::<I, NQ>(isa, scores, bits, f32::NEG_INFINITY);
     }
     if unfit == 0 {
         return 0;
     }
     if job.bias.is_some() {
-        visible::hide_by_bias(tile, *cover, SIDE, bias, bits);
+        mask::hide_by_bias(tile, *cover, SIDE, bias, bits);
     } else if *cover == Cover::Full {
         bits.fill(u64::MAX);
     }

@@ -3,11 +3,11 @@
 
 use attn_core::Bias;
 
-use super::pack;
+use super::job::Job;
 use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::math::tanh;
-use crate::scoring::Job;
+use crate::pack;
 use crate::scoring::TileAt;
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes

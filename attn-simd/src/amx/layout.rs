@@ -10,7 +10,7 @@
 use attn_core::{AttnShape, Dtype};
 
 use super::method::Method;
-use super::unit::SIDE;
+use super::product::SIDE;
 use crate::workspace::lines_for;
 
 /// Bytes of a super-block's keys and values.

@@ -5,10 +5,10 @@
 //! the product itself); only where one is not finite does the slow way run: the product with those elements as 0, then
 //! each of them by itself, for the rows that see it.
 
-use super::pack;
+use super::job::Job;
+use crate::gemm::{self, Panel, Reach};
 use crate::isa::Isa;
-use crate::isa::product::{self, Panel, Reach};
-use crate::scoring::Job;
+use crate::pack;
 use crate::scoring::TileAt;
 
 /// Whether all elements are finite of those rows of a panel that not every query sees: bit by query in `bits`, all set
@@ -35,7 +35,7 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }
 
-/// `product::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
+/// `gemm::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
 #[inline(always)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -55,7 +55,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
         }
     }
     let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
-    product::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
+    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
     for (key, &seen) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

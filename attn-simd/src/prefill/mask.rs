@@ -11,12 +11,12 @@ use attn_core::DenseMask;
 use attn_core::engine::{lowest_bits, transpose_bits};
 use attn_core::mask::Term;
 
+use super::job::Job;
+use super::layout::MAX_Q_TILE;
+use crate::gemm::Reach;
 use crate::isa::Isa;
-use crate::isa::product::Reach;
-use crate::output::Rows;
-use crate::scoring::Job;
-use crate::scoring::TileAt;
-use crate::tiles::{KV_TILE, MAX_Q_TILE};
+use crate::queue::Rows;
+use crate::scoring::{KV_TILE, TileAt};
 
 /// What a tile shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

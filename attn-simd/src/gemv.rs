@@ -1,6 +1,6 @@
 //! Products with few queries: lanes are channels, and every element of a key or value is read once for all rows.
 //!
-//! With as many queries as lanes, [`product`](super::product) keeps all lanes busy and reads keys by broadcast. With a
+//! With as many queries as lanes, [`gemm`](crate::gemm) keeps all lanes busy and reads keys by broadcast. With a
 //! few, most of its lanes would idle, and an element would cost an instruction. Here a vector of a key's channels is
 //! loaded (and widened) once and meets `R` query rows in registers; `K` keys are taken together, so that their `R·K`
 //! sums over lanes are formed in one go ([`Isa::sum_fours`]). More than four keys at once would be as many streams from
@@ -23,7 +23,7 @@
 
 use attn_core::half::{bf16, f16};
 
-use super::Isa;
+use crate::isa::Isa;
 
 mod dots;
 mod weighted;
@@ -62,7 +62,7 @@ macro_rules! stored {
 }
 stored! {
     f32 => load_ptr, |x| x;
-    f16 => load_f16_ptr, super::widen_f16;
+    f16 => load_f16_ptr, crate::isa::widen_f16;
     bf16 => load_bf16_ptr, bf16::to_f32;
     i8 => load_i8_ptr, f32::from;
 }

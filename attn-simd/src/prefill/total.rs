@@ -8,8 +8,8 @@
 //! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
 //! group its total is multiplied by a factor; what that rounds off is kept too.
 //!
-//! [`GROUP`]: crate::tiles::GROUP
-//! [`GROUPS`]: crate::tiles::GROUPS
+//! [`GROUP`]: crate::prefill::layout::GROUP
+//! [`GROUPS`]: crate::prefill::layout::GROUPS
 
 use crate::isa::Isa;
 use crate::math::{add_compensated, exp2};

@@ -1,10 +1,11 @@
 //! Brings inputs into the form that the products read: queries transposed, keys and values as contiguous `f32` rows.
+//! [`amx::pack`](crate::amx::pack) makes bf16 parts of these rows.
 
 use attn_core::{Row, View};
 
 use crate::dtype::Input;
+use crate::gemm::Panel;
 use crate::isa::Isa;
-use crate::isa::product::Panel;
 
 /// Reads the elements from `from` on of one row, widened, into `dst`.
 #[inline(always)]

@@ -15,11 +15,11 @@
 use attn_core::half::bf16;
 use attn_core::{Dtype, View};
 
-use super::unit::{SIDE, Tile};
+use super::product::{SIDE, Tile};
 use crate::dtype::Input;
 use crate::isa::Isa;
-use crate::kernel::pack::read_row;
 use crate::math::RAISE;
+use crate::pack::read_row;
 
 /// Sizes of numbers that the parts of a tensor hold: `2^least ≤ |x| ≤ 2^most`, or 0.
 #[derive(Clone, Copy, Debug)]

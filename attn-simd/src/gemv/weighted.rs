@@ -5,8 +5,8 @@
 use core::ops::Range;
 
 use super::{PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE, Rows, Stored, TILE, in_line, with_rows};
+use crate::gemm::PART;
 use crate::isa::Isa;
-use crate::isa::product::PART;
 use crate::math::{add_compensated, finite_or_zero};
 
 /// Outputs of some rows: `[rows][columns]` each.
@@ -31,7 +31,7 @@ impl<'s> Sums<'s> {
 /// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
 /// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a
-/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`](crate::isa::product::PART)).
+/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`](crate::gemm::PART)).
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,

@@ -4,10 +4,10 @@
 //! Both lie beyond the near caches. Requested all at once they would stall the core, which tracks only some dozens of
 //! misses; so they are spread over the groups of the two products, a few at a time.
 
-use super::pack;
+use super::job::Job;
 use crate::isa::Isa;
-use crate::output::Claim;
-use crate::scoring::Job;
+use crate::pack;
+use crate::queue::Claim;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;

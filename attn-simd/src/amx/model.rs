@@ -12,7 +12,7 @@
 //! is exact wherever it comes that near: the smaller term then begins no lower than the 25th bit of the sum, and has at
 //! most 24 bits itself.
 
-use super::unit::{Load, Products, SIDE, Square, Tile, TileProduct};
+use super::product::{Load, Products, SIDE, Square, Tile, TileProduct};
 
 /// Rows of a tile, and words of a row.
 const ROWS: usize = 16;

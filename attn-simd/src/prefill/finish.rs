@@ -1,9 +1,10 @@
 //! The end of a block: divide by the sums, take the sink in, transpose back, round once, write.
 
+use super::job::Job;
+use super::layout::MAX_Q_TILE;
 use crate::isa::Isa;
-use crate::output::Claim;
-use crate::scoring::Job;
-use crate::tiles::MAX_Q_TILE;
+use crate::queue::Claim;
+use crate::scoring::finish_row;
 
 /// What a block knows of its rows at the end: a lane each.
 pub(crate) struct State<'s> {
@@ -36,7 +37,7 @@ pub(crate) fn write<I: Isa>(
         let sum = (f64::from(state.sum[lane]) + state.rest.map_or(0.0, |rest| f64::from(rest[lane]))) * f64::from(sums);
         let (factor, lse) = match sink {
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
-            _ => close(f64::from(state.max[lane]) * job.to_ln, sum, sink, kept),
+            _ => finish_row(f64::from(state.max[lane]) * job.to_ln, sum, sink, kept),
         };
         if !I::FUSED {
             // One rounding too, if what is divided by is a float. A row without weight is divided by infinity.
@@ -86,22 +87,6 @@ pub(crate) fn write<I: Isa>(
                     claim.write(isa, lane, channel, &stage[(lane - first) * lanes..][..there]);
                 }
             }
-        }
-    }
-}
-
-/// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.
-pub(crate) fn close(max: f64, sum: f64, sink: Option<f64>, kept: f64) -> (f64, f32) {
-    match sink {
-        _ if max.is_nan() || sum.is_nan() => (f64::NAN, f32::NAN),
-        None if sum == 0.0 => (0.0, f32::NEG_INFINITY),
-        None => (kept / sum, (max + libm::log(sum)) as f32),
-        Some(sink) if sum == 0.0 => (0.0, sink as f32),
-        Some(sink) => {
-            let top = max.max(sink);
-            let scale = libm::exp(max - top);
-            let sum = sum * scale + libm::exp(sink - top);
-            (kept * scale / sum, (top + libm::log(sum)) as f32)
         }
     }
 }

@@ -1,0 +1,26 @@
+//! The prefill kernel: many queries over their keys, a tile of 64 keys at a time. Lanes are queries.
+//!
+//! ```text
+//! layout    sizes of blocks, strips and scratch: pure functions of level, shape and caches
+//! job       options, sizes and inputs of a call, without type parameters
+//! mask      which queries see which keys of a tile, as bits
+//! score     (only with soft-cap, bias, ALiBi or mods) scale, cap, add; hidden scores become −∞
+//! softmax   running maximum and sum; scores become weights
+//! nonfinite (only in partial tiles) keeps NaN and infinite values from rows that do not see them
+//! total     sums over many tiles, whose error does not grow with their number
+//! prefetch  requests what a block writes at its end and what the next one reads first
+//! finish    divides, transposes, rounds, writes
+//! sweep     the loops over blocks and tiles that call all of these
+//! ```
+//! The two products are in [`gemm`](crate::gemm), what brings inputs into their form in [`pack`](crate::pack).
+
+pub(crate) mod finish;
+pub(crate) mod job;
+pub(crate) mod layout;
+pub(crate) mod mask;
+pub(crate) mod nonfinite;
+pub(crate) mod prefetch;
+pub(crate) mod score;
+pub(crate) mod softmax;
+pub(crate) mod sweep;
+pub(crate) mod total;
