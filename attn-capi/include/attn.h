@@ -114,7 +114,9 @@ typedef enum AttnCacheKind {
   // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
   // `lens[b]` counts all tokens so far, with the dropped ones.
   ATTN_CACHE_KIND_RING = 1,
-  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in page block_table[b, t / page_size].
+  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. The pages of
+  // a sequence stand in block_table, with their number of tokens in lens, or in kv_indptr, kv_indices and
+  // kv_last_page_len.
   ATTN_CACHE_KIND_PAGED = 2,
 } AttnCacheKind;
 
@@ -299,10 +301,22 @@ typedef struct AttnCache {
   size_t sinks;
   // Rings: the last tokens, which are kept; at least 1.
   size_t window;
-  // Pages: [batch, width], row by row. Entries after a sequence's last page are not read.
+  // Pages: [batch, width], row by row. Entries after a sequence's last page are not read. Null if kv_indptr is given.
   const int32_t *block_table;
   // Entries in block_table: a multiple of lens_len.
   size_t block_table_len;
+  // Pages in compressed rows, as FlashInfer and SGLang have them, instead of block_table and lens (both null): the
+  // pages of sequence b are `kv_indices[i]` with `kv_indptr[b] <= i < kv_indptr[b + 1]`.
+  const int32_t *kv_indptr;
+  // Entries in kv_indptr: batch + 1.
+  size_t kv_indptr_len;
+  // The pages of all sequences.
+  const int32_t *kv_indices;
+  // Entries in kv_indices: at least the last of kv_indptr.
+  size_t kv_indices_len;
+  // Tokens in the last page of each sequence, from 1 to page_size; batch entries. The entry of a sequence without
+  // pages is not read. attn_cache_append() does not change it.
+  const int32_t *kv_last_page_len;
 } AttnCache;
 
 // Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already
@@ -428,6 +442,9 @@ enum AttnStatus attn_decode(const struct AttnOptions *options,
 // head_dim], v_new: [batch, kv_heads, n, value_dim], of the cache's dtype. new_lens is null (with new_lens_len 0), or
 // holds for each sequence how many of the n are its tokens; the rest is padding (not for rings). Nothing is written
 // unless all tokens have room: slots, or pages that no other sequence reads. A ring overwrites its oldest tokens.
+//
+// With kv_indptr the tables count the new tokens already, as for FlashInfer's append_paged_kv_cache(): the new tokens
+// become the last ones of their sequences, and no length changes.
 //
 // Optional: a program may write keys and values to the slots itself.
 //

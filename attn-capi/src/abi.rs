@@ -182,6 +182,9 @@ pub unsafe extern "C" fn attn_decode(
 /// holds for each sequence how many of the n are its tokens; the rest is padding (not for rings). Nothing is written
 /// unless all tokens have room: slots, or pages that no other sequence reads. A ring overwrites its oldest tokens.
 ///
+/// With kv_indptr the tables count the new tokens already, as for FlashInfer's append_paged_kv_cache(): the new tokens
+/// become the last ones of their sequences, and no length changes.
+///
 /// Optional: a program may write keys and values to the slots itself.
 ///
 /// # Safety

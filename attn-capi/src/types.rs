@@ -171,7 +171,9 @@ pub enum AttnCacheKind {
     /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
     /// `lens[b]` counts all tokens so far, with the dropped ones.
     Ring = 1,
-    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in page block_table[b, t / page_size].
+    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. The pages of
+    /// a sequence stand in block_table, with their number of tokens in lens, or in kv_indptr, kv_indices and
+    /// kv_last_page_len.
     Paged = 2,
 }
 
@@ -199,10 +201,22 @@ pub struct AttnCache {
     pub sinks: usize,
     /// Rings: the last tokens, which are kept; at least 1.
     pub window: usize,
-    /// Pages: [batch, width], row by row. Entries after a sequence's last page are not read.
+    /// Pages: [batch, width], row by row. Entries after a sequence's last page are not read. Null if kv_indptr is given.
     pub block_table: *const i32,
     /// Entries in block_table: a multiple of lens_len.
     pub block_table_len: usize,
+    /// Pages in compressed rows, as FlashInfer and SGLang have them, instead of block_table and lens (both null): the
+    /// pages of sequence b are `kv_indices[i]` with `kv_indptr[b] <= i < kv_indptr[b + 1]`.
+    pub kv_indptr: *const i32,
+    /// Entries in kv_indptr: batch + 1.
+    pub kv_indptr_len: usize,
+    /// The pages of all sequences.
+    pub kv_indices: *const i32,
+    /// Entries in kv_indices: at least the last of kv_indptr.
+    pub kv_indices_len: usize,
+    /// Tokens in the last page of each sequence, from 1 to page_size; batch entries. The entry of a sequence without
+    /// pages is not read. attn_cache_append() does not change it.
+    pub kv_last_page_len: *const i32,
 }
 
 /// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already

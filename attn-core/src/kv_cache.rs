@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`AppendCache`] | `[batch, kv_heads, capacity, dim]`, one length per sequence | all before it, as masked |
 //! | [`RingCache`] | `sinks + window` slots per sequence | the first `sinks` tokens and the last `window` |
-//! | [`PagedCache`], [`PagedCacheMut`] | pages that a table assigns to sequences | all before it |
+//! | [`PageTable`], [`append_paged`] | pages that a table assigns to sequences | all before it |
 //!
 //! The ring is StreamingLLM's (arXiv 2309.17453), pages are PagedAttention's (arXiv 2309.06180).
 //!
@@ -59,6 +59,7 @@ pub(crate) mod attend;
 mod cache_view;
 pub(crate) mod checks;
 mod layout;
+mod page_table;
 mod paged;
 mod queries;
 mod ring;
@@ -67,7 +68,8 @@ pub(crate) mod slots;
 pub use append::AppendCache;
 pub use cache_view::{CacheRope, CacheView};
 pub use layout::TokenRun;
-pub use paged::{PagedCache, PagedCacheMut};
+pub use page_table::PageTable;
+pub use paged::append_paged;
 pub use queries::Queries;
 pub use ring::RingCache;
 

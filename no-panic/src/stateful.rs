@@ -1,6 +1,6 @@
 //! KV caches and the variants that are not a mask.
 
-use attn_core::kv_cache::{AppendCache, PagedCacheMut, Queries, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache, append_paged};
 use attn_core::position::RopeTables;
 use attn_core::{Attention, Outputs, View, ViewMut, streaming};
 use attn_layers::variants::{Differential, LinearAttention, LinearState, Mla, MlaForm};
@@ -25,10 +25,10 @@ pub fn attn_entry_append_cache<'c>(
 }
 
 #[unsafe(no_mangle)]
-pub fn attn_entry_paged_cache<'c>(
-    kv: (ViewMut<'c, f32>, ViewMut<'c, f32>),
-    table: &'c [i32],
-    lens: &'c mut [usize],
+pub fn attn_entry_paged_cache(
+    kv: &mut [ViewMut<'_, f32>; 2],
+    tables: [&[i32]; 3],
+    lens: &[usize],
     attn: &Attention<'_>,
     qkv: &[View<'_, f32>; 3],
     new_lens: &[usize],
@@ -36,12 +36,15 @@ pub fn attn_entry_paged_cache<'c>(
     scratch: &mut [f32],
 ) -> bool {
     let [q, k, v] = *qkv;
-    let Ok(mut cache) = PagedCacheMut::new(kv.0, kv.1, table, lens) else { return false };
-    let mut done = cache.append(k, v).is_ok();
-    done &= cache.append_ragged(k, v, new_lens).is_ok();
-    let cache = cache.as_cache();
-    done &= cache.key(new_lens.len(), 0, new_lens.len()).get(0) == cache.value(0, new_lens.len(), 0).get(0);
-    done & streaming::forward_cache(attn, q, Queries::First(new_lens), cache.view(), out, scratch).is_ok()
+    let [indptr, indices, last] = tables;
+    let (padded, csr) = (PageTable::padded(indices, lens), PageTable::csr(indptr, indices, last));
+    let (Ok(padded), Ok(csr)) = (padded, csr) else { return false };
+    let [k_pages, v_pages] = kv;
+    let mut done = append_paged(k_pages, v_pages, padded, k, v, None).is_ok();
+    done &= append_paged(k_pages, v_pages, csr.with_evicted(), k, v, Some(new_lens)).is_ok();
+    let cache = CacheView::of_pages(k_pages.as_view(), v_pages.as_view(), csr);
+    let Ok(cache) = cache else { return false };
+    done & streaming::forward_cache(attn, q, Queries::First(new_lens), cache, out, scratch).is_ok()
 }
 
 #[unsafe(no_mangle)]

@@ -8,7 +8,7 @@ use attn_simd::Input;
 
 use super::{copy, input, measured, outputs, table, table_mut, view_mut};
 use crate::args::Decode;
-use crate::cache::{Append, Appended, Place, Tokens};
+use crate::cache::{Append, Appended, Fields, Place, Tokens};
 use crate::error::{Error, Result};
 use crate::tensor::{Extents, dtype};
 use crate::types::{AttnCache, AttnDtype, AttnQueries, AttnTensor};
@@ -59,12 +59,22 @@ pub(crate) unsafe fn measured_cache(cache: *const AttnCache) -> Result<()> {
 /// Where a cache's tokens lie.
 ///
 /// # Safety
-/// The page table points to as many entries as said, which nobody writes during `'a`.
+/// The page tables point to as many entries as said, which nobody writes during `'a`.
 unsafe fn place<'a>(cache: &AttnCache, extents: &mut Extents) -> Result<Place<'a>> {
     let AttnCache { kind, sinks, window, block_table, block_table_len, .. } = *cache;
-    // SAFETY: the caller vouches for the table.
-    let pages = unsafe { table("block_table", block_table, block_table_len, extents)? };
-    Place::of(kind, sinks, window, pages)
+    let AttnCache { kv_indptr, kv_indptr_len, kv_indices, kv_indices_len, kv_last_page_len, .. } = *cache;
+    // SAFETY: the caller vouches for the tables.
+    let (block_table, csr) = unsafe {
+        let csr = [
+            table("kv_indptr", kv_indptr, kv_indptr_len, extents)?,
+            table("kv_indices", kv_indices, kv_indices_len, extents)?,
+            table("kv_last_page_len", kv_last_page_len, kv_indptr_len.saturating_sub(1), extents)?,
+        ];
+        (table("block_table", block_table, block_table_len, extents)?, csr)
+    };
+    let csr = csr.iter().any(Option::is_some).then(|| csr.map(Option::unwrap_or_default));
+    let has_lens = !cache.lens.is_null() || cache.lens_len > 0;
+    Place::of(Fields { kind, sinks, window, block_table, csr, has_lens })
 }
 
 /// Reads the arguments of a decode call; what its options point to has been noted in `extents` before.

@@ -294,6 +294,17 @@ static void caches(void) {
     DECODE("negative page", paged, ATTN_STATUS_TABLE, d.table[0] = -1);
     DECODE("short table", paged, ATTN_STATUS_TABLE, d.cache.block_table_len = 0);
     DECODE("huge table", paged, ATTN_STATUS_OVERFLOW, d.cache.block_table_len = SIZE_MAX);
+    /* The same pages in compressed rows: five tokens in two pages, and three in one. */
+    int32_t indptr[3] = {0, 2, 3}, indices[3] = {3, 0, 1}, last[2] = {1, 3};
+#define CSR (d.cache.block_table = NULL, d.cache.block_table_len = 0, d.cache.lens = NULL, d.cache.lens_len = 0, \
+             d.cache.kv_indptr = indptr, d.cache.kv_indptr_len = 3, d.cache.kv_indices = indices,                \
+             d.cache.kv_indices_len = 3, d.cache.kv_last_page_len = last)
+    DECODE("compressed pages", paged, ATTN_STATUS_OK, CSR; expect("append to compressed pages", append(&d), ATTN_STATUS_OK));
+    DECODE("both page tables", paged, ATTN_STATUS_OPTION, const int32_t *table = d.cache.block_table; CSR; d.cache.block_table = table);
+    DECODE("compressed pages of slots", slots, ATTN_STATUS_OPTION, CSR);
+    DECODE("indptr beyond the indices", paged, ATTN_STATUS_TABLE, CSR; d.cache.kv_indices_len = 2);
+    DECODE("no last page", paged, ATTN_STATUS_NULL_POINTER, CSR; d.cache.kv_last_page_len = NULL);
+    DECODE("huge indptr", paged, ATTN_STATUS_OVERFLOW, CSR; d.cache.kv_indptr_len = SIZE_MAX);
     DECODE("struct size", slots, ATTN_STATUS_STRUCT_SIZE, d.cache.struct_size = 2);
     DECODE("out in the cache", slots, ATTN_STATUS_OVERLAP, d.out.data = d.k.data);
     DECODE("other dtypes", slots, ATTN_STATUS_UNSUPPORTED, d.v.dtype = ATTN_DTYPE_F16);

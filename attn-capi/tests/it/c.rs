@@ -108,6 +108,11 @@ pub(crate) fn cache(k: &AttnTensor, v: &AttnTensor, lens: &mut [usize]) -> AttnC
         window: 0,
         block_table: ptr::null(),
         block_table_len: 0,
+        kv_indptr: ptr::null(),
+        kv_indptr_len: 0,
+        kv_indices: ptr::null(),
+        kv_indices_len: 0,
+        kv_last_page_len: ptr::null(),
     }
 }
 

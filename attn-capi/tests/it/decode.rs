@@ -125,7 +125,58 @@ fn slots_and_pages_give_the_bits_of_plain_calls() {
         let (kind, block_table, block_table_len) = (AttnCacheKind::Paged as u32, table.as_ptr(), table.len());
         let paged = AttnCache { kind, block_table, block_table_len, ..cache(&tk, &tv, &mut lens) };
         assert!(decoded(&options, &paged) == want, "pages, {threads} threads");
+        // The same pages in compressed rows: sequence 0 has 9 of them, sequence 1 has 5.
+        let indices: Vec<i32> = table.into_iter().filter(|&page| page >= 0).collect();
+        assert!(decoded(&options, &csr(&tk, &tv, &[0, 9, 14], &indices, &[6, 1])) == want, "csr, {threads} threads");
     }
+}
+
+/// Pages in compressed rows.
+fn csr(k: &AttnTensor, v: &AttnTensor, indptr: &[i32], indices: &[i32], last: &[i32]) -> AttnCache {
+    AttnCache {
+        kind: AttnCacheKind::Paged as u32,
+        lens: std::ptr::null_mut(),
+        kv_indptr: indptr.as_ptr(),
+        kv_indptr_len: indptr.len(),
+        kv_indices: indices.as_ptr(),
+        kv_indices_len: indices.len(),
+        kv_last_page_len: last.as_ptr(),
+        ..cache(k, v, &mut [])
+    }
+}
+
+/// Tokens appended through compressed tables, which count them already.
+#[test]
+fn compressed_tables_are_appended_to() {
+    let [first, second] = all_tokens();
+    let want = plain(&options(), [&first, &second]);
+    let pages = 20; // of eight tokens
+    let empty = |dim| vec![f32::NAN; pages * KV_HEADS * 8 * dim];
+    let (mut k, mut v) = (empty(DIM), empty(VALUE_DIM));
+    let tk = tensor_mut(&mut k, AttnDtype::F32, [pages, KV_HEADS, 8, DIM]);
+    let tv = tensor_mut(&mut v, AttnDtype::F32, [pages, KV_HEADS, 8, VALUE_DIM]);
+    let (mut done, mut indices) = ([0usize; 2], vec![]);
+    let mut last_call = None;
+    for counts in [[20, 20], [30, 10], [20, 3]] {
+        let end = [done[0] + counts[0], done[1] + counts[1]];
+        let used = end.map(|len| len.div_ceil(8));
+        // Sequence 0 has the even pages, backwards; sequence 1 the odd ones.
+        indices = (0..used[0]).map(|n| 18 - 2 * n as i32).chain((0..used[1]).map(|n| 2 * n as i32 + 1)).collect();
+        let indptr = [0, used[0] as i32, indices.len() as i32];
+        let last = end.map(|len| (len as i32 - 1) % 8 + 1);
+        let cache = csr(&tk, &tv, &indptr, &indices, &last);
+        assert_eq!(append(&cache, done, counts), AttnStatus::Ok, "{}", c::last_error());
+        (done, last_call) = (end, Some((indptr, last)));
+    }
+    let (indptr, last) = last_call.expect("three calls");
+    assert!(decoded(&options(), &csr(&tk, &tv, &indptr, &indices, &last)) == want);
+    // Fewer tokens than new ones: nothing is written.
+    let before: Vec<u32> = k.iter().map(|x| x.to_bits()).collect();
+    let tk = tensor_mut(&mut k, AttnDtype::F32, [pages, KV_HEADS, 8, DIM]);
+    let few = csr(&tk, &tv, &[0, 1, 2], &[0, 1], &[3, 1]);
+    assert_eq!(append(&few, [0, 0], [2, 2]), AttnStatus::Table);
+    assert!(c::last_error().contains("[1] is 2"), "{}", c::last_error());
+    assert!(k.iter().map(|x| x.to_bits()).eq(before));
 }
 
 /// Appends a chunk of tokens of the stream `filled` to every sequence.
@@ -299,4 +350,30 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(Table, &["block_table[0]"], |cache, _, _| table(cache, &[-1, 0]));
     refuses(Shape, &["block_table"], |cache, _, _| table(cache, &[0, 1, 0]));
     refuses(Table, &["width"], |cache, _, _| table(cache, &[]));
+    // Compressed rows of pages.
+    let rows = |indptr: &'static [i32], indices: &'static [i32], last: &'static [i32]| {
+        move |cache: &mut AttnCache, _: &mut AttnQueries, _: &mut Arguments<'_>| {
+            *cache = csr(c::borrowed(cache.k), c::borrowed(cache.v), indptr, indices, last);
+        }
+    };
+    refuses(Ok, &[], rows(&[0, 1, 2], &[1, 0], &[5, 2]));
+    refuses(Table, &["kv_indptr[2]", "3", "2"], rows(&[0, 1, 3], &[1, 0], &[5, 2]));
+    refuses(Table, &["kv_indptr[2]"], rows(&[0, 1, 0], &[1, 0], &[5, 2]));
+    refuses(Table, &["kv_indices[1]", "2", "1"], rows(&[0, 1, 2], &[1, 2], &[5, 2]));
+    refuses(Table, &["kv_last_page_len[0]", "9", "8"], rows(&[0, 1, 2], &[1, 0], &[9, 2]));
+    refuses(Option, &["kv_last_page_len"], rows(&[0, 1, 2], &[1, 0], &[5, 0]));
+    refuses(Shape, &["kv_indptr"], rows(&[], &[1, 0], &[]));
+    let right = rows(&[0, 1, 2], &[1, 0], &[5, 2]);
+    let csr_but = |breaks: fn(&mut AttnCache)| {
+        move |cache: &mut AttnCache, queries: &mut AttnQueries, a: &mut Arguments<'_>| {
+            right(cache, queries, a);
+            breaks(cache);
+        }
+    };
+    refuses(NullPointer, &["kv_last_page_len"], csr_but(|cache| cache.kv_last_page_len = std::ptr::null()));
+    refuses(NullPointer, &["kv_indices"], csr_but(|cache| cache.kv_indices = std::ptr::null()));
+    refuses(Overflow, &["kv_indptr"], csr_but(|cache| cache.kv_indptr_len = usize::MAX));
+    refuses(Option, &["AttnCache.kv_indptr is", "KIND_PAGED"], csr_but(|cache| cache.kind = 0));
+    refuses(Option, &["AttnCache.block_table is", "null"], csr_but(|cache| cache.block_table = cache.kv_indices));
+    refuses(Option, &["AttnCache.lens is", "null"], csr_but(|cache| cache.lens_len = 2));
 }

@@ -5,7 +5,8 @@
 //! is checked when it is made, and copies nothing. It also holds the RoPE tables that engines apply to the keys.
 
 use super::checks::check_at_most;
-use super::layout::{EvictedPages, Place, Table, TokenRun, Tokens, check_ring, check_rows};
+use super::layout::{Place, TokenRun, Tokens, check_ring, check_rows};
+use super::page_table::{PageTable, Pages};
 use super::slots::Slots;
 use crate::element::Real;
 use crate::error::{AttnError, Result};
@@ -17,14 +18,13 @@ use crate::view::View;
 /// Keys and values of a batch of sequences, wherever they lie.
 ///
 /// ```
-/// use attn_core::kv_cache::{CacheView, PagedCache};
+/// use attn_core::kv_cache::{CacheView, PageTable};
 /// use attn_core::{Layout, View};
 /// let pages = [0.0f32; 6 * 4]; // six pages of four tokens of dim 1
 /// let pages = View::new(&pages, Layout::Bshd, [6, 1, 4, 1])?;
-/// let cache = PagedCache::new(pages, pages, &[5, 2, 0, 1], &[7, 5])?; // two sequences
-/// let view: CacheView<'_, f32> = cache.view();
-/// assert_eq!((view.batch(), view.len(0)), (2, 7));
-/// let run = view.run(0, 5).unwrap(); // token 5 of sequence 0 lies in its second page, with one token after it
+/// let cache = CacheView::of_pages(pages, pages, PageTable::padded(&[5, 2, 0, 1], &[7, 5])?)?; // two sequences
+/// assert_eq!((cache.batch(), cache.len(0)), (2, 7));
+/// let run = cache.run(0, 5).unwrap(); // token 5 of sequence 0 lies in its second page, with one token after it
 /// assert_eq!((run.row, run.slot, run.len), (2, 1, 2));
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
@@ -146,13 +146,35 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Ok(Self::new(k, v, Place::Ring { seen, slots }))
     }
 
-    /// Pages of any element type; the arguments are those of [`PagedCache::new`](super::PagedCache::new).
+    /// Pages of any element type, in any order. Sequences may share the pages of a common prefix.
+    ///
+    /// | tensor | shape |
+    /// |---|---|
+    /// | k | `[pages, kv_heads, page_size, head_dim]`, any strides: vLLM's `[pages, page_size, kv_heads, head_dim]` is [`Layout::Bshd`](crate::Layout) |
+    /// | v | `[pages, kv_heads, page_size, value_dim]`, any strides |
+    ///
+    /// ```
+    /// use attn_core::kv_cache::{CacheView, PageTable, Queries};
+    /// use attn_core::{Attention, Layout, View, ViewMut, streaming};
+    /// let pages = [30.0f32, 40.0, 0.0, 0.0, 10.0, 20.0]; // three pages of two tokens of dim 1
+    /// let k = View::new(&[0.0f32; 6], Layout::Bshd, [3, 1, 2, 1])?; // every score 0: outputs are means
+    /// let v = View::new(&pages, Layout::Bshd, [3, 1, 2, 1])?;
+    /// // One sequence of three tokens, in pages 2 and 0.
+    /// let cache = CacheView::of_pages(k, v, PageTable::csr(&[0, 2], &[2, 0], &[1])?)?;
+    /// let mut out = [0.0f32];
+    /// let (q, to) = (View::matrix(&[0.0f32], 1, 1)?, ViewMut::matrix(&mut out, 1, 1)?);
+    /// streaming::forward_cache(&Attention::new(), q, Queries::All, cache, to, &mut [0.0])?;
+    /// assert_eq!(out, [20.0]); // (10 + 20 + 30)/3
+    /// assert!(CacheView::of_pages(k, v, PageTable::csr(&[0, 2], &[2, 3], &[1])?).is_err()); // there is no page 3
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`PagedCache::new`](super::PagedCache::new).
-    pub fn of_pages(k: View<'c, T>, v: View<'c, T>, block_table: &'c [i32], lens: &'c [usize]) -> Result<Self> {
-        let table = Table::new(k.sizes(), v.sizes(), block_table, lens, EvictedPages::Reject)?;
-        Ok(Self::new(k, v, Place::Pages { table, lens }))
+    /// [`AttnError::Index`] for an entry that is no page, or a length that the table does not hold;
+    /// [`AttnError::Size`] if sizes disagree; [`AttnError::Option`] for pages of size 0, and for a last page of length
+    /// 0.
+    pub fn of_pages(k: View<'c, T>, v: View<'c, T>, table: PageTable<'c>) -> Result<Self> {
+        Ok(Self::new(k, v, Place::Pages(Pages::new(k.sizes(), v.sizes(), table)?)))
     }
 
     /// A ring that was checked before.
@@ -215,7 +237,8 @@ impl<'c, T: Copy> CacheView<'c, T> {
     pub fn batch(&self) -> usize {
         match self.place {
             Place::Rows(_) => self.k.sizes().first().copied().unwrap_or(0),
-            Place::Ring { seen: lens, .. } | Place::Pages { lens, .. } => lens.len(),
+            Place::Ring { seen, .. } => seen.len(),
+            Place::Pages(pages) => pages.batch(),
         }
     }
 
@@ -234,7 +257,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
         match &self.place {
             Place::Rows(lens) => lens.of(sequence),
             Place::Ring { seen, slots } => slots.held(of(seen)).len,
-            Place::Pages { lens, .. } => of(lens),
+            Place::Pages(pages) => pages.len(sequence),
         }
     }
 
@@ -246,7 +269,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
             Place::Ring { seen, slots } => {
                 Tokens::Ring { row: sequence, held: slots.held(seen.get(sequence).copied().unwrap_or(0)) }
             }
-            Place::Pages { table, .. } => Tokens::Pages { sequence, table, len },
+            Place::Pages(pages) => Tokens::Pages { sequence, pages, len },
         }
     }
 
@@ -254,7 +277,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     pub fn has_dropped(&self, sequence: usize) -> bool {
         match &self.place {
             Place::Ring { seen, .. } => seen.get(sequence).is_some_and(|&seen| seen > self.own_len(sequence)),
-            Place::Rows(_) | Place::Pages { .. } => false,
+            Place::Rows(_) | Place::Pages(_) => false,
         }
     }
 
@@ -273,24 +296,24 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Self { rope, ..self }
     }
 
-    /// Whether tokens may lie in pages that were [given back](super::PagedCache::with_evicted).
+    /// Whether tokens may lie in pages that were [given back](super::PageTable::with_evicted).
     #[inline]
     pub const fn has_evicted(&self) -> bool {
-        matches!(&self.place, Place::Pages { table, .. } if table.has_evicted())
+        matches!(&self.place, Place::Pages(pages) if pages.has_evicted())
     }
 
-    /// How many tokens from one on lie in pages that were [given back](super::PagedCache::with_evicted): hidden keys. 0
+    /// How many tokens from one on lie in pages that were [given back](super::PageTable::with_evicted): hidden keys. 0
     /// where the token is there, or where the sequence has no such token.
     pub fn evicted(&self, sequence: usize, token: usize) -> usize {
-        let Place::Pages { table, lens } = &self.place else { return 0 };
+        let Place::Pages(pages) = &self.place else { return 0 };
         let Some(token) = token.checked_sub(self.first) else { return 0 };
-        let left = lens.get(sequence).copied().unwrap_or(0).saturating_sub(token);
-        let (row, slot) = table.place(sequence, token);
-        if row == usize::MAX { left.min(table.page_size().saturating_sub(slot)) } else { 0 }
+        let left = pages.len(sequence).saturating_sub(token);
+        let (row, slot) = pages.place(sequence, token);
+        if row == usize::MAX { left.min(pages.page_size().saturating_sub(slot)) } else { 0 }
     }
 
     /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or
-    /// its page was [given back](super::PagedCache::with_evicted).
+    /// its page was [given back](super::PageTable::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
         let token = token.checked_sub(self.first)?;
@@ -304,9 +327,9 @@ impl<'c, T: Copy> CacheView<'c, T> {
                 let held = slots.held(seen.get(sequence).copied()?);
                 TokenRun { row: sequence, slot: held.slot(token), len: left.min(held.side_by_side(token)) }
             }
-            Place::Pages { table, .. } => {
-                let (row, slot) = table.place(sequence, token);
-                TokenRun { row, slot, len: left.min(table.page_size().saturating_sub(slot)) }
+            Place::Pages(pages) => {
+                let (row, slot) = pages.place(sequence, token);
+                TokenRun { row, slot, len: left.min(pages.page_size().saturating_sub(slot)) }
             }
         };
         (run.len > 0 && run.row != usize::MAX).then_some(run)

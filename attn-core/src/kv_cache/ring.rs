@@ -1,15 +1,12 @@
 //! A cache of fixed size for endless streams: the first tokens and the last ones.
 //!
-//! A sliding window alone breaks models, because they park attention on the very first tokens; keeping a few of those
-//! beside the window does not (Xiao et al. 2023, StreamingLLM, arXiv 2309.17453). Token `t` sees key `j ≤ t` when
-//! `t − j < window` or `j < sinks`: the window counts the token itself.
+//! A sliding window alone breaks models, because they park attention on the very first tokens (Xiao et al. 2023,
+//! StreamingLLM, arXiv 2309.17453). Token `t` sees key `j ≤ t` if `t − j < window` or `j < sinks`. The slots after the
+//! sinks are a ring, so that nothing is ever moved ([`slots`](super::slots)).
 //!
-//! The slots behind the sinks are a ring, so that nothing is ever moved ([`slots`](super::slots)). Keys are read in the
-//! order of their tokens.
-//!
-//! With rotary positions there are two ways. Apply RoPE to queries and keys first, by their position in the stream. Or
-//! let the cache apply it as keys are read, by their index in the cache ([`RingCache::cache_relative`]): positions then
-//! stay within the length that a model was trained for. StreamingLLM does that.
+//! There are two ways to use rotary positions. Apply RoPE first, by positions in the stream. Or let the cache apply it,
+//! by index in the cache ([`RingCache::cache_relative`]): positions then stay within the length that a model was
+//! trained for. StreamingLLM does that.
 
 use super::attend::{self, Tensors};
 use super::cache_view::{CacheRope, CacheView};
@@ -188,7 +185,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         Ok(())
     }
 
-    /// Puts one token where the oldest non-sink token stood.
+    /// Writes one token over the oldest that is not a sink.
     fn insert_token(&mut self, sequence: usize, token: usize, k_new: View<'_, T>, v_new: View<'_, T>) {
         let slot = self.slots.of_position(self.seen.get(sequence).copied().unwrap_or(0));
         copy_token(k_new, (sequence, token), &mut self.k, (sequence, slot));
@@ -199,12 +196,9 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
-    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. Token by token the new key
-    /// displaces the oldest and the query sees what is held, so that chunks longer than the window follow the same
-    /// rule.
-    ///
-    /// To the options each token is a call of one query against the keys held, in logical order (see
-    /// [the module](crate::kv_cache)); no causal mask is needed.
+    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. The tokens come one after the other:
+    /// each key replaces the oldest one, then its query sees all keys held. To the options each token is a call of one
+    /// query against these keys (see [the module](crate::kv_cache)), and no causal mask is needed.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written, to the cache or the outputs.

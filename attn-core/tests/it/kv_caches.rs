@@ -1,7 +1,7 @@
 //! Caches as a server uses them: many pages, pages that were given back, continuations, lengths at the ends of their
 //! types.
 
-use attn_core::kv_cache::{CacheView, PagedCache, PagedCacheMut};
+use attn_core::kv_cache::{CacheView, PageTable, append_paged};
 use attn_core::{AttnError, Layout, View, ViewMut};
 
 const PAGE: usize = 2;
@@ -23,9 +23,9 @@ fn a_page_that_is_used_twice_is_found_among_many() {
     let tokens = vec![1.0f32; batch * new * PAGE];
     let tokens = View::new(&tokens, Layout::Bhsd, [batch, 1, new * PAGE, 1]).unwrap();
     let append = |table: &[i32]| {
-        let (mut k, mut v, mut lens) = (vec![0.0f32; count * PAGE], vec![0.0f32; count * PAGE], [old * PAGE; 2]);
-        let mut cache = PagedCacheMut::new(pages(&mut k), pages(&mut v), table, &mut lens).unwrap();
-        let result = cache.append(tokens, tokens);
+        let (mut k, mut v, lens) = (vec![0.0f32; count * PAGE], vec![0.0f32; count * PAGE], [(old + new) * PAGE; 2]);
+        let table = PageTable::padded(table, &lens).unwrap();
+        let result = append_paged(&mut pages(&mut k), &mut pages(&mut v), table, tokens, tokens, None);
         let written = k.iter().filter(|&&x| x == 1.0).count();
         assert_eq!(written, if result.is_ok() { batch * new * PAGE } else { 0 });
         result
@@ -52,27 +52,26 @@ fn a_page_that_is_used_twice_is_found_among_many() {
 #[test]
 fn pages_are_given_back_and_written_again() {
     let (mut k, mut v) = (vec![0.0f32; 2 * PAGE], vec![0.0f32; 2 * PAGE]);
-    let mut lens = [3];
     let token = [5.0f32];
     let token = View::new(&token, Layout::Bhsd, [1, 1, 1, 1]).unwrap();
-    for (step, table) in [[0, 1, -1], [-1, 1, 0]].into_iter().enumerate() {
-        let mut cache = PagedCacheMut::with_evicted(pages(&mut k), pages(&mut v), &table, &mut lens).unwrap();
-        cache.append(token, token).unwrap();
-        assert_eq!(cache.as_cache().lens(), [4 + step]);
+    let (mut k, mut v) = (pages(&mut k), pages(&mut v));
+    for (len, table) in [(4, [0, 1, -1]), (5, [-1, 1, 0])] {
+        let lens = [len];
+        let table = PageTable::padded(&table, &lens).unwrap().with_evicted();
+        append_paged(&mut k, &mut v, table, token, token, None).unwrap();
     }
-    assert_eq!(v, [5.0, 0.0, 0.0, 5.0]);
-    for table in [[-1, 1, -1], [-1, 1, 2]] {
-        assert!(PagedCacheMut::new(pages(&mut k), pages(&mut v), &table, &mut lens).is_err());
-        let with = PagedCacheMut::with_evicted(pages(&mut k), pages(&mut v), &table, &mut lens);
+    assert_eq!(v.as_view().data(), [5.0, 0.0, 0.0, 5.0]);
+    for entries in [[-1, 1, -1], [-1, 1, 2]] {
+        let table = PageTable::padded(&entries, &[5]).unwrap();
+        assert!(CacheView::of_pages(k.as_view(), v.as_view(), table).is_err());
         // The fifth token's page was given back, which hides it; a page that there never was is a mistake.
-        assert_eq!(with.is_ok(), table[2] < 0);
-        if let Ok(mut cache) = with {
-            assert!(matches!(cache.append(token, token), Err(AttnError::Index { at: 2, .. })));
-        }
+        let with = CacheView::of_pages(k.as_view(), v.as_view(), table.with_evicted());
+        assert_eq!(with.is_ok(), entries[2] < 0);
+        let appended = append_paged(&mut k, &mut v, table.with_evicted(), token, token, None);
+        assert!(matches!(appended, Err(AttnError::Index { at: 2, .. })));
     }
-    let table = [-1, 1, 0];
-    let (k, v) = (pages(&mut k), pages(&mut v));
-    let view = PagedCache::with_evicted(k.as_view(), v.as_view(), &table, &lens).unwrap().view();
+    let table = PageTable::padded(&[-1, 1, 0], &[5]).unwrap().with_evicted();
+    let view = CacheView::of_pages(k.as_view(), v.as_view(), table).unwrap();
     assert!(view.has_evicted() && view.evicted(0, 0) == 2 && view.evicted(0, 1) == 1 && view.evicted(0, 2) == 0);
     assert!(
         view.run(0, 1).is_none() && view.run(0, 2).is_some() && view.run(0, 5).is_none() && view.evicted(0, 5) == 0
@@ -86,7 +85,7 @@ fn a_continuation_counts_on() {
     let x = View::new(&x, Layout::Bhsd, [2, 1, 6, 1]).unwrap();
     let (lens, table) = ([4, 0], [1, 0, 1, 0]);
     let rows = CacheView::of_slots(x, x, &lens).unwrap();
-    let paged = CacheView::of_pages(x, x, &table, &lens).unwrap();
+    let paged = CacheView::of_pages(x, x, PageTable::padded(&table, &lens).unwrap()).unwrap();
     for cache in [rows, paged] {
         let after = cache.after(100).unwrap();
         assert_eq!((after.first(), after.len(0), after.len(1), after.len(2)), (100, 104, 100, 0));
@@ -96,5 +95,6 @@ fn a_continuation_counts_on() {
     }
     assert!(matches!(CacheView::of_slots(x, x, &[7, 0]), Err(AttnError::Index { value: 7, limit: 7, .. })));
     assert!(matches!(CacheView::of_slots(x, x, &[7]), Err(AttnError::Size { .. })));
-    assert!(matches!(CacheView::of_pages(x, x, &[2, 0, 1, 0], &lens), Err(AttnError::Index { value: 2, .. })));
+    let table = PageTable::padded(&[2, 0, 1, 0], &lens).unwrap();
+    assert!(matches!(CacheView::of_pages(x, x, table), Err(AttnError::Index { value: 2, .. })));
 }

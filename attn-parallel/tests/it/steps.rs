@@ -1,7 +1,7 @@
 //! Steps over caches: the bits of one thread for any number of them, in any number of rounds.
 
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
-use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
 use attn_parallel::{DecodePlan, Runner, attend_cache};
 use attn_simd::{Level, Workspace};
@@ -47,7 +47,7 @@ fn the_same_bits_for_one_to_sixteen_threads() {
     };
     let (k_pages, v_pages) = (paged(&k), paged(&v));
     let page = |x| View::new(x, Layout::Bhsd, [48, 2, 100, 40]).unwrap();
-    let pages = PagedCache::new(page(&k_pages), page(&v_pages), &table, &lens).unwrap();
+    let pages = CacheView::of_pages(page(&k_pages), page(&v_pages), PageTable::padded(&table, &lens).unwrap()).unwrap();
 
     let mut numbers = [vec![0i8; len], vec![0i8; len]];
     let mut scales = [vec![0.0f32; len / 40], vec![0.0f32; len / 40]];
@@ -69,7 +69,7 @@ fn the_same_bits_for_one_to_sixteen_threads() {
     for level in Level::available() {
         let steps = [
             DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), rows, level).unwrap(),
-            DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), pages.view(), level).unwrap(),
+            DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), pages, level).unwrap(),
             DecodePlan::new(&attn, q.sizes(), Queries::Packed(&cu), int8, level).unwrap(),
             DecodePlan::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, rows, level).unwrap(),
             DecodePlan::with_prefix(&attn, q.sizes(), Queries::Packed(&cu), prefix, int8, level).unwrap(),

@@ -19,7 +19,7 @@ use crate::scoring::Scoring;
 /// and the way the stream was cut into calls.
 ///
 /// ```
-/// use attn_core::kv_cache::{PagedCache, Queries};
+/// use attn_core::kv_cache::{CacheView, PageTable, Queries};
 /// use attn_core::{Attention, Layout, View, ViewMut};
 /// use attn_simd::decode::DecodePlan;
 /// use attn_simd::{Level, Workspace};
@@ -27,11 +27,11 @@ use crate::scoring::Scoring;
 /// let pages: Vec<f32> = (0..3 * 4 * 16).map(|n| (n as f32).sin()).collect();
 /// let pages = View::new(&pages, Layout::Bshd, [3, 1, 4, 16])?;
 /// let (table, lens) = ([2, 0, 1, -1], [5, 3]);
-/// let cache = PagedCache::new(pages, pages, &table, &lens)?;
+/// let cache = CacheView::of_pages(pages, pages, PageTable::padded(&table, &lens)?)?;
 /// let (q, mut out) = (vec![0.5f32; 4 * 16], vec![0.0f32; 4 * 16]);
 /// let q = View::new(&q, Layout::Bhsd, [1, 1, 4, 16])?;
 /// let attn = Attention::new();
-/// let plan = DecodePlan::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache.view(), Level::detect())?;
+/// let plan = DecodePlan::new(&attn, q.sizes(), Queries::Packed(&[0, 1, 4]), cache, Level::detect())?;
 /// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 1, 4, 16])?;
 /// plan.split(q, to)?.run(Workspace::new().lines(plan.workspace_lines()))?;
 /// // The second sequence's first token sees itself.

@@ -2,7 +2,7 @@
 //! chunks.
 
 use attn_core::half::{bf16, f16};
-use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache};
 use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut, state};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{KernelElement, Level, Line, Plan, Workspace};
@@ -145,7 +145,17 @@ fn every_layout_gives_the_same_bits() {
                     })
                 };
                 let (k, v) = (paged(&all.k), paged(&all.v));
-                check(PagedCache::new(k.view(), v.view(), &table, &lens).expect("a cache").view(), "paged");
+                let pages = PageTable::padded(&table, &lens).expect("whole rows");
+                check(CacheView::of_pages(k.view(), v.view(), pages).expect("a cache"), "paged");
+                // The same rows without their padding.
+                let (mut indptr, mut indices, mut last) = (vec![0], Vec::new(), Vec::new());
+                for b in 0..3 {
+                    indices.extend_from_slice(&table[b * width..][..used[b]]);
+                    indptr.push(indices.len() as i32);
+                    last.push((lens[b] - used[b].saturating_sub(1) * page_size) as i32);
+                }
+                let pages = PageTable::csr(&indptr, &indices, &last).expect("ascending");
+                check(CacheView::of_pages(k.view(), v.view(), pages).expect("a cache"), "csr");
             }
         }
     }

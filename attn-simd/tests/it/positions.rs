@@ -1,7 +1,7 @@
 //! Caches whose keys get rope as they are read, or are in pages that were given back.
 
 use attn_core::half::f16;
-use attn_core::kv_cache::{CacheView, PagedCache, Queries, RingCache};
+use attn_core::kv_cache::{CacheView, PageTable, Queries, RingCache};
 use attn_core::position::{Pairing, Positions, Rope, RopeTables};
 use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::DecodePlan;
@@ -183,18 +183,19 @@ fn tokens_of_evicted_pages_are_hidden() {
         table[gone.clone()].fill(-1);
         let hidden = gone.start * page_size..gone.end * page_size;
         let lens = [len];
-        assert!(PagedCache::new(k.view(), v.view(), &table, &lens).is_err());
-        let holes = PagedCache::with_evicted(k.view(), v.view(), &table, &lens).expect("a cache");
-        let full = PagedCache::new(k.view(), v.view(), &whole, &lens).expect("a cache");
+        let [table, whole] = [&table, &whole].map(|entries| PageTable::padded(entries, &lens).expect("one row"));
+        assert!(CacheView::of_pages(k.view(), v.view(), table).is_err());
+        let holes = CacheView::of_pages(k.view(), v.view(), table.with_evicted()).expect("a cache");
+        let full = CacheView::of_pages(k.view(), v.view(), whole).expect("a cache");
         for queries in [1, 3] {
             let q = Tensor4::<f32>::painted([1, HEADS, queries, DIM], Memory::Bhsd, 95, 1.0);
             let rule = Attention::new().mask_mod(|at: At| !hidden.contains(&at.key));
             for level in Level::available() {
-                let got = step(level, &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
+                let got = step(level, &Attention::new(), q.view(), holes, WIDE).expect("accepted");
                 let mut want = Answer { out: vec![0.0f32; HEADS * queries * WIDE], lse: vec![0.0f32; HEADS * queries] };
                 let to = ViewMut::new(&mut want.out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
                 let outputs = Outputs::new(to).lse(&mut want.lse);
-                let plan = DecodePlan::new(&rule, q.sizes, Queries::All, full.view(), level).expect("accepted");
+                let plan = DecodePlan::new(&rule, q.sizes, Queries::All, full, level).expect("accepted");
                 let mut scratch = Workspace::new();
                 plan.split(q.view(), outputs)
                     .expect("accepted")
@@ -206,16 +207,9 @@ fn tokens_of_evicted_pages_are_hidden() {
             // The streaming form agrees.
             let mut out = vec![0.0f32; HEADS * queries * WIDE];
             let to = ViewMut::new(&mut out, Layout::Bhsd, [1, HEADS, queries, WIDE]).expect("output");
-            attn_core::streaming::forward_cache(
-                &Attention::new(),
-                q.view(),
-                Queries::All,
-                holes.view(),
-                to,
-                &mut [0.0; WIDE],
-            )
-            .expect("accepted");
-            let got = step(Level::detect(), &Attention::new(), q.view(), holes.view(), WIDE).expect("accepted");
+            attn_core::streaming::forward_cache(&Attention::new(), q.view(), Queries::All, holes, to, &mut [0.0; WIDE])
+                .expect("accepted");
+            let got = step(Level::detect(), &Attention::new(), q.view(), holes, WIDE).expect("accepted");
             assert!(out.iter().zip(&got.out).all(|(a, b)| (a - b).abs() < 4e-6), "{gone:?}");
         }
     }

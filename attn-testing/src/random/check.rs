@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_core::half::{bf16, f16};
-use attn_core::kv_cache::CacheView;
-use attn_core::{Attention, AttnError, Dtype, Layout, Outputs, Real, Result, ViewMut};
+use attn_core::kv_cache::{CacheView, PageTable};
+use attn_core::{Attention, AttnError, Dtype, Element, Layout, Outputs, Real, Result, ViewMut};
 
 use super::data;
 use super::{Call, Place};
@@ -160,17 +160,34 @@ fn one<E: Engine, T: Number>(engine: &E, call: &Call, made: &Made<T>) -> Result<
     let (attn, inputs) = (attention(call), &made.inputs);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let lens = vec![call.shape.kv_len; call.shape.batch];
-    let (out, lse) = answer(call, |outputs| match call.place {
-        Place::Tensors => engine.forward(&attn, q, k, v, outputs),
-        Place::Slots => engine.step(&attn, q, CacheView::of_slots(k, v, &lens)?, outputs),
+    let mut forms_differ = false;
+    let (out, lse) = match call.place {
+        Place::Tensors => answer(call, |outputs| engine.forward(&attn, q, k, v, outputs))?,
+        Place::Slots => answer(call, |outputs| engine.step(&attn, q, CacheView::of_slots(k, v, &lens)?, outputs))?,
         Place::Pages(size) => {
-            let order = shuffled(call.shape.batch * call.shape.kv_len.div_ceil(size), call.seed);
+            let width = call.shape.kv_len.div_ceil(size);
+            let order = shuffled(call.shape.batch * width, call.seed);
             let [k, v] = [&inputs.k, &inputs.v].map(|x| paged(x, size, &order, call.memory[1]));
-            engine.step(&attn, q, CacheView::of_pages(k.view(), v.view(), &order, &lens)?, outputs)
+            let step =
+                |table| answer(call, |to| engine.step(&attn, q, CacheView::of_pages(k.view(), v.view(), table)?, to));
+            let padded = step(PageTable::padded(&order, &lens)?)?;
+            let indptr: Vec<i32> = (0..=call.shape.batch).map(|b| (b * width) as i32).collect();
+            let last = vec![(call.shape.kv_len - (width - 1) * size) as i32; call.shape.batch];
+            let csr = step(PageTable::csr(&indptr, &order, &last)?)?;
+            let bits = |(out, lse): &(Vec<T>, Vec<T::Compute>)| -> Vec<u64> {
+                let lse = lse.iter().map(|x| x.to_f64().to_bits());
+                out.iter().map(|x| x.to_f64().to_bits()).chain(lse).collect()
+            };
+            forms_differ = bits(&padded) != bits(&csr);
+            padded
         }
-    })?;
+    };
     let slack = if T::DTYPE == Dtype::F32 { 0.0 } else { engine.half_slack() };
-    Ok(compare(made, &out, &lse, slack))
+    let mut found = compare(made, &out, &lse, slack);
+    if forms_differ {
+        found.beyond = Some("a padded page table and its CSR form give different bits".to_owned());
+    }
+    Ok(found)
 }
 
 /// The output in f32.

@@ -3,7 +3,7 @@
 //! The caches store the tokens. An engine that reads caches reads them in place, and so does the streaming engine. The
 //! reference gets them in order, as plain tensors.
 
-use attn_core::kv_cache::{AppendCache, CacheView, PagedCache, Queries, RingCache};
+use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache};
 use attn_core::position::{Positions, Rope, RopeTables};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Window, mask::Term, streaming};
 use serde_json::Value;
@@ -303,7 +303,7 @@ pub(super) fn paged<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produce
         let lens = lengths(loaded.input("seq_lens")?)?;
         let table = loaded.input("block_table")?.integers()?;
         let table: Vec<i32> = table.iter().map(|&n| i32::try_from(n).unwrap_or(i32::MAX)).collect();
-        let cache = PagedCache::new(k, v, &table, &lens)?;
+        let cache = CacheView::of_pages(k, v, PageTable::padded(&table, &lens)?)?;
         let ([batch, heads, q_len, _], [.., value_dim]) = (q.sizes(), v.sizes());
         let sizes = [batch, heads, q_len, value_dim];
         let mut out = vec![T::from_f64(-12345.0); sizes.iter().product()];
@@ -312,17 +312,20 @@ pub(super) fn paged<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Produce
         if engine.name() == "streaming" || engine.reads_caches() {
             let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
             if engine.reads_caches() {
-                engine.step(&attn, q, cache.view(), outputs)?;
+                engine.step(&attn, q, cache, outputs)?;
             } else {
-                forward_cache(&attn, q, cache.view(), outputs)?;
+                forward_cache(&attn, q, cache, outputs)?;
             }
         } else {
             let causal = attn.mask(Mask::causal(Align::BottomRight));
             let [_, kv_heads, _, head_dim] = k.sizes();
+            let row = |x: View<'_, T>, b, h, t| {
+                cache.run(b, t).map(|at| x.row(at.row, h, at.slot).iter().collect::<Vec<T>>())
+            };
             for b in 0..batch {
                 let tokens = || (0..kv_heads).flat_map(|h| (0..lens[b]).map(move |t| (h, t)));
-                let k: Vec<T> = tokens().flat_map(|(h, t)| cache.key(b, h, t).iter()).collect();
-                let v: Vec<T> = tokens().flat_map(|(h, t)| cache.value(b, h, t).iter()).collect();
+                let [k, v] =
+                    [k, v].map(|x| tokens().filter_map(|(h, t)| row(x, b, h, t)).flatten().collect::<Vec<T>>());
                 let (rows, part) = (heads * q_len, heads * q_len * value_dim);
                 let offset = q.offset() + b * q.strides()[0].unsigned_abs();
                 let q = View::strided(q.data(), [1, heads, q_len, head_dim], q.strides(), offset)?;
