@@ -76,6 +76,16 @@ impl Case {
     }
 }
 
+/// `batch × heads (key/value heads) × queries (keys) × head_dim`; what is in brackets only where it differs.
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pair = |a: usize, b: usize| if a == b { a.to_string() } else { format!("{a} ({b})") };
+        let (heads, lengths) = (pair(self.q_heads, self.kv_heads), pair(self.q_len, self.kv_len));
+        write!(f, "{} × {heads} × {lengths} × {}", self.batch, self.head_dim)?;
+        if self.causal { f.write_str(", causal") } else { Ok(()) }
+    }
+}
+
 /// How the numbers of the tensors are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -235,9 +245,34 @@ pub fn normal(seed: u64, len: usize) -> Vec<f32> {
     out
 }
 
+/// The largest difference of two outputs; infinite where they differ in length or one is not a number.
+pub(crate) fn difference(a: &[f32], b: &[f32]) -> f64 {
+    if a.len() != b.len() {
+        return f64::INFINITY;
+    }
+    let differences = a.iter().zip(b).map(|(x, y)| f64::from((x - y).abs()));
+    differences.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_that_is_no_number_is_infinite() {
+        assert_eq!(difference(&[1.0, 2.0], &[1.5, 2.0]), 0.5);
+        assert_eq!(difference(&[1.0], &[f32::NAN]), f64::INFINITY);
+        assert_eq!(difference(&[1.0], &[]), f64::INFINITY);
+    }
+
+    #[test]
+    fn sizes_are_written_in_the_order_of_the_field() {
+        assert_eq!(
+            Case { q_heads: 32, kv_heads: 8, causal: true, ..Case::square(1024, 128) }.to_string(),
+            "1 × 32 (8) × 1024 × 128, causal"
+        );
+        assert_eq!(Case { batch: 2, q_len: 5, ..Case::square(7, 64) }.to_string(), "2 × 1 × 5 (7) × 64");
+    }
 
     #[test]
     fn flops_count_both_products_and_half_of_a_causal_square() {

@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 /// Shortest sample worth taking: the clock costs tens of nanoseconds, and a call may take less than a microsecond.
 const SHORTEST_SAMPLE: f64 = 500e-6;
 
+/// Longer than the thread pools of other libraries spin after a call (OpenMP's 200 ms is the longest).
+pub(crate) const SPIN: Duration = Duration::from_millis(300);
+
 /// Seconds of each sample, in the order they were taken.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples(pub Vec<f64>);

@@ -20,16 +20,18 @@ use serde_json::Value;
 
 use crate::clock::median;
 use crate::curve::Curve;
+use crate::curve_report::CurveReport;
+use crate::decode::DecodeReport;
+use crate::format::FORMAT;
 use crate::kernels::KernelReport;
 use crate::machine::Machine;
-use crate::report::{FORMAT, Report};
 
 /// What a case may be slower by before it counts, if noise is nil.
 pub const THRESHOLD: f64 = 0.05;
 
 /// How the columns of a comparison are read.
 pub const LEGEND: &str = "Then and now are medians in seconds of the clock. The ratio is that of time times peak, now over then: \
-    each sample is weighed by the FMA peak probed beside it, so that a faster or slower clock counts for nothing, and \
+    each sample is weighed by the peak probed beside it (of multiply-adds, or of a plain read), so that a faster or slower clock counts for nothing, and \
     the ratio may differ from now over then. The band is what it may be off by before it counts: the threshold and twice the noise of both runs.";
 
 /// Taken for the noise of a case with fewer than two samples.
@@ -125,7 +127,9 @@ impl fmt::Display for ReadError {
             Self::Format { found } => {
                 write!(f, "its format is {found}, this program reads {FORMAT}: measure the old state again")
             }
-            Self::Kind(kind) => write!(f, "a report of kind `{kind}`: only `curve` and `kernels` can be compared"),
+            Self::Kind(kind) => {
+                write!(f, "a report of kind `{kind}`: only `curve`, `kernels` and `decode` can be compared")
+            }
             Self::Broken(error) => write!(f, "a damaged report: {error}"),
             Self::Empty => f.write_str("the report holds no measured case"),
         }
@@ -149,10 +153,11 @@ impl Run {
         let broken = |error: serde_json::Error| ReadError::Broken(error.to_string());
         let run = match kind.as_str() {
             "curve" => {
-                let report: Report = serde_json::from_value(value).map_err(broken)?;
+                let report: CurveReport = serde_json::from_value(value).map_err(broken)?;
                 Self::of_curves(&report.machine, &report.curves)
             }
             "kernels" => Self::of_kernels(&serde_json::from_value(value).map_err(broken)?),
+            "decode" => Self::of_decode(&serde_json::from_value(value).map_err(broken)?),
             _ => return Err(ReadError::Kind(kind)),
         };
         if run.cases.is_empty() { Err(ReadError::Empty) } else { Ok(run) }
@@ -172,6 +177,15 @@ impl Run {
         let cases =
             report.results.iter().filter_map(|r| Measured::new(r.name(), r.times(), &r.peaks, &r.passes)).collect();
         Self { machine: report.machine.clone(), cases }
+    }
+
+    /// The cases of a table of decoding: what stands beside each sample is the rate of a plain read.
+    pub fn of_decode(report: &DecodeReport) -> Self {
+        let rows = report.rows.iter().filter_map(|row| {
+            let rates: Vec<f64> = row.probes.iter().map(|seconds| row.bytes as f64 / seconds).collect();
+            Measured::new(row.name(), &row.samples, &rates, &row.passes)
+        });
+        Self { machine: report.machine.clone(), cases: rows.collect() }
     }
 }
 
@@ -292,7 +306,7 @@ fn warnings(old: &Machine, new: &Machine) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
+    use crate::curve_report::tests::report;
 
     /// A case whose passes have these times, at a peak of 1 FLOP/s.
     fn case(name: &str, passes: &[&[f64]]) -> Measured {
@@ -355,7 +369,7 @@ mod tests {
     #[test]
     fn a_run_equals_itself_and_a_slowed_case_is_named() {
         let old = report();
-        let json = old.to_json().unwrap();
+        let json = serde_json::to_string(&old).unwrap();
         let read = Run::read(&json).unwrap();
         let same = Comparison::new(&read, &Run::of_curves(&old.machine, &old.curves), THRESHOLD);
         assert!(same.slower().next().is_none() && same.rows.iter().all(|row| row.ratio == 1.0));
@@ -378,7 +392,7 @@ mod tests {
 
     #[test]
     fn files_that_are_no_report_are_told_apart() {
-        let json = report().to_json().unwrap();
+        let json = serde_json::to_string(&report()).unwrap();
         assert!(matches!(Run::read(&json[..json.len() / 2]), Err(ReadError::Json(_))));
         assert!(matches!(Run::read(""), Err(ReadError::Json(_))));
         assert_eq!(Run::read("{}"), Err(ReadError::NotAReport));

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Number};
 use crate::clock::{Samples, median};
-use crate::crossover::Linear;
 use crate::engine::Engine;
 use crate::fit::PowerLaw;
 
@@ -74,6 +73,11 @@ impl Point {
         if self.thread.is_empty() { &self.samples.0 } else { &self.thread }
     }
 
+    /// Median seconds per call by the wall's clock: what compares with lines of several threads.
+    pub fn wall(&self) -> f64 {
+        self.samples.median()
+    }
+
     /// Draws the conclusions from the samples.
     fn summarise(&mut self, case: &Case) {
         let flops = self.who.engine.flops(case);
@@ -103,6 +107,13 @@ pub struct Skipped {
     pub n: usize,
     /// Why not.
     pub why: String,
+}
+
+/// What one pass finds at one length.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Found {
+    pub(crate) points: Vec<Point>,
+    pub(crate) skipped: Vec<Skipped>,
 }
 
 /// All points of one head dimension and number type.
@@ -183,14 +194,6 @@ impl Curve {
         PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.extra_bytes as f64)).collect::<Vec<_>>())
     }
 
-    /// Attention against the linear parts of a layer, from the SIMD engine's curve and its rate at the largest length.
-    pub fn linear(&self) -> Option<Linear> {
-        let simd = Who::alone(Engine::Simd);
-        let attention = self.time_law(simd)?;
-        let rate = self.of(simd).last()?.gflops * 1e9;
-        Some(Linear { attention, measured_width: self.case.q_heads * self.case.head_dim, rate })
-    }
-
     /// At the largest length that both have: how many times faster `fast` is than `slow`.
     pub fn speedup(&self, fast: Engine, slow: Engine) -> Option<(usize, f64)> {
         let slow = self.of(Who::alone(slow)).last()?;
@@ -199,7 +202,7 @@ impl Curve {
     }
 
     /// Takes what one pass found at one length.
-    pub(crate) fn take(&mut self, found: measure::Found) {
+    pub(crate) fn take(&mut self, found: Found) {
         let case = self.case;
         for point in found.points {
             let case = Case { q_len: point.n, kv_len: point.n, ..case };

@@ -19,10 +19,11 @@ use attn_simd::{KernelElement, Level, Workspace};
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
 
-use crate::case::normal;
-use crate::clock::{Repeat, median};
-use crate::kernels::{SPIN, difference};
-use crate::peer::{Peer, PeerError};
+use crate::case::{Case, difference, normal};
+use crate::clock::{Repeat, SPIN, median};
+use crate::format::FORMAT;
+use crate::machine::Machine;
+use crate::peer::{Peer, PeerError, Request};
 
 /// A cache and its queries: batch, query heads, key/value heads, tokens, dim of keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,10 +113,81 @@ pub struct Row {
     pub samples: Vec<f64>,
     /// Seconds of the probes beside each: the mean of the one before and the one after.
     pub probes: Vec<f64>,
+    /// The pass that took each sample.
+    pub passes: Vec<usize>,
     /// Median seconds by which a step takes longer than the probes beside it.
     pub beyond: f64,
     /// Other libraries.
     pub peers: Vec<PeerRow>,
+}
+
+impl Row {
+    /// Its name, for filters and comparisons.
+    pub fn name(&self) -> String {
+        let warmth = if self.cold { "cold" } else { "warm" };
+        format!("{}/{warmth}", case_name(&self.shape, self.stored, self.threads))
+    }
+
+    /// Takes the samples of another pass.
+    fn join(&mut self, other: Self) {
+        self.samples.extend(other.samples);
+        self.probes.extend(other.probes);
+        self.passes.extend(other.passes);
+        for peer in &mut self.peers {
+            if let Some(more) = other.peers.iter().find(|p| p.name == peer.name) {
+                peer.samples.extend(&more.samples);
+                peer.difference = peer.difference.max(more.difference);
+            }
+        }
+        self.summarise();
+    }
+
+    /// Draws the conclusions from the samples.
+    fn summarise(&mut self) {
+        let pairs = || self.samples.iter().zip(&self.probes);
+        let shares: Vec<f64> = pairs().map(|(ours, probe)| probe / ours).collect();
+        let beyond: Vec<f64> = pairs().map(|(ours, probe)| ours - probe).collect();
+        (self.seconds, self.share_of_read, self.beyond) = (median(&self.samples), median(&shares), median(&beyond));
+        for peer in &mut self.peers {
+            peer.ratio = median(&peer.samples) / self.seconds;
+        }
+    }
+}
+
+/// The name of a shape over a type, for filters.
+pub fn case_name(shape: &Shape, stored: Stored, threads: usize) -> String {
+    format!("decode/{}/{}/t{threads}", shape.name, stored.name())
+}
+
+/// What `cargo xtask bench --decode --json` writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecodeReport {
+    /// [`FORMAT`].
+    pub format: String,
+    /// `decode`.
+    pub kind: String,
+    /// Where it was measured.
+    pub machine: Machine,
+    /// Versions of the peers.
+    pub peers: Vec<String>,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+impl DecodeReport {
+    /// Without rows yet.
+    pub fn new(machine: Machine) -> Self {
+        let (format, kind) = (FORMAT.into(), "decode".into());
+        Self { format, kind, machine, peers: Vec::new(), rows: Vec::new() }
+    }
+
+    /// Adds a row, or its samples where an earlier pass measured the same.
+    pub fn take(&mut self, row: Row) {
+        match self.rows.iter_mut().find(|known| known.name() == row.name()) {
+            Some(known) => known.join(row),
+            None => self.rows.push(row),
+        }
+    }
 }
 
 /// Another library on the same numbers.
@@ -174,6 +246,8 @@ pub struct Setup<'s> {
     pub repeat: Repeat,
     /// Bytes that are read to fill the processor's caches.
     pub sweep: usize,
+    /// Which pass over the table this is.
+    pub pass: usize,
 }
 
 /// Measures one shape over one type, warm and cold, beside what `peer` has that can decode it.
@@ -227,6 +301,12 @@ fn painted<T: Element>(seed: u64, len: usize) -> Vec<T> {
 }
 
 impl Shape {
+    /// The call of one step.
+    pub const fn case(&self) -> Case {
+        let Self { batch, q_heads, kv_heads, kv_len, dim, .. } = *self;
+        Case { batch, q_heads, kv_heads, q_len: 1, kv_len, head_dim: dim, causal: false }
+    }
+
     fn q(&self) -> [usize; 4] {
         [self.batch, self.q_heads, 1, self.dim]
     }
@@ -281,7 +361,8 @@ fn steps<Q: KernelElement>(
         Some(peer) => {
             let tensors = [(3, q_sizes), (1, shape.kv()), (2, shape.kv())];
             let [q, k, v] = tensors.map(|(seed, sizes)| normal(seed, sizes.iter().product()));
-            peer.load_decode(shape, stored.name(), [&q, &k, &v])?
+            let tensors = [q.as_slice(), &k, &v, &[]];
+            peer.load(&Request { case: shape.case(), number: stored.name(), what: "decode", value: 0.0, tensors })?
         }
         None => Vec::new(),
     };
@@ -318,17 +399,25 @@ fn steps<Q: KernelElement>(
                 others.push(took.wall);
             }
         }
-        let pairs = || samples.iter().zip(&probes);
-        let shares: Vec<f64> = pairs().map(|(ours, probe)| probe / ours).collect();
-        let beyond: Vec<f64> = pairs().map(|(ours, probe)| ours - probe).collect();
-        let (seconds, share_of_read, beyond) = (median(&samples), median(&shares), median(&beyond));
-        let peers = names.iter().zip(others).map(|(name, samples)| {
-            let (name, ratio) = (name.clone(), median(&samples) / seconds);
-            PeerRow { name, ratio, samples, difference: f64::NAN }
-        });
-        let peers = peers.collect();
-        let shape = shape.clone();
-        Ok(Row { shape, stored, cold, threads, bytes, seconds, share_of_read, samples, probes, beyond, peers })
+        let peers = names.iter().zip(others);
+        let peers =
+            peers.map(|(name, samples)| PeerRow { name: name.clone(), ratio: f64::NAN, samples, difference: f64::NAN });
+        let mut row = Row {
+            shape: shape.clone(),
+            stored,
+            cold,
+            threads,
+            bytes,
+            seconds: f64::NAN,
+            share_of_read: f64::NAN,
+            passes: vec![setup.pass; samples.len()],
+            samples,
+            probes,
+            beyond: f64::NAN,
+            peers: peers.collect(),
+        };
+        row.summarise();
+        Ok(row)
     };
     let mut rows = [row(false)?, row(true)?];
     let out: Vec<f32> = out.iter().map(|x| x.to_f64() as f32).collect();
@@ -349,7 +438,7 @@ mod tests {
         let repeat = Repeat { at_least: 3, at_most: 3, seconds: 0.0 };
         for threads in [1, 2] {
             let pool = crate::engine::pool(threads).unwrap();
-            let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16 };
+            let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16, pass: 0 };
             let shape = Shape { name: "t".into(), batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32 };
             for (stored, element) in Stored::ALL.into_iter().zip([32 * 4, 32 * 2, 32 * 2, 32 + 4]) {
                 let [warm, cold] = measure(&shape, stored, &setup, None).unwrap();

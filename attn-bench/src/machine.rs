@@ -31,6 +31,8 @@ pub struct Machine {
     pub revision: Option<String>,
     /// What was typed.
     pub command: String,
+    /// The day, as `2026-11-25`, in universal time.
+    pub date: String,
     /// Average number of busy threads over the minute before the run, if known: above 0, others were using the machine.
     pub load_before: Option<String>,
 }
@@ -50,6 +52,7 @@ impl Machine {
             flags: env!("ATTN_BENCH_FLAGS").into(),
             revision: output("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
             command,
+            date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()[..10].to_string(),
             load_before: std::fs::read_to_string("/proc/loadavg")
                 .ok()
                 .and_then(|s| s.split_whitespace().next().map(str::to_string)),
@@ -80,6 +83,7 @@ impl Machine {
             ("Build", self.flags.clone()),
             ("Revision", self.revision.clone().unwrap_or_else(unknown)),
             ("Command", self.command.clone()),
+            ("Date", self.date.clone()),
         ]
     }
 }
@@ -143,6 +147,7 @@ mod tests {
         let facts = machine.facts();
         assert!(facts.contains(&("Command", "cargo xtask bench".into())));
         assert!(facts.contains(&("Threads (parallel)", "3".into())));
+        assert!(machine.date.len() == 10 && machine.date.starts_with("20"), "{}", machine.date);
         assert!(machine.rustc.starts_with("rustc 1.") && machine.flags.contains("opt-level"), "{machine:?}");
     }
 

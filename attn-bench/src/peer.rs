@@ -13,9 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::case::Number;
-use crate::decode::Shape;
-use crate::kernels::{Inputs, Kernel, What};
+use crate::case::Case;
 
 /// The program that runs in Python.
 const SCRIPT: &str = include_str!("../python/torch_peer.py");
@@ -63,6 +61,21 @@ pub struct Took {
     pub wall: f64,
     /// Seconds that the process ran, all of its threads together.
     pub processor: f64,
+}
+
+/// A call that a peer is to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'t> {
+    /// Its sizes.
+    pub case: Case,
+    /// The type that the numbers are rounded to: `f32`, `f16`, `bf16`.
+    pub number: &'t str,
+    /// What is done to the scores, as the table of shapes names it, or `decode`.
+    pub what: &'t str,
+    /// The number that goes with `what`.
+    pub value: f64,
+    /// q, k, v and whatever else `what` needs (a bias, a mask as numbers, slopes).
+    pub tensors: [&'t [f32]; 4],
 }
 
 /// A running process.
@@ -150,47 +163,19 @@ impl Peer {
         Ok(answer["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok()))
     }
 
-    /// Hands over a kernel's inputs (as f32, whatever its type: the peer rounds nothing). Returns the peers that can
-    /// run it.
+    /// Hands over a call's inputs. Returns the peers that can run it.
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn load(&mut self, kernel: &Kernel, inputs: &Inputs) -> Result<Vec<String>, PeerError> {
-        if kernel.number != Number::F32 && !self.halves {
+    pub fn load(&mut self, request: &Request<'_>) -> Result<Vec<String>, PeerError> {
+        if request.number != "f32" && !self.halves {
             return Ok(Vec::new());
         }
-        let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
-        // Queries are sent multiplied: to a peer, these are plain ones.
-        let (what, value) = if let What::Spread(_) = kernel.what { What::Plain } else { kernel.what }.parts();
-        self.loaded(&json!(kernel.case), kernel.number.name(), what, value, tensors)
-    }
-
-    /// Hands over one query per head and a cache of keys and values, to be rounded to a type. Returns the peers that
-    /// can decode it.
-    ///
-    /// # Errors
-    /// [`PeerError`].
-    pub fn load_decode(&mut self, shape: &Shape, number: &str, qkv: [&Vec<f32>; 3]) -> Result<Vec<String>, PeerError> {
-        let Shape { batch, q_heads, kv_heads, kv_len, dim, .. } = *shape;
-        let case = json!({"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": 1, "kv_len": kv_len,
-            "head_dim": dim, "causal": false});
-        let [q, k, v] = qkv;
-        self.loaded(&case, number, "decode", 0.0, [q, k, v, &Vec::new()])
-    }
-
-    fn loaded(
-        &mut self,
-        case: &Value,
-        number: &str,
-        what: &str,
-        value: f64,
-        tensors: [&Vec<f32>; 4],
-    ) -> Result<Vec<String>, PeerError> {
-        let floats = tensors.map(Vec::len);
-        self.send(
-            &json!({"op": "load", "case": case, "number": number, "what": what, "value": value, "floats": floats}),
-            &tensors,
-        )?;
+        let Request { case, number, what, value, tensors } = request;
+        let floats = tensors.map(<[f32]>::len);
+        let head =
+            json!({"op": "load", "case": case, "number": number, "what": what, "value": value, "floats": floats});
+        self.send(&head, tensors)?;
         let answer = self.answer()?;
         let peers = answer["peers"].as_array().ok_or_else(|| PeerError::Protocol(answer.to_string()))?;
         Ok(peers.iter().filter_map(Value::as_str).map(str::to_string).collect())
@@ -235,7 +220,7 @@ impl Peer {
         Ok(bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
     }
 
-    fn send(&mut self, request: &Value, tensors: &[&Vec<f32>]) -> Result<(), PeerError> {
+    fn send(&mut self, request: &Value, tensors: &[&[f32]]) -> Result<(), PeerError> {
         let mut write = || {
             writeln!(self.stdin, "{request}")?;
             for tensor in tensors {

@@ -178,8 +178,8 @@ pub fn footprints(curve: &Curve, level: Level) -> Vec<Footprint> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curve_report::tests::report;
     use crate::engine::pool;
-    use crate::report::tests::report;
 
     #[test]
     fn roofs_are_measured() {

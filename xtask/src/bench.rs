@@ -20,6 +20,8 @@ use attn_bench::filter::Filter;
 use attn_bench::journal::Journal;
 use attn_bench::machine::Machine;
 use attn_bench::memory::Heap;
+use attn_bench::report::document::Document;
+use attn_bench::report::{markdown, terminal};
 use attn_simd::Level;
 use peak_alloc::PeakAlloc;
 
@@ -65,7 +67,7 @@ pub(crate) struct Args {
     peers: bool,
     /// Measure decoding: one token against long caches of each number type, warm and cold, beside a plain read of as
     /// many bytes (`--threads`, default 1).
-    #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "compare", "shapes"])]
+    #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "shapes"])]
     decode: bool,
     /// With --kernels or --decode: measure torch and onnxruntime on the same inputs, as far as this Python has them.
     #[arg(long, value_name = "PYTHON")]
@@ -96,6 +98,15 @@ pub(crate) struct Args {
     /// Write all samples and machine facts to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Print all tables of the cost curve; without this they are on the report page only.
+    #[arg(long)]
+    tables: bool,
+    /// Put this run into a Markdown file, in the place of an earlier run of its kind on this machine.
+    #[arg(long, value_name = "FILE", conflicts_with = "input")]
+    markdown: Option<PathBuf>,
+    /// Write the pictures of the cost curve to this folder, for light and for dark pages.
+    #[arg(long, value_name = "DIR", conflicts_with = "input")]
+    pictures: Option<PathBuf>,
     /// Where the report page goes.
     #[arg(long, value_name = "DIR", default_value = "target/attn-bench", conflicts_with = "input")]
     report: PathBuf,
@@ -209,6 +220,7 @@ impl Args {
             ("--heads", self.heads != 1),
             ("--max-n", self.max_n.is_some()),
             ("--types", self.types && self.decode),
+            ("--pictures", self.pictures.is_some()),
         ];
         match given.into_iter().find(|&(_, given)| given) {
             None => Ok(()),
@@ -259,7 +271,7 @@ impl Args {
         // A program that was built again measures something else, even of one revision.
         let program = std::env::current_exe().and_then(std::fs::metadata).ok();
         let program = program.and_then(|facts| Some((facts.len(), facts.modified().ok()?)));
-        let key = format!("{} {} {program:?} {settings}", attn_bench::report::FORMAT, machine.cpu);
+        let key = format!("{} {} {program:?} {settings}", attn_bench::format::FORMAT, machine.cpu);
         let journal = Journal::open(&path, &key, self.fresh).map_err(|error| Failure::File(path, error))?;
         if !journal.is_empty() {
             println!("Going on after an interruption: {} steps are done (--fresh starts anew).", journal.len());
@@ -280,6 +292,32 @@ fn some_case(args: &Args, names: &[String], all: &[String]) -> Result<(), Failur
         all.len(),
         examples.join(", ")
     )))
+}
+
+/// Shows a run on the terminal, and writes what `--markdown` and `--json` ask for.
+fn show(args: &Args, kind: &str, document: &Document, report: &impl serde::Serialize) -> Result<(), Failure> {
+    println!("{}", terminal::text(document, args.tables));
+    if let Some(path) = &args.markdown {
+        let file = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::from("# Figures"),
+            read => read.map_err(|error| Failure::File(path.clone(), error))?,
+        };
+        write(path, &markdown::put(&file, kind, document))?;
+        println!("Markdown: {}", path.display());
+    }
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(report)
+            .map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
+        write(path, &json)?;
+        println!("Samples: {}", path.display());
+    }
+    Ok(())
+}
+
+/// A file as a link that terminals open.
+fn url(path: &Path) -> String {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    format!("file://{}", whole.display().to_string().replace(' ', "%20"))
 }
 
 /// What was typed, for reports.

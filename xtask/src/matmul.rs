@@ -1,15 +1,8 @@
 //! The one door to the `gemm` crate, which multiplies matrices at addresses: lengths are checked here.
 #![allow(unsafe_code, reason = "gemm takes pointers")]
 
-use attn_bench::product::{Multiply, Place};
+use attn_bench::product::Place;
 use gemm::Parallelism;
-
-/// The product of one thread, for the parts of a layer in the report.
-pub(crate) const GEMM: Multiply = Multiply { name: "the gemm crate (up to AVX-512)", product: product_alone };
-
-fn product_alone(to: (&mut [f32], Place), left: (&[f32], Place), right: (&[f32], Place)) {
-    multiply(to, left, right, false, Parallelism::None);
-}
 
 /// Whether every element lies in a slice of this length.
 fn is_in(place: Place, len: usize) -> bool {
@@ -108,10 +101,6 @@ mod tests {
             let mut got = vec![2.0f32; m * n];
             add_product((&mut got, place(m, n)), (&x, place(m, k)), (&w, place(k, n)));
             assert_eq!(got, want, "{m} {n} {k}");
-            if k > 0 {
-                (GEMM.product)((&mut got, place(m, n)), (&x, place(m, k)), (&w, place(k, n)));
-                assert!(got.iter().zip(&want).all(|(y, sum)| *y == sum - 2.0), "what was there does not count");
-            }
 
             // The transposed product, and a result with gaps.
             let mut gaps = vec![2.0f32; 3 + m * (n + 2)];

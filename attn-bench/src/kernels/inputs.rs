@@ -7,7 +7,7 @@ use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, Preci
 use attn_simd::KernelElement;
 use rayon::ThreadPool;
 
-use super::{Kernel, What};
+use super::shapes::{Kernel, What, window};
 use crate::case::{Case, Number, Tensors, Views, normal};
 use crate::clock::both;
 use crate::engine::{self, Engine, Runner};
@@ -41,12 +41,6 @@ impl Kernel {
     }
 }
 
-/// The last `left` keys before a query, and for causal cases none after it.
-pub(super) fn window(case: Case, left: usize) -> Mask<'static> {
-    let right = if case.causal { 0 } else { case.kv_len };
-    case.mask().and(Mask::window(left, right, Align::BottomRight))
-}
-
 /// What a kernel is run on.
 #[derive(Clone, Debug)]
 pub struct Inputs {
@@ -54,7 +48,7 @@ pub struct Inputs {
     pub tensors: Tensors,
     halves: Halves,
     extra: Vec<f32>,
-    pub(super) keep: Vec<bool>,
+    keep: Vec<bool>,
 }
 
 /// The same numbers as halves, where the kernel is one of halves.
@@ -135,5 +129,18 @@ impl Ours<'_, '_> {
     ) -> Result<(f64, f64), AttnError> {
         let Self { engine, pool, runner } = self;
         engine::inside(engine, pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shapes::parse;
+
+    #[test]
+    fn a_dense_mask_hides_one_key_in_ten_for_us_and_for_the_peer() {
+        let inputs = parse("k 1 1 1 100 100 8 0 keep -").unwrap()[0].inputs();
+        let kept = inputs.keep.iter().filter(|&&keep| keep).count();
+        assert!((8800..=9200).contains(&kept), "{kept} of 10000"); // six standard deviations of a binomial share
+        assert_eq!(inputs.extra().iter().sum::<f32>(), kept as f32);
     }
 }

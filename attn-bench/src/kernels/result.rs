@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Kernel;
+use super::shapes::Kernel;
 use crate::clock::{Samples, median};
+use crate::format::FORMAT;
 use crate::machine::Machine;
-use crate::report::FORMAT;
 
 /// Another library on the same inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -146,7 +146,7 @@ impl KernelResult {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parse;
+    use super::super::shapes::parse;
     use super::*;
 
     #[test]

@@ -1,45 +1,46 @@
-//! The report as Markdown, for a README or an issue: the tables of the page and the facts of the machine.
+//! A document as Markdown, and its place in a file that holds those of several machines.
+//!
+//! In such a file (docs/figures.md) each run has a block between two comments that name the machine and the kind of
+//! run. A newer run of the same kind replaces its block; whatever else the file says stays.
 
 use std::fmt::Write;
 
 use comfy_table::Table;
 
-use super::section::{METHOD, sections};
-use super::{Report, table};
+use super::document::{Document, Part, Section, Weight};
+use super::escape::markdown as escape;
 
-/// The whole report.
-pub fn page(report: &Report) -> String {
-    let mut out = String::from("# The cost of exact attention\n");
-    if let Some(warning) = report.machine.disturbed() {
+/// The block of a run.
+fn block(document: &Document) -> String {
+    let machine = &document.machine;
+    let mut out = format!("### {}\n\n{}. ", escape(&document.title), escape(&document.subject));
+    let _ = writeln!(out, "`{}`, {}, {}.", machine.command, machine.date, machine.rustc);
+    if let Some(warning) = machine.disturbed() {
         let _ = write!(out, "\n> {}\n", escape(&warning));
     }
-    for section in sections(report).iter().filter(|section| section.table.row_count() > 0) {
-        let (title, note) = (escape(&section.title), escape(&section.note));
-        let _ = write!(out, "\n## {title}\n\n{note}\n\n{}", rows(&section.table));
+    if !document.cards.is_empty() {
+        out.push('\n');
     }
-    let skipped = table::skipped(report);
-    if !skipped.is_empty() {
-        out += "\n## Not measured\n\n";
-        skipped.iter().for_each(|line| out += &format!("- {}\n", escape(line)));
+    for card in &document.cards {
+        let _ = writeln!(out, "- **{}** {}", escape(&card.value), escape(&card.text));
     }
-    out += "\n## Machine\n\n| | |\n|---|---|\n";
-    for (name, value) in report.machine.facts() {
-        let _ = writeln!(out, "| {name} | {} |", escape(&value));
+    for part in &document.parts {
+        match part {
+            Part::Table(section) if section.weight != Weight::Folded && section.table.row_count() > 0 => {
+                out += &titled(section);
+            }
+            Part::List { title, lines } if !lines.is_empty() => {
+                let _ = write!(out, "\n#### {}\n\n", escape(title));
+                lines.iter().for_each(|line| out += &format!("- {}\n", escape(line)));
+            }
+            _ => {}
+        }
     }
-    let _ = write!(out, "\n## How it was measured\n\n{}\n", escape(METHOD));
     out
 }
 
-/// Text outside of code: what Markdown or HTML would take for itself is escaped.
-fn escape(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        if matches!(c, '|' | '*' | '_' | '<' | '>' | '`' | '[' | ']' | '\\') {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
+fn titled(section: &Section) -> String {
+    format!("\n#### {}\n\n{}\n\n{}", escape(&section.title), escape(&section.note), rows(&section.table))
 }
 
 /// A table.
@@ -54,15 +55,48 @@ fn rows(table: &Table) -> String {
     out
 }
 
+/// The file with this run in it: at the place of an earlier run of the same `kind` on the same machine, or at the end
+/// of the machine's section, or in a new section at the end.
+pub fn put(file: &str, kind: &str, document: &Document) -> String {
+    let cpu = &document.machine.cpu;
+    let (begin, end) = (format!("<!-- begin: {kind}, {cpu} -->"), format!("<!-- end: {kind}, {cpu} -->"));
+    let text = format!("{begin}\n{}{end}\n", block(document));
+    if let (Some(from), Some(to)) = (file.find(&begin), file.find(&end))
+        && from < to
+    {
+        let rest = file[to + end.len()..].trim_start_matches('\n');
+        let gap = if rest.is_empty() { "" } else { "\n" };
+        return format!("{}{text}{gap}{rest}", &file[..from]);
+    }
+    let heading = format!("## {}\n", escape(cpu));
+    let Some(section) = file.find(&heading) else {
+        let facts = format!("{}, {} cores, {}.", document.machine.system, document.machine.cores, caches(document));
+        return format!("{}\n\n{heading}\n{}\n\n{text}", file.trim_end(), escape(&facts));
+    };
+    let after = section + heading.len();
+    let to = file[after..].find("\n## ").map_or(file.len(), |at| after + at);
+    let rest = file[to..].trim_start_matches('\n');
+    let gap = if rest.is_empty() { "" } else { "\n" };
+    format!("{}\n\n{text}{gap}{rest}", file[..to].trim_end())
+}
+
+fn caches(document: &Document) -> String {
+    match document.machine.caches.as_slice() {
+        [] => "caches unknown".into(),
+        caches => caches.join(", "),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
+    use crate::curve_report::tests::report;
+    use crate::report::curve;
 
     #[test]
     fn every_table_has_as_many_cells_in_every_row() {
-        let report = report();
-        let text = page(&report);
+        let document = curve::document(&report(), None);
+        let text = put("# Figures\n", "curve", &document);
         let mut columns = None;
         let mut tables = 0;
         for line in text.lines() {
@@ -71,9 +105,28 @@ mod tests {
             assert!(columns.is_none() || count.is_none() || columns == count, "{line}");
             columns = count;
         }
-        assert_eq!(tables, sections(&report).len() + 1);
-        assert!(text.contains("| engine |") || text.contains("| case | engine |"), "{text}");
-        assert!(text.contains("A \\<fast\\> & quiet CPU") && text.contains("not run at n = 2048"));
+        let shown = |part: &&Part| matches!(part, Part::Table(section) if section.weight != Weight::Folded);
+        assert_eq!(tables, document.parts.iter().filter(shown).count());
+        assert!(text.contains("## A \\<fast\\> & quiet CPU\n") && text.contains("not run at n = 2048"), "{text}");
         assert!(text.contains("---:"), "numbers stand to the right");
+    }
+
+    #[test]
+    fn a_run_replaces_its_predecessor_and_nothing_else() {
+        let (mut document, mut other) = (curve::document(&report(), None), curve::document(&report(), None));
+        let first = put("# Figures\n\nWords.\n", "curve", &document);
+        assert!(first.starts_with("# Figures\n\nWords.\n\n## A "), "{first}");
+        let two = put(&first, "kernels, 1 thread", &document);
+        other.machine.cpu = "B".into();
+        let three = put(&two, "curve", &other);
+        assert_eq!(three.matches("\n## ").count(), 2);
+        document.title = "Something newer".into();
+        let newer = put(&three, "curve", &document);
+        assert_eq!(newer.matches("Something newer").count(), 1);
+        assert_eq!(newer.matches("<!-- begin").count(), 3);
+        assert_eq!(put(&newer, "curve", &document), newer, "again the same");
+        let late = put(&newer, "decode", &document);
+        assert!(late.find("begin: decode, A") < late.find("## B"), "in the section of its machine");
+        assert!(late.contains("Words.") && late.ends_with("-->\n"));
     }
 }

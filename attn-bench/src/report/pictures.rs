@@ -1,15 +1,12 @@
 //! Which pictures a report has: what is plotted against what.
 
-use super::Report;
-use super::plot::{self, Axis, Ink, Marker, Plot, Series, X};
+use super::document::Picture;
+use super::plot::{self, Axis, Ink, LabelAt, Marker, Plot, Series, X};
 use crate::curve::{Curve, Point, Who, seconds};
+use crate::curve_report::CurveReport;
 use crate::engine::Engine;
 use crate::memory::human;
-use crate::parts::{Layer, Parts};
 use crate::roofline::{Footprint, Roofs};
-
-/// Title, note and picture.
-pub(super) type Picture = (&'static str, String, Plot);
 
 /// Colour and marker of an engine.
 fn look(engine: Engine) -> (Ink, Marker) {
@@ -18,7 +15,7 @@ fn look(engine: Engine) -> (Ink, Marker) {
         Engine::Streaming => (plot::STREAMING, Marker::Triangle),
         Engine::Simd => (plot::SIMD, Marker::Disc),
         Engine::Parallel => (plot::PARALLEL, Marker::Square),
-        Engine::Windowed => (plot::WINDOWED, Marker::Disc),
+        Engine::Windowed => (plot::WINDOWED, Marker::Ring),
         Engine::Linear => (plot::LINEAR, Marker::Triangle),
     }
 }
@@ -30,18 +27,18 @@ fn lines(curve: &Curve, which: impl Fn(Who) -> bool, value: impl Fn(&Point) -> f
         .map(|who| {
             let (ink, marker) = look(who.engine);
             let points = curve.of(who).map(|p| (p.n as f64, value(p))).collect();
-            Series { label: who.to_string(), ink, marker, points }
+            Series { label: who.to_string(), ink, marker, points, label_at: LabelAt::End }
         })
         .collect()
 }
 
 /// Time, memory and share of the peak of a curve; the n×n matrix beside its memory as far as `footprints` go.
 pub(super) fn of_curve(curve: &Curve, footprints: &[Footprint]) -> Vec<Picture> {
-    let mut time = lines(curve, |_| true, |p| p.seconds);
+    let mut time = lines(curve, |_| true, Point::wall);
     let simd = Who::alone(Engine::Simd);
     if let (Some(law), Some(simd)) = (curve.time_law(simd), curve.of(simd).last()) {
         // A guide of slope 2 below the SIMD engine's last point.
-        let at = |n: f64| (n, simd.seconds / 8.0 * (n / simd.n as f64).powi(2));
+        let at = |n: f64| (n, simd.wall() / 8.0 * (n / simd.n as f64).powi(2));
         time.push(guide("slope of n²", vec![at(law.from_n as f64), at(law.to_n as f64)]));
     }
     // What needs nothing at all still gets a point, at one byte, or a logarithmic axis could not show it.
@@ -51,77 +48,45 @@ pub(super) fn of_curve(curve: &Curve, footprints: &[Footprint]) -> Vec<Picture> 
         memory.push(guide("n×n matrix", matrix));
     }
     let share = lines(curve, |who| who.engine != Engine::Linear, |p| p.share_of_peak);
+    let over_length = |title: &str, axis, series| Plot { title: title.into(), x: X::Length, axis, series };
     vec![
-        (
-            "Time per call",
-            "against sequence length. Both axes are logarithmic: a straight line of slope 2 is O(n²), one of slope 1 is \
-             O(n). <i>windowed</i> and <i>linear</i> compute something else, cheaper."
+        Picture {
+            title: "Time per call",
+            note: "against sequence length, by the wall's clock. Both axes are logarithmic: a straight line of slope 2 is \
+                   O(n²), one of slope 1 is O(n). windowed and linear compute something else, cheaper."
                 .into(),
-            Plot {
-                title: "Time per call against sequence length".into(),
-                x: X::Length,
-                axis: Axis::Log { base: 10.0, label: seconds_tick },
-                series: time,
-            },
-        ),
-        (
-            "Extra memory",
-            "held at the worst moment of a call, beyond inputs and output. Dashed: the n×n matrix of a head, predicted where \
-             it was not run."
+            plot: over_length(
+                "Time per call against sequence length",
+                Axis::Log { base: 10.0, label: seconds_tick },
+                time,
+            ),
+        },
+        Picture {
+            title: "Extra memory",
+            note: "held at the worst moment of a call, beyond inputs and output. Dashed: the n×n matrix of a head, \
+                   predicted where it was not run."
                 .into(),
-            Plot {
-                title: "Extra memory against sequence length".into(),
-                x: X::Length,
-                axis: Axis::Log { base: 16.0, label: bytes_tick },
-                series: memory,
-            },
-        ),
-        (
-            "Share of the FMA peak",
-            "measured right beside each sample; parallel against all of its threads.".into(),
-            Plot {
-                title: "Share of the measured peak against sequence length".into(),
-                x: X::Length,
-                axis: Axis::Share,
-                series: share,
-            },
-        ),
+            plot: over_length(
+                "Extra memory against sequence length",
+                Axis::Log { base: 16.0, label: bytes_tick },
+                memory,
+            ),
+        },
+        Picture {
+            title: "Share of the FMA peak",
+            note: "measured right beside each sample; parallel against all of its threads.".into(),
+            plot: over_length("Share of the measured peak against sequence length", Axis::Share, share),
+        },
     ]
 }
 
 /// A dashed line.
 fn guide(label: &str, points: Vec<(f64, f64)>) -> Series {
-    Series { label: label.into(), ink: plot::GUIDE, marker: Marker::Dashed, points }
-}
-
-/// The parts of a layer.
-pub(super) fn of_layer(layer: &Layer) -> Picture {
-    let line = |label: &str, ink, marker, of: &dyn Fn(&Parts) -> f64| Series {
-        label: label.into(),
-        ink,
-        marker,
-        points: layer.points.iter().map(|p| (p.n as f64, of(p))).collect(),
-    };
-    let series = vec![
-        line("projections", plot::NAIVE, Marker::Cross, &|p| p.projections),
-        line("scores", plot::STREAMING, Marker::Triangle, &|p| p.scores),
-        line("softmax", plot::WINDOWED, Marker::Square, &|p| p.softmax),
-        line("weighted sum", plot::LINEAR, Marker::Triangle, &|p| p.weighted),
-        line("fused", plot::SIMD, Marker::Disc, &|p| p.fused),
-        line("recurrent", plot::PARALLEL, Marker::Square, &|p| p.recurrent),
-    ];
-    let note = format!(
-        "of width {} with {} heads, on one thread: the projections, the three steps of composed attention, the fused kernel \
-         that replaces them, and a recurrent layer of the same width.",
-        layer.width, layer.heads
-    );
-    let title = "Time of the parts of a layer against sequence length".into();
-    let axis = Axis::Log { base: 10.0, label: seconds_tick };
-    ("The parts of a layer", note, Plot { title, x: X::Length, axis, series })
+    Series { label: label.into(), ink: plot::GUIDE, marker: Marker::Dashed, points, label_at: LabelAt::End }
 }
 
 /// The engines on one thread under the roofs of the machine.
-pub(super) fn roofline(report: &Report) -> Option<Picture> {
+pub(super) fn roofline(report: &CurveReport) -> Option<Picture> {
     let Roofs { fma_one, reads, .. } = &report.roofs;
     let points = |engine| {
         let of = report.predictions.iter().filter(move |p| p.who.engine == engine);
@@ -131,7 +96,7 @@ pub(super) fn roofline(report: &Report) -> Option<Picture> {
         .into_iter()
         .map(|engine| {
             let (ink, marker) = look(engine);
-            Series { label: engine.to_string(), ink, marker, points: points(engine) }
+            Series { label: engine.to_string(), ink, marker, points: points(engine), label_at: LabelAt::End }
         })
         .filter(|series| !series.points.is_empty())
         .collect();
@@ -144,17 +109,18 @@ pub(super) fn roofline(report: &Report) -> Option<Picture> {
     let mut roofs = Vec::new();
     // The slowest memory and the fastest cache: two slopes that end under one roof.
     for (read, label) in
-        reads.last().map(|r| (r, "memory")).into_iter().chain(reads.first().map(|r| (r, "first cache")))
+        reads.last().map(|r| (r, "from memory")).into_iter().chain(reads.first().map(|r| (r, "from the first cache")))
     {
         let ridge = (fma_one / read.one).clamp(left, right);
-        roofs.push(guide(label, vec![(left, left * read.one), (ridge, ridge * read.one), (right, *fma_one)]));
+        let points = vec![(left, left * read.one), (ridge, ridge * read.one), (right, *fma_one)];
+        roofs.push(Series { label_at: LabelAt::Start, ..guide(label, points) });
     }
     series.append(&mut roofs);
     let note = "FLOP/s against FLOPs per byte that the cost model says are moved (no key stays in a cache between blocks of queries), \
                 one thread. Dashed: what multiply-adds and reading allow; a point above the slope of memory finds its keys in a cache.";
     let title = "Roofline of the engines on one thread".into();
     let plot = Plot { title, x: X::Intensity, axis: Axis::Log { base: 10.0, label: flops_tick }, series };
-    Some(("Roofline", note.into(), plot))
+    Some(Picture { title: "Roofline", note: note.into(), plot })
 }
 
 fn flops_tick(rate: f64) -> String {
@@ -189,9 +155,9 @@ mod tests {
 
     #[test]
     fn roofs_bend_at_the_ridge() {
-        let report = crate::report::tests::report();
-        let (_, _, plot) = roofline(&report).unwrap();
-        let memory = plot.series.iter().find(|s| s.label == "memory").unwrap();
+        let report = crate::curve_report::tests::report();
+        let Picture { plot, .. } = roofline(&report).unwrap();
+        let memory = plot.series.iter().find(|s| s.label == "from memory").unwrap();
         assert_eq!(memory.points[1], (200.0 / 15.0, 200e9));
         assert_eq!(memory.points[2].1, 200e9);
         assert!((memory.points[0].1 / memory.points[0].0 / 15e9 - 1.0).abs() < 1e-12);

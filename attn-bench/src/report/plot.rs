@@ -8,33 +8,65 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// A placeholder and the CSS variable that replaces it.
+/// A colour by its meaning: a placeholder while it is drawn, then a CSS variable or the colour of a theme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ink {
     placeholder: RGBColor,
     variable: &'static str,
+    light: &'static str,
+    dark: &'static str,
+}
+
+const fn ink(number: u8, variable: &'static str, light: &'static str, dark: &'static str) -> Ink {
+    Ink { placeholder: RGBColor(number, number, number), variable, light, dark }
 }
 
 /// Text.
-pub const TEXT: Ink = Ink { placeholder: RGBColor(1, 1, 1), variable: "var(--ink)" };
+pub const TEXT: Ink = ink(1, "ink", "#1c1f23", "#e8eaed");
 /// Lines of the grid.
-pub const GRID: Ink = Ink { placeholder: RGBColor(2, 2, 2), variable: "var(--grid)" };
+pub const GRID: Ink = ink(2, "grid", "#dfe3e7", "#343a41");
 /// Guides, such as the slope of n².
-pub const GUIDE: Ink = Ink { placeholder: RGBColor(3, 3, 3), variable: "var(--soft)" };
+pub const GUIDE: Ink = ink(3, "soft", "#667079", "#9aa4ad");
 /// The naive engine.
-pub const NAIVE: Ink = Ink { placeholder: RGBColor(4, 4, 4), variable: "var(--naive)" };
+pub const NAIVE: Ink = ink(4, "naive", "#c04a00", "#ff9a56");
 /// The streaming engine.
-pub const STREAMING: Ink = Ink { placeholder: RGBColor(5, 5, 5), variable: "var(--streaming)" };
+pub const STREAMING: Ink = ink(5, "streaming", "#a8428a", "#e89bd0");
 /// The SIMD engine.
-pub const SIMD: Ink = Ink { placeholder: RGBColor(6, 6, 6), variable: "var(--simd)" };
+pub const SIMD: Ink = ink(6, "simd", "#0063a8", "#63b8ff");
 /// The parallel engine.
-pub const PARALLEL: Ink = Ink { placeholder: RGBColor(7, 7, 7), variable: "var(--parallel)" };
+pub const PARALLEL: Ink = ink(7, "parallel", "#007a58", "#3fd0a0");
 /// The window.
-pub const WINDOWED: Ink = Ink { placeholder: RGBColor(8, 8, 8), variable: "var(--windowed)" };
+pub const WINDOWED: Ink = ink(8, "windowed", "#6b5bd0", "#b3a6ff");
 /// Linear attention.
-pub const LINEAR: Ink = Ink { placeholder: RGBColor(9, 9, 9), variable: "var(--linear)" };
+pub const LINEAR: Ink = ink(9, "linear", "#8a6d00", "#e0c040");
 
 const INKS: [Ink; 9] = [TEXT, GRID, GUIDE, NAIVE, STREAMING, SIMD, PARALLEL, WINDOWED, LINEAR];
+
+/// The background of a picture that stands alone.
+const PAGE: [&str; 2] = ["#ffffff", "#15181b"];
+
+/// For which background a picture is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// Dark on light.
+    Light,
+    /// Light on dark.
+    Dark,
+}
+
+/// The CSS variables of all colours in a theme.
+pub fn variables(theme: Theme) -> String {
+    INKS.map(|ink| format!("--{}: {};", ink.variable, ink.of(theme))).join(" ")
+}
+
+impl Ink {
+    const fn of(self, theme: Theme) -> &'static str {
+        match theme {
+            Theme::Light => self.light,
+            Theme::Dark => self.dark,
+        }
+    }
+}
 
 /// How points are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +75,8 @@ pub enum Marker {
     Dashed,
     /// A disc.
     Disc,
+    /// A ring, wide enough to be seen around a disc.
+    Ring,
     /// A square.
     Square,
     /// A triangle.
@@ -62,6 +96,17 @@ pub struct Series {
     pub marker: Marker,
     /// The points; both coordinates above 0.
     pub points: Vec<(f64, f64)>,
+    /// Where the label stands.
+    pub label_at: LabelAt,
+}
+
+/// Where the name of a line stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LabelAt {
+    /// Beside its last point.
+    End,
+    /// Above the middle of its first stretch: for lines that end together.
+    Start,
 }
 
 /// What the vertical axis shows.
@@ -98,7 +143,7 @@ impl X {
 
 /// A power of two as a tick: `1/4`, `16 384`.
 fn x_tick(x: f64) -> String {
-    if x < 0.9 { format!("1/{}", (1.0 / x).round()) } else { super::grouped(x.round() as usize) }
+    if x < 0.9 { format!("1/{}", (1.0 / x).round()) } else { super::table::grouped(x.round() as usize) }
 }
 
 /// A plot.
@@ -121,8 +166,26 @@ const TOP: i32 = 14;
 const BOTTOM: i32 = 46;
 
 impl Plot {
-    /// The picture; empty where there is no point.
+    /// The picture in the colours of the page around it; empty where there is no point.
     pub fn svg(&self) -> String {
+        let title = super::escape::html(&self.title);
+        self.painted(|ink| format!("var(--{})", ink.variable)).replacen(
+            &format!("<svg width=\"{}\" height=\"{}\"", SIZE.0, SIZE.1),
+            &format!("<svg role=\"img\" aria-label=\"{title}\" class=\"plot\""),
+            1,
+        )
+    }
+
+    /// The picture as a file of its own; empty where there is no point.
+    pub fn file(&self, theme: Theme) -> String {
+        let page = PAGE[usize::from(theme == Theme::Dark)];
+        let title = super::escape::html(&self.title);
+        let background = format!("><title>{title}</title><rect width=\"100%\" height=\"100%\" fill=\"{page}\"/>\n");
+        self.painted(|ink| ink.of(theme).to_string()).replacen(">\n", &background, 1)
+    }
+
+    /// The picture with each placeholder replaced.
+    fn painted(&self, colour: impl Fn(Ink) -> String) -> String {
         let mut text = String::new();
         // Drawing into a string fails only where a coordinate is not a number, which `bounds` rules out.
         if self.draw(&mut text).is_none() {
@@ -130,14 +193,9 @@ impl Plot {
         }
         for ink in INKS {
             let RGBColor(r, g, b) = ink.placeholder;
-            text = text.replace(&format!("#{r:02X}{g:02X}{b:02X}"), ink.variable);
+            text = text.replace(&format!("#{r:02X}{g:02X}{b:02X}"), &colour(ink));
         }
-        let title = super::html::escape(&self.title);
-        text.replacen(
-            &format!("<svg width=\"{}\" height=\"{}\"", SIZE.0, SIZE.1),
-            &format!("<svg role=\"img\" aria-label=\"{title}\" class=\"plot\""),
-            1,
-        )
+        text
     }
 
     /// Smallest and largest x and y.
@@ -164,7 +222,7 @@ impl Plot {
         let (y_range, y_ticks, y_label): (_, _, fn(f64) -> String) = match self.axis {
             Axis::Log { base, label } => {
                 let range = (y0 / 1.6, y1 * 1.6);
-                (range, powers(base, range, 10), label)
+                (range, y_ticks_of(base, range), label)
             }
             Axis::Share => {
                 let top = (y1 * 1.02).max(1.0);
@@ -195,7 +253,8 @@ impl Plot {
         let below = (LEFT + width / 2, TOP + height + 24);
         root.draw(&Text::new(self.x.name(), below, font(TEXT, HPos::Center, VPos::Top))).ok()?;
 
-        for series in &self.series {
+        // The first line is drawn last: it is the one that matters where lines lie on each other.
+        for series in self.series.iter().rev() {
             let color = series.ink.placeholder;
             let points: Vec<_> = series.points.iter().map(|&(x, y)| (x_pixel(x), y_pixel(y))).collect();
             if series.marker == Marker::Dashed {
@@ -206,15 +265,39 @@ impl Plot {
             points.into_iter().try_for_each(|at| mark(&root, series, at))?;
         }
 
-        // Names on the right, by the height at which the lines end, pushed apart where they would overlap.
-        let mut names: Vec<(i32, &Series)> =
-            self.series.iter().filter_map(|s| s.points.last().map(|&(_, y)| (y_pixel(y), s))).collect();
-        names.sort_by_key(|n| n.0);
-        spread_apart(&mut names, 16, TOP + height);
-        for (y, series) in names {
+        // Names beside the last points, pushed apart where they would overlap: those at the right edge with their mark,
+        // and those of lines that end earlier without.
+        let edge = LEFT + width - 60;
+        let (mut right, mut inside) = (Vec::new(), Vec::new());
+        for series in &self.series {
+            let (Some(&first), Some(&(x, y))) = (series.points.first(), series.points.last()) else { continue };
+            let (x, y) = (x_pixel(x), y_pixel(y));
+            match series.label_at {
+                LabelAt::Start => {
+                    let second = series.points.get(1).copied().unwrap_or(first);
+                    let at = (
+                        (x_pixel(first.0) + x_pixel(second.0)) / 2 - 8,
+                        (y_pixel(first.1) + y_pixel(second.1)) / 2 - 4,
+                    );
+                    let style = font(series.ink, HPos::Right, VPos::Bottom);
+                    root.draw(&Text::new(series.label.clone(), at, style)).ok()?;
+                }
+                LabelAt::End if x < edge => inside.push((y - 8, (x, series))),
+                LabelAt::End => right.push((y, series)),
+            }
+        }
+        inside.sort_by_key(|n| n.0);
+        spread_apart(&mut inside, 15, TOP + height);
+        for (y, (x, series)) in inside {
+            let style = font(series.ink, HPos::Left, VPos::Center);
+            root.draw(&Text::new(series.label.clone(), (x + 11, y), style)).ok()?;
+        }
+        right.sort_by_key(|n| n.0);
+        spread_apart(&mut right, 16, TOP + height);
+        for (y, series) in right {
             let x = LEFT + width + 12;
             mark(&root, series, (x, y))?;
-            root.draw(&Text::new(series.label.clone(), (x + 10, y), font(series.ink, HPos::Left, VPos::Center)))
+            root.draw(&Text::new(series.label.clone(), (x + 11, y), font(series.ink, HPos::Left, VPos::Center)))
                 .ok()?;
         }
         root.present().ok()
@@ -249,6 +332,7 @@ fn mark<'a>(
     let color = series.ink.placeholder;
     match series.marker {
         Marker::Disc => root.draw(&Circle::new(at, 4, color.filled())),
+        Marker::Ring => root.draw(&Circle::new(at, 7, color.stroke_width(2))),
         Marker::Square => root.draw(&Rectangle::new([(x - 4, y - 4), (x + 4, y + 4)], color.filled())),
         Marker::Triangle => root.draw(&TriangleMarker::new(at, 6, color.filled())),
         Marker::Cross => root.draw(&Cross::new(at, 4, color.stroke_width(2))),
@@ -265,6 +349,18 @@ fn powers(base: f64, (low, high): (f64, f64), most: usize) -> Vec<f64> {
     (first..=last).step_by(count.div_ceil(most).max(1)).map(|e| base.powi(e)).collect()
 }
 
+/// Ticks of a logarithmic axis: powers of `base`, and where that leaves fewer than three of ten also twice and five
+/// times as much.
+fn y_ticks_of(base: f64, range: (f64, f64)) -> Vec<f64> {
+    let ticks = powers(base, range, 10);
+    if ticks.len() >= 3 || base != 10.0 {
+        return ticks;
+    }
+    let wide = powers(base, (range.0 / base, range.1), 12);
+    let all = wide.into_iter().flat_map(|power| [power, 2.0 * power, 5.0 * power]);
+    all.filter(|tick| (range.0..=range.1).contains(tick)).collect()
+}
+
 /// Where `x` lies in a range on a logarithmic axis: 0 at its start, 1 at its end.
 fn log_share(x: f64, (low, high): (f64, f64)) -> f64 {
     (x / low).ln() / (high / low).ln()
@@ -275,7 +371,7 @@ mod tests {
     use super::*;
 
     fn plot(points: Vec<(f64, f64)>) -> Plot {
-        let series = Series { label: "simd".into(), ink: SIMD, marker: Marker::Disc, points };
+        let series = Series { label: "simd".into(), ink: SIMD, marker: Marker::Disc, points, label_at: LabelAt::End };
         Plot {
             title: "a < b".into(),
             x: X::Length,
@@ -294,6 +390,23 @@ mod tests {
         for tick in ["64", "128", "256", "10"] {
             assert!(svg.contains(&format!("\n{tick}\n")), "no tick {tick}");
         }
+    }
+
+    #[test]
+    fn a_file_has_the_colours_of_its_theme() {
+        let plot = plot(vec![(64.0, 1.0), (128.0, 4.0), (256.0, 16.0)]);
+        for (theme, page, simd) in [(Theme::Light, "#ffffff", "#0063a8"), (Theme::Dark, "#15181b", "#63b8ff")] {
+            let svg = plot.file(theme);
+            assert!(svg.contains(page) && svg.contains(simd) && !svg.contains("var(--"), "{}", &svg[..300]);
+            assert!(svg.starts_with("<svg width=") && svg.contains("<title>a &lt; b</title>"));
+        }
+        assert!(variables(Theme::Dark).contains("--simd: #63b8ff;"));
+    }
+
+    #[test]
+    fn an_axis_has_three_ticks_at_least() {
+        assert_eq!(y_ticks_of(10.0, (3.0, 300.0)), [5.0, 10.0, 20.0, 50.0, 100.0, 200.0]);
+        assert_eq!(y_ticks_of(10.0, (0.9, 1100.0)), [1.0, 10.0, 100.0, 1000.0]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use attn_bench::compare::{Comparison, LEGEND, Run};
-use attn_bench::report::table;
+use attn_bench::report::document::comparison_table;
 
 use super::{Args, Failure};
 
@@ -29,10 +29,12 @@ pub(super) fn threshold(args: &Args) -> f64 {
 /// `--with NEW.json`: two files, nothing is measured.
 pub(super) fn files(args: &Args) -> Result<(), Failure> {
     let (Some(old), Some(new)) = (old(args)?, args.with.as_deref()) else { return Ok(()) };
-    conclude(args, &old, &Comparison::new(&old, &read(new)?, threshold(args)))
+    let comparison = Comparison::new(&old, &read(new)?, threshold(args));
+    println!("{}\n{}\n{LEGEND}", comparison_table(&comparison), comparison.summary());
+    conclude(args, &old, &comparison)
 }
 
-/// Shows a comparison; a failure if a case became slower.
+/// Says what a comparison means; a failure if a case became slower.
 pub(super) fn conclude(args: &Args, old: &Run, comparison: &Comparison) -> Result<(), Failure> {
     if comparison.rows.is_empty() {
         let theirs = old.cases.first().map_or("", |case| &case.name);
@@ -45,8 +47,6 @@ pub(super) fn conclude(args: &Args, old: &Run, comparison: &Comparison) -> Resul
     for warning in &comparison.warnings {
         println!("{warning}");
     }
-    println!("{}", table::comparison(comparison, true));
-    println!("{}\n{LEGEND}", comparison.summary());
     for (names, what) in [(&comparison.gone, "only in the old run"), (&comparison.added, "only in this run")] {
         if let Some(first) = names.first() {
             println!("{} cases are {what}, such as {first}", names.len());

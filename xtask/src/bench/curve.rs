@@ -5,16 +5,18 @@ use attn_bench::clock::{Deadline, Repeat};
 use attn_bench::compare::{Comparison, Run};
 use attn_bench::curve::measure::{self, Settings, Tools};
 use attn_bench::curve::{Curve, Who};
+use attn_bench::curve_report::CurveReport;
 use attn_bench::engine::{self, Engine};
 use attn_bench::filter::Filter;
 use attn_bench::machine::Machine;
-use attn_bench::parts::{self, Layer};
-use attn_bench::report::{Report, html, markdown, table};
+use attn_bench::report::curve::document;
+use attn_bench::report::document::{Part, Picture};
+use attn_bench::report::html;
+use attn_bench::report::plot::Theme;
 use attn_bench::roofline::Roofs;
 
 use super::progress::Terminal;
-use super::{Args, COUNTED, Failure, command_line, compare, some_case, write};
-use crate::matmul::GEMM;
+use super::{Args, COUNTED, Failure, command_line, compare, show, some_case, write};
 
 /// How often the slower cases of a comparison are measured again.
 const AGAIN: usize = 2;
@@ -28,8 +30,6 @@ struct Effort {
     most_memory: usize,
     seconds: f64,
     probe_seconds: f64,
-    /// Width of the layer whose parts are measured, its longest sequence, and its rounds.
-    layer: (usize, usize, Repeat),
 }
 
 impl Effort {
@@ -45,7 +45,6 @@ impl Effort {
                 most_memory: 128 << 20,
                 seconds: 18.0,
                 probe_seconds: 0.003,
-                layer: (256, 2048, Repeat { at_least: 2, at_most: 15, seconds: 0.15 }),
             }
         } else if args.full {
             let repeat = Repeat { at_least: 6, at_most: 200, seconds: 2.0 };
@@ -57,7 +56,6 @@ impl Effort {
                 most_memory: 5 << 30,
                 seconds: 1e6,
                 probe_seconds: 0.02,
-                layer: (768, 8192, Repeat { at_least: 3, at_most: 50, seconds: 2.0 }),
             }
         } else {
             let repeat = Repeat { at_least: 3, at_most: 60, seconds: 0.5 };
@@ -69,7 +67,6 @@ impl Effort {
                 most_memory: 1280 << 20,
                 seconds: 80.0,
                 probe_seconds: 0.005,
-                layer: (512, 4096, Repeat { at_least: 3, at_most: 30, seconds: 0.4 }),
             }
         }
     }
@@ -86,20 +83,6 @@ fn sizes(longest: usize) -> Vec<usize> {
         sizes.push(longest);
     }
     sizes
-}
-
-/// The layer whose parts are measured beside the curve, unless the filter says no.
-fn layer_settings(args: &Args) -> Result<Option<parts::Settings>, Failure> {
-    let (width, longest, repeat) = Effort::of(args).layer;
-    let longest = longest.min(args.max_n.unwrap_or(longest));
-    let sizes = (7..usize::BITS - 1).map(|e| 1 << e).take_while(|&n| n <= longest).collect();
-    let settings = parts::Settings { width, heads: width / 64, sizes, level: args.level()?, multiply: GEMM, repeat };
-    Ok(args.filter()?.accepts(&layer_name(&settings)).then_some(settings))
-}
-
-/// What `--list` calls it.
-fn layer_name(settings: &parts::Settings) -> String {
-    format!("layer/d{}/h{}", settings.width, settings.heads)
 }
 
 /// Settings of a command.
@@ -146,8 +129,7 @@ fn settings(args: &Args) -> Result<Settings, Failure> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let settings = settings(args)?;
-    let layer = layer_settings(args)?;
-    let names: Vec<String> = settings.names().into_iter().chain(layer.iter().map(layer_name)).collect();
+    let names = settings.names();
     some_case(args, &names, &Settings { filter: Filter::ALL, ..settings.clone() }.names())?;
     if args.list {
         names.iter().for_each(|name| println!("{name}"));
@@ -173,24 +155,31 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(old) => Some(confirmed(args, &settings, &mut tools, &machine, &mut curves, old)?),
         None => None,
     };
-    let layer: Option<Layer> =
-        layer.map(|layer| parts::measure(&layer, tools.journal, tools.progress)).transpose().map_err(Failure::Other)?;
     let roofs = Roofs::measure(settings.level, most_threads(&pools)?, 8.0 * settings.probe_seconds);
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
 
-    let report = Report { comparison, ..Report::new(machine, settings.level, curves, roofs, layer) };
-    show(&report);
-    let page = args.report.join("report.html");
-    write(&page, &html::page(&report))?;
-    println!("\nReport: {}", page.display());
-    write(&args.report.join("report.md"), &markdown::page(&report))?;
-    if let Some(path) = &args.json {
-        let json = report.to_json().map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
-        write(path, &json)?;
-        println!("Samples: {}", path.display());
+    let report = CurveReport::new(machine, settings.level, curves, roofs);
+    let document = document(&report, comparison.as_ref());
+    show(args, &format!("curve, {}", settings.level.name()), &document, &report)?;
+    for (name, picture) in PICTURES.into_iter().zip(document.parts.iter().filter_map(picture)) {
+        for (theme, suffix) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
+            if let Some(folder) = &args.pictures {
+                write(&folder.join(format!("{name}-{suffix}.svg")), &picture.plot.file(theme))?;
+            }
+        }
     }
-    old.zip(report.comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
+    let page = args.report.join("report.html");
+    write(&page, &html::page(&document))?;
+    println!("Report: {}", super::url(&page));
+    old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
+}
+
+/// The pictures that `--pictures` writes: the first ones of the page.
+const PICTURES: [&str; 3] = ["time", "memory", "share"];
+
+fn picture(part: &Part) -> Option<&Picture> {
+    if let Part::Picture(picture) = part { Some(picture) } else { None }
 }
 
 /// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a
@@ -223,25 +212,6 @@ fn confirmed(
 fn most_threads(pools: &[rayon::ThreadPool]) -> Result<&rayon::ThreadPool, Failure> {
     let most = pools.iter().max_by_key(|pool| pool.current_num_threads());
     most.ok_or_else(|| Failure::Other("no thread pool".into()))
-}
-
-fn show(report: &Report) {
-    for curve in &report.curves {
-        println!("\nTime per call (median): {}\n{}", curve.title(), table::times(curve));
-        println!("\nExtra memory at the worst moment of a call\n{}", table::memory(curve));
-    }
-    println!("\nGrowth over the larger n, with 95 % confidence\n{}", table::growth(report));
-    if let Some(layer) = &report.layer {
-        println!("\nThe parts of a layer of width {}, one thread\n{}", layer.width, table::parts(layer));
-        println!("\nWhere attention overtakes the rest of it\n{}", table::crossings(layer));
-    }
-    println!("\nAt other widths (linear parts: their FLOPs at the SIMD engine's rate)\n{}", table::crossovers(report));
-    println!("\nMemory up to 100 000 tokens\n{}", table::footprints(report));
-    println!("\nMeasured against the cost model\n{}", table::predictions(report));
-    println!("\nRoofs\n{}", table::roofs(report));
-    for line in table::skipped(report) {
-        println!("{line}");
-    }
 }
 
 #[cfg(test)]
@@ -289,8 +259,6 @@ mod tests {
             let error = settings(&command(&words)).unwrap_err().to_string();
             assert!(error.contains(why), "{words:?}: {error}");
         }
-        assert!(layer_settings(&command(&["--filter", "simd"])).unwrap().is_none());
-        assert!(layer_settings(&command(&["--filter", "^layer"])).unwrap().is_some());
         let error = run(&command(&["--filter", "no such case"])).unwrap_err().to_string();
         assert!(error.contains("no such case") && error.contains("curve/d64/f32/"), "{error}");
         let error = run(&command(&["--quick", "--compare", "no/such.json"])).unwrap_err().to_string();

@@ -1,98 +1,91 @@
 //! `--decode`: one token against caches of keys and values, beside a plain read of as many bytes.
 
 use attn_bench::clock::Repeat;
-use attn_bench::curve::seconds;
-use attn_bench::decode::{self, Row, Setup, Stored};
+use attn_bench::compare::{Comparison, Run};
+use attn_bench::decode::{self, DecodeReport, Setup, Shape, Stored, case_name};
 use attn_bench::engine;
 use attn_bench::machine::Machine;
-use attn_bench::memory::human;
 use attn_bench::peer::Peer;
-use attn_bench::report::table::table;
+use attn_bench::progress::Progress;
+use attn_bench::report::decode::document;
 
-use super::{Args, Failure, command_line, some_case, write};
+use super::progress::Terminal;
+use super::{Args, Failure, command_line, compare, show, some_case};
 
 /// What cold calls find in the processor's caches instead: more than they hold.
 const SWEEP: usize = 256 << 20;
 
+/// How often the slower cases of a comparison are measured again.
+const AGAIN: usize = 2;
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (level, threads, filter) = (args.level()?, args.one_thread_count(1)?, args.filter()?);
     let cases = || decode::shapes().into_iter().flat_map(|shape| Stored::ALL.map(|stored| (shape.clone(), stored)));
-    let name = |name: &str, stored: Stored| format!("decode/{name}/{}/t{threads}", stored.name());
-    let all: Vec<String> = cases().map(|(shape, stored)| name(&shape.name, stored)).collect();
-    let chosen: Vec<String> = all.iter().filter(|name| filter.accepts(name)).cloned().collect();
-    some_case(args, &chosen, &all)?;
+    let name = |(shape, stored): &(Shape, Stored)| case_name(shape, *stored, threads);
+    let all: Vec<String> = cases().map(|case| name(&case)).collect();
+    let chosen: Vec<(Shape, Stored)> = cases().filter(|case| filter.accepts(&name(case))).collect();
+    let names: Vec<String> = chosen.iter().map(name).collect();
+    some_case(args, &names, &all)?;
     if args.list {
-        chosen.iter().for_each(|name| println!("{name}"));
+        names.iter().for_each(|name| println!("{name}"));
         return Ok(());
     }
+    let old = compare::old(args)?;
     let pool = engine::pool(threads).map_err(Failure::Other)?;
-    let effort = if args.quick { (5, 15, 0.2) } else { (9, 60, if args.full { 5.0 } else { 1.0 }) };
+    let effort = if args.quick { (6, 16, 0.2) } else { (10, 60, if args.full { 5.0 } else { 1.0 }) };
     let repeat = Repeat { at_least: effort.0, at_most: effort.1, seconds: effort.2 };
+    let passes = 2;
     let machine = Machine::look(level, threads, command_line());
     println!("{}; level {}; {threads} thread{}", machine.cpu, level.name(), if threads == 1 { "" } else { "s" });
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");
     }
+    let mut report = DecodeReport::new(machine);
     let mut peer = match &args.python {
         Some(python) => Some(Peer::start(python, threads, false).map_err(|error| Failure::Other(error.to_string()))?),
         None => None,
     };
     if let Some(peer) = &peer {
-        let version = |name: &str| peer.about().get(name).cloned().flatten().unwrap_or("none".into());
-        println!("beside torch {}, onnxruntime {}", version("torch"), version("onnxruntime"));
+        let versions = ["torch", "onnxruntime"].map(|name| {
+            format!("{name} {}", peer.about().get(name).cloned().flatten().unwrap_or("not installed".into()))
+        });
+        report.peers = versions.into();
     }
-    let setup = Setup { level, pool: &pool, repeat, sweep: SWEEP };
-    let mut rows: Vec<Row> = Vec::new();
-    for (shape, stored) in cases().filter(|(shape, stored)| filter.accepts(&name(&shape.name, *stored))) {
-        eprintln!("{}", name(&shape.name, stored));
-        let measured = decode::measure(&shape, stored, &setup, peer.as_mut());
-        rows.extend(measured.map_err(|error| Failure::Other(error.to_string()))?);
-    }
-    println!("{}", show(&rows));
-    if let Some(path) = &args.json {
-        let report = serde_json::json!({ "kind": "decode", "machine": machine, "rows": rows });
-        let json = serde_json::to_string_pretty(&report)
-            .map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
-        write(path, &json)?;
-        println!("Samples: {}", path.display());
-    }
-    Ok(())
-}
-
-/// One line per row; a column per peer, its time divided by ours, where there are any.
-fn show(rows: &[Row]) -> String {
-    let mut peers: Vec<&str> = rows.iter().flat_map(|row| &row.peers).map(|peer| peer.name.as_str()).collect();
-    peers.sort_unstable();
-    peers.dedup();
-    let beside: Vec<String> = peers.iter().map(|name| format!("{name} / ours")).collect();
-    let mut heads = vec!["shape", "cache", "", "bytes", "step", "GB/s", "of a plain read", "beyond it"];
-    heads.extend(beside.iter().map(String::as_str));
-    let lines = rows.iter().map(|row| {
-        let mut line = vec![
-            row.shape.name.clone(),
-            row.stored.name().into(),
-            if row.cold { "cold" } else { "warm" }.into(),
-            human(row.bytes),
-            seconds(row.seconds),
-            format!("{:.1}", row.bytes as f64 / row.seconds / 1e9),
-            format!("{:.2}", row.share_of_read),
-            if row.beyond > 0.0 { seconds(row.beyond) } else { "-".into() },
-        ];
-        line.extend(peers.iter().map(|name| {
-            let found = row.peers.iter().find(|peer| peer.name == *name);
-            found.map_or("-".into(), |peer| format!("{:.2}", peer.ratio))
-        }));
-        line
-    });
-    let mut text = table(&heads, 3, lines).to_string();
-    for name in peers {
-        for stored in Stored::ALL {
-            let of = rows.iter().filter(|row| row.stored == stored).flat_map(|row| &row.peers);
-            let worst = of.filter(|peer| peer.name == name).map(|peer| peer.difference).max_by(f64::total_cmp);
-            if let Some(worst) = worst {
-                text += &format!("\nLargest difference of {name} from ours, {}: {worst:.1e}", stored.name());
-            }
+    let setup = |pass| Setup { level, pool: &pool, repeat: repeat.split(passes), sweep: SWEEP, pass };
+    let mut progress = Terminal::new();
+    progress.begin(&vec![1.0; chosen.len() * passes]);
+    let mut one_pass = |pass: usize, chosen: &[(Shape, Stored)], report: &mut DecodeReport| -> Result<(), Failure> {
+        for case @ (shape, stored) in chosen {
+            progress.step(&format!("{}/pass{pass}", name(case)));
+            let measured = decode::measure(shape, *stored, &setup(pass), peer.as_mut());
+            measured.map_err(|error| Failure::Other(error.to_string()))?.into_iter().for_each(|row| report.take(row));
         }
+        Ok(())
+    };
+    for pass in 0..passes {
+        one_pass(pass, &chosen, &mut report)?;
     }
-    text
+    let look = |report: &DecodeReport| {
+        old.as_ref().map(|old| Comparison::new(old, &Run::of_decode(report), compare::threshold(args)))
+    };
+    let mut comparison = look(&report);
+    for round in 0..AGAIN {
+        let slower: Vec<&str> = comparison.iter().flat_map(Comparison::slower).collect();
+        if slower.is_empty() {
+            break;
+        }
+        println!("{} cases seem slower: measuring them again", slower.len());
+        let again: Vec<(Shape, Stored)> =
+            chosen.iter().filter(|case| slower.iter().any(|slow| slow.starts_with(&name(case)))).cloned().collect();
+        one_pass(passes + round, &again, &mut report)?;
+        comparison = look(&report);
+    }
+    progress.end();
+    show(
+        args,
+        &format!("decoding, {}, {threads} threads", level.name()),
+        &document(&report, comparison.as_ref()),
+        &report,
+    )?;
+    old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use attn_bench::clock::Repeat;
 use attn_bench::engine::{self, Engine};
+use attn_bench::format::FORMAT;
 use attn_bench::layers::{self, LayerResults};
 use attn_bench::machine::Machine;
-use attn_bench::report::{FORMAT, table};
+use attn_bench::report::table;
 use attn_bench::tensors::{self, Names};
 use serde::Serialize;
 

@@ -2,20 +2,18 @@
 
 use attn_bench::clock::Repeat;
 use attn_bench::compare::{Comparison, Run};
-use attn_bench::curve::seconds;
 use attn_bench::engine;
 use attn_bench::filter::Filter;
 use attn_bench::journal::Journal;
 use attn_bench::kernels::{self, Kernel, KernelReport, KernelResult, SHAPES, Setup};
 use attn_bench::machine::Machine;
-use attn_bench::memory::human;
 use attn_bench::peer::{Peer, PeerError};
 use attn_bench::progress::Progress;
-use attn_bench::report::table;
+use attn_bench::report::kernels::document;
 use attn_simd::Level;
 
 use super::progress::Terminal;
-use super::{Args, Failure, command_line, compare, some_case, write};
+use super::{Args, Failure, command_line, compare, show, some_case};
 use crate::peers;
 
 /// A level and the rows to run at it.
@@ -96,20 +94,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
 
-    for (level, _) in &batches {
-        let results: Vec<&KernelResult> = report.results.iter().filter(|r| r.level == level.name()).collect();
-        println!("\nlevel {}\n{}", level.name(), show(&results));
-        if results.iter().any(|r| !r.peers.is_empty()) {
-            println!("\nLargest error against f64 | growth of the resident set over a call\n{}", beside(&results));
-        }
-    }
-    report.peers.iter().chain(&report.notes).for_each(|note| println!("{note}"));
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report)
-            .map_err(|error| Failure::Other(format!("cannot write JSON: {error}")))?;
-        write(path, &json)?;
-        println!("Samples: {}", path.display());
-    }
+    let document = document(&report, comparison.as_ref());
+    let kind = if args.types { "kernels of all types" } else { "kernels" };
+    show(args, &format!("{kind}, {}, {threads} threads", level.name()), &document, &report)?;
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
@@ -215,70 +202,4 @@ fn one_pass<'s>(
         }
     }
     Ok(())
-}
-
-/// A row per shape; a column pair per peer that ran any of them.
-fn show(results: &[&KernelResult]) -> impl std::fmt::Display + use<> {
-    let mut peers: Vec<&str> = Vec::new();
-    for peer in results.iter().flat_map(|r| &r.peers) {
-        if !peers.contains(&peer.name.as_str()) {
-            peers.push(&peer.name);
-        }
-    }
-    let mut header = vec!["shape", "what", "ours", "GFLOP/s", "of peak"];
-    for peer in &peers {
-        header.extend([peer, "ratio"]);
-    }
-    if !peers.is_empty() {
-        header.extend(["best ratio", "largest difference"]);
-    }
-    let rows = results.iter().map(|r| {
-        let what = match r.kernel.what.parts() {
-            (name, 0.0) => name.to_string(),
-            (name, value) => format!("{name} {value}"),
-        };
-        let mut row = vec![
-            r.kernel.name.clone(),
-            what,
-            seconds(r.seconds),
-            format!("{:.1}", r.gflops),
-            table::percent(r.share_of_peak),
-        ];
-        for name in &peers {
-            let peer = r.peers.iter().find(|p| p.name == *name);
-            row.push(peer.map_or_else(|| "–".into(), |p| seconds(p.seconds)));
-            row.push(peer.map_or_else(|| "–".into(), |p| format!("{:.2}×", p.ratio)));
-        }
-        if !peers.is_empty() {
-            row.push(r.best_peer().map_or_else(|| "–".into(), |p| format!("{:.2}×", p.ratio)));
-            let worst = r.peers.iter().filter_map(|p| p.difference).reduce(f64::max);
-            row.push(worst.map_or_else(|| "–".into(), |d| format!("{d:.1e}")));
-        }
-        row
-    });
-    table::table(&header, 2, rows)
-}
-
-/// Accuracy and memory of every library beside ours, one row per shape.
-fn beside(results: &[&KernelResult]) -> impl std::fmt::Display + use<> {
-    let mut names: Vec<&str> = Vec::new();
-    for peer in results.iter().flat_map(|r| &r.peers) {
-        if !names.contains(&peer.name.as_str()) {
-            names.push(&peer.name);
-        }
-    }
-    let cell = |error: Option<f64>, bytes: Option<usize>| {
-        let error = error.map_or_else(|| "–".into(), |e| format!("{e:.1e}"));
-        format!("{error} | {}", bytes.map_or_else(|| "–".into(), human))
-    };
-    let header: Vec<&str> = ["shape", "ours"].into_iter().chain(names.iter().copied()).collect();
-    let rows = results.iter().map(|r| {
-        let mut row = vec![r.kernel.name.clone(), cell(r.error, r.resident_bytes)];
-        for name in &names {
-            let peer = r.peers.iter().find(|p| p.name == *name);
-            row.push(peer.map_or_else(|| "–".into(), |p| cell(p.error, p.resident_bytes)));
-        }
-        row
-    });
-    table::table(&header, 1, rows)
 }

@@ -10,7 +10,7 @@ const SCRIPT: &str = include_str!("page.js");
 pub(super) fn html(scene: &Scene) -> String {
     // Inside of a script element only `<` can end it; JSON allows it to be written as an escape.
     let data = serde_json::to_string(scene).unwrap_or_default().replace('<', "\\u003c");
-    let title = attn_bench::report::html::escape(&scene.title);
+    let title = attn_bench::report::escape::html(&scene.title);
     // The data goes in last, so that nothing in it is taken for a place to fill.
     SHELL.replace("{title}", &title).replace("{style}", STYLE).replace("{script}", SCRIPT).replace("{scene}", &data)
 }
