@@ -17,8 +17,10 @@
 //!
 //! The operation has no backward pass: results are new leaves, as candle's own fused ones are.
 
+use std::sync::{Mutex, PoisonError};
+
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Bias, FromView, Mask, Mods, View, ViewMut};
+use attn_core::{Align, Attention, AttnShape, Bias, FromView, Mask, Mods, Outputs, View, ViewMut};
 use attn_simd::KernelElement;
 use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
 
@@ -91,16 +93,41 @@ where
 /// # Errors
 /// As [`sdpa`], and options without meaning.
 pub fn attention<M: Mods + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    apply(&Op { attn, lse: None }, q, k, v)
+}
+
+/// As [`attention`], with the log-sum-exp of each row: f32, `(batch, q_heads, q_len)`; −∞ for a row that sees no key.
+/// It gives single weights (`attn_core::weights`) and joins results over parts of the keys.
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_lse<M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let lse = Mutex::default();
+    let out = apply(&Op { attn, lse: Some(&lse) }, q, k, v)?;
+    let (batch, heads, rows, _) = out.dims4()?;
+    let lse = lse.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok((out, Tensor::from_vec(lse, (batch, heads, rows), q.device())?))
+}
+
+fn apply<M: Mods + Sync>(op: &Op<'_, '_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
         if tensor.dtype() != q.dtype() {
             bail!("attn: {name} is {:?}, q is {:?}", tensor.dtype(), q.dtype());
         }
     }
-    q.apply_op3_no_bwd(k, v, &Op(attn))
+    q.apply_op3_no_bwd(k, v, op)
 }
 
-/// The operation: options beside three tensors.
-struct Op<'p, 'a, M>(&'p Attention<'a, M>);
+/// The operation: options beside three tensors, and where the log-sum-exps go. candle knows one result per operation.
+struct Op<'p, 'a, M> {
+    attn: &'p Attention<'a, M>,
+    lse: Option<&'p Mutex<Vec<f32>>>,
+}
 
 impl<M: Mods + Sync> CustomOp3 for Op<'_, '_, M> {
     fn name(&self) -> &'static str {
@@ -119,15 +146,15 @@ impl<M: Mods + Sync> CustomOp3 for Op<'_, '_, M> {
         let layouts = [q_layout, k_layout, v_layout];
         match (q, k, v) {
             (CpuStorage::F32(q), CpuStorage::F32(k), CpuStorage::F32(v)) => {
-                let (out, shape) = run(self.0, [q, k, v], layouts)?;
+                let (out, shape) = run(self, [q, k, v], layouts)?;
                 Ok((CpuStorage::F32(out), shape))
             }
             (CpuStorage::F16(q), CpuStorage::F16(k), CpuStorage::F16(v)) => {
-                let (out, shape) = run::<f16, _>(self.0, [q, k, v], layouts)?;
+                let (out, shape) = run::<f16, _>(self, [q, k, v], layouts)?;
                 Ok((CpuStorage::F16(out), shape))
             }
             (CpuStorage::BF16(q), CpuStorage::BF16(k), CpuStorage::BF16(v)) => {
-                let (out, shape) = run::<bf16, _>(self.0, [q, k, v], layouts)?;
+                let (out, shape) = run::<bf16, _>(self, [q, k, v], layouts)?;
                 Ok((CpuStorage::BF16(out), shape))
             }
             _ => bail!("attn: q, k and v must be f32, f16 or bf16, all of one type; q is {:?}", dtype(q)),
@@ -141,7 +168,7 @@ fn dtype(storage: &CpuStorage) -> DType {
 
 /// Computes a contiguous output.
 fn run<T: KernelElement, M: Mods + Sync>(
-    attn: &Attention<'_, M>,
+    op: &Op<'_, '_, M>,
     [q, k, v]: [&[T]; 3],
     layouts: [&Layout; 3],
 ) -> Result<(Vec<T>, Shape)> {
@@ -160,7 +187,13 @@ fn run<T: KernelElement, M: Mods + Sync>(
     attn_core::Layout::Bhsd.strides(sizes).map_err(Error::wrap)?; // shows that the product fits
     let mut out = vec![T::default(); sizes.iter().product()];
     let to = ViewMut::new(&mut out, attn_core::Layout::Bhsd, sizes).map_err(Error::wrap)?;
-    attn_parallel::forward(attn, q, k, v, to).map_err(Error::wrap)?;
+    let mut outputs = Outputs::new(to);
+    let mut lse = op.lse.map(|lse| lse.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(lse) = &mut lse {
+        lse.resize(sizes[..3].iter().product(), 0.0);
+        outputs = outputs.lse(lse);
+    }
+    attn_parallel::forward(op.attn, q, k, v, outputs).map_err(Error::wrap)?;
     Ok((out, Shape::from(&sizes[..])))
 }
 

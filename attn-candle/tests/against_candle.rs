@@ -66,6 +66,22 @@ fn every_dtype_stride_and_option() -> Result<()> {
     Ok(())
 }
 
+/// `exp(score − lse)` sums to 1 over the keys that a row sees.
+#[test]
+fn the_log_sum_exp_is_that_of_the_scores() -> Result<()> {
+    use attn_core::{Align, Attention, Mask};
+    let (q, k, v) = (normal((2, 4, 20, 16))?, normal((2, 2, 33, 16))?, normal((2, 2, 33, 8))?);
+    let attn = Attention::new().scale(0.5).mask(Mask::causal(Align::BottomRight));
+    let (out, lse) = attn_candle::attention_lse(&attn, &q, &k, &v)?;
+    assert_eq!((out.dims(), lse.dims()), (&[2, 4, 20, 8][..], &[2, 4, 20][..]));
+    assert_eq!(largest(&out, &attn_candle::attention(&attn, &q, &k, &v)?)?, 0.0);
+    let repeated = k.unsqueeze(2)?.expand((2, 2, 2, 33, 16))?.reshape((2, 4, 33, 16))?;
+    let scores = (q.matmul(&repeated.t()?.contiguous()?)? * 0.5)?.broadcast_add(&causal()?)?;
+    let sums = scores.broadcast_sub(&lse.unsqueeze(3)?)?.exp()?.sum(D::Minus1)?;
+    assert!(largest(&sums, &sums.ones_like()?)? < 1e-5);
+    Ok(())
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() -> Result<()> {
     let x = normal((1, 2, 5, 8))?;
