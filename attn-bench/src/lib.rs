@@ -36,7 +36,6 @@ pub mod memory;
 pub mod naive;
 pub mod peer;
 pub mod probe;
-pub mod product;
 pub mod progress;
 pub mod report;
 pub mod roofline;

@@ -1,15 +1,17 @@
 //! `cargo xtask heatmap`: who looks at whom, as a page to click through.
 //!
 //! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same
-//! projections, `--model minilm --text "…"` what a real encoder does with a sentence, in all its layers and heads.
+//! projections, `--heads-of FILE` the queries, keys and values of any model, and `--model minilm --text "…"` those of a
+//! real encoder, which [`crate::demo`] computes and writes to such a file.
 //!
 //! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes
-//! queries, keys and values of words, [`page`] writes one file that needs no other, and [`check`] opens it in Chromium
-//! and uses it.
+//! queries, keys and values of words, [`heads`] reads them from a file, [`page`] writes one file that needs no other,
+//! and [`check`] opens it in Chromium and uses it.
 
 mod browser;
 mod check;
 mod example;
+mod heads;
 mod page;
 mod scene;
 
@@ -18,21 +20,22 @@ use std::process::ExitCode;
 
 use attn_bench::report::table;
 
-use crate::demo::minilm;
 use scene::{Drop, Look, Scene};
 
 /// Longer sequences make more cells than a page can show and a reader can see.
 const MAX_TOKENS: usize = 128;
-/// The same for all heads of a model: the page's size grows with their number too.
-const MAX_MODEL_TOKENS: usize = 64;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// These words instead of the worked example's. A word that it does not know gets an embedding drawn from its
     /// letters.
-    #[arg(long, value_name = "WORD", num_args = 1.., conflicts_with = "model")]
+    #[arg(long, value_name = "WORD", num_args = 1.., conflicts_with_all = ["model", "heads_of"])]
     tokens: Vec<String>,
+    /// Queries, keys and values of all layers, as `cargo xtask demo minilm --save FILE` writes them: JSON with title, note,
+    /// tokens and layers, each with q, k and v as [heads][tokens][dim].
+    #[arg(long = "heads-of", value_name = "FILE", conflicts_with = "model")]
+    heads_of: Option<PathBuf>,
     /// A real model: `cargo xtask demo fetch minilm` gets it.
     #[arg(long, value_name = "NAME", value_parser = ["minilm"], requires = "text")]
     model: Option<String>,
@@ -86,8 +89,13 @@ fn show(args: &Args) -> Result<(), String> {
 /// What the arguments ask for.
 fn scene(args: &Args) -> Result<Scene, String> {
     let drop = (args.dropout != 0.0).then_some(Drop { p: args.dropout, seed: args.seed });
-    if let (Some(_), Some(text)) = (&args.model, &args.text) {
-        return model_scene(text, drop);
+    if let Some(path) = &args.heads_of {
+        return heads::scene(path, drop);
+    }
+    if let (Some(model), Some(text)) = (&args.model, &args.text) {
+        let path = args.out.with_extension("json");
+        crate::demo::hand_over(&[model.into(), "--save".into(), path.clone().into(), "--".into(), text.into()])?;
+        return heads::scene(&path, drop);
     }
     let tokens: Vec<&str> = match args.tokens.as_slice() {
         [] => attn_layers::worked_example::TOKENS.to_vec(),
@@ -99,21 +107,6 @@ fn scene(args: &Args) -> Result<Scene, String> {
     let mut looks = vec![args.mask];
     looks.extend([Look::Causal, Look::All].into_iter().filter(|&look| look != args.mask));
     example::scene(&tokens, args.heads, &looks, drop)
-}
-
-/// All layers and heads of the encoder. Every token sees every other one: there is no mask to choose.
-fn model_scene(text: &str, drop: Option<Drop>) -> Result<Scene, String> {
-    let (tokens, layers) = minilm::attention(text).map_err(|failure| failure.to_string())?;
-    if tokens.len() > MAX_MODEL_TOKENS {
-        return Err(format!("{} tokens; at most {MAX_MODEL_TOKENS} of a model fit on a page", tokens.len()));
-    }
-    let layers = (1..).zip(&layers).map(|(n, call)| {
-        scene::layer(format!("Layer {n}"), [call.view(0)?, call.view(1)?, call.view(2)?], &[Look::All], drop)
-    });
-    let layers = layers.collect::<attn_core::Result<Vec<_>>>().map_err(|error| error.to_string())?;
-    let note = "all-MiniLM-L6-v2 as it reads this sentence: every token sees every other one. [CLS] and [SEP] mark its ends; \
-                ## goes on with the word before.";
-    Ok(Scene { title: text.to_owned(), note: note.into(), tokens, masks: vec!["none"], dropout: drop, layers })
 }
 
 /// The weights of the first head under the first mask, for the terminal.

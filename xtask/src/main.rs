@@ -15,7 +15,6 @@ mod emulated;
 mod heatmap;
 mod install;
 mod levels;
-mod matmul;
 mod need;
 mod no_panic;
 mod peers;
@@ -56,6 +55,7 @@ enum Command {
     /// Run the CI steps.
     Ci(ci::Args),
     /// Run real models: sentence similarity, text generation.
+    #[command(disable_help_flag = true)]
     Demo(demo::Args),
     /// Compare the libraries' public interface with the committed text.
     Api(api::Args),
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(*args),
         Command::Conformance(args) => conformance::run(args),
         Command::Random(args) => random::run(args),
-        Command::Demo(args) => demo::run(args),
+        Command::Demo(args) => demo::run(&args),
         Command::Embedded(args) => embedded::run(args),
         Command::Emulated(args) => emulated::run(args),
         Command::Heatmap(args) => heatmap::run(args),

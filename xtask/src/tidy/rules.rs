@@ -18,7 +18,6 @@ pub(super) const UNSAFE_LEAVES: &[&str] = &[
     "attn-capi/src/raw/",
     "attn-capi/tests/it/c.rs",
     "attn-simd/tests/it/guard.rs",
-    "xtask/src/matmul.rs",
 ];
 
 /// Hosts that texts may point to. Everything else is a typing error, or a mirror that only one machine knows.

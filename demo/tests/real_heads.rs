@@ -1,23 +1,39 @@
 //! Attention as real models use it: heads of all-MiniLM-L6-v2 and SmolLM2, whose activations were computed in f64,
-//! through every engine and over the cache. The file's own remarks say where they are from.
+//! through every engine, through candle and over the cache. The file's own remarks say where they are from.
 
-use std::path::Path;
+use std::collections::HashMap;
 
 use attn_core::kv_cache::{AppendCache, Queries};
 use attn_core::position::{Pairing, Positions, Rope};
 use attn_core::weights::{self, RowAt};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
 use attn_layers::module::{Engine, Reference, Streaming};
-
-use super::engine::Demo;
-use super::tensors::{Tensor, Tensors};
+use attn_parallel::Kernels;
+use candle_core::{DType, Device};
 
 /// Absolute, and relative to the stored value: what the files ask of f32; a plain f32 version is within 2.7e-6.
 const BOUND: f32 = 1e-5;
 
-fn stored() -> Tensors {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo/real_heads.safetensors");
-    Tensors::read(&path).expect("the committed file")
+/// A tensor, row-major.
+struct Tensor {
+    shape: Vec<usize>,
+    data: Vec<f32>,
+}
+
+/// The tensors of the file.
+struct Stored(HashMap<String, candle_core::Tensor>);
+
+impl Stored {
+    fn read() -> Self {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/real_heads.safetensors");
+        Self(candle_core::safetensors::load(path, &Device::Cpu).expect("the committed file"))
+    }
+
+    fn get(&self, name: &str) -> Tensor {
+        let tensor = &self.0[name];
+        let data = tensor.to_dtype(DType::F32).and_then(|x| x.flatten_all()?.to_vec1());
+        Tensor { shape: tensor.dims().to_vec(), data: data.expect("numbers") }
+    }
 }
 
 fn view(tensor: &Tensor) -> View<'_, f32> {
@@ -33,11 +49,11 @@ fn close(what: &str, got: &[f32], want: &[f32]) {
 }
 
 /// Output and lse of an engine against the stored ones.
-fn attend<E>(engine: &mut E, name: &str, attn: &Attention<'_>, stored: &Tensors)
+fn attend<E>(engine: &mut E, name: &str, attn: &Attention<'_>, stored: &Stored)
 where
     E: Engine<f32>,
 {
-    let part = |part: &str| stored.get(&format!("{name}.{part}")).expect("a stored tensor");
+    let part = |part: &str| stored.get(&format!("{name}.{part}"));
     let widened = ["q", "k", "v"].map(|x| part(x).data.iter().map(|&x| attn_core::Real::of(f64::from(x))).collect());
     let [q, k, v]: [Vec<E::Mid>; 3] = widened;
     let sizes = |x: &str| part(x).shape.as_slice().try_into().expect("four sizes");
@@ -55,16 +71,26 @@ where
     close(&format!("{name} lse"), &narrow(&lse), &part("lse").data);
 }
 
-fn every_engine(name: &str, attn: &Attention<'_>, stored: &Tensors) {
+fn every_engine(name: &str, attn: &Attention<'_>, stored: &Stored) {
     attend(&mut Reference, name, attn, stored);
     attend(&mut Streaming, name, attn, stored);
-    attend(&mut Demo::default(), name, attn, stored);
+    attend(&mut Kernels::default(), name, attn, stored);
+    through_candle(name, attn, stored);
+}
+
+/// The same as candle's operation.
+fn through_candle(name: &str, attn: &Attention<'_>, stored: &Stored) {
+    let part = |part: &str| stored.0[&format!("{name}.{part}")].to_dtype(DType::F32).expect("numbers");
+    let (out, lse) = attn_candle::attention_lse(attn, &part("q"), &part("k"), &part("v")).expect("a call that fits");
+    let numbers = |x: &candle_core::Tensor| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers");
+    close(&format!("{name}, candle"), &numbers(&out), &numbers(&part("attn_out")));
+    close(&format!("{name} lse, candle"), &numbers(&lse), &numbers(&part("lse")));
 }
 
 #[test]
 fn padded_sentences_of_an_encoder() {
-    let stored = stored();
-    let mask = stored.get("encoder.mask").unwrap();
+    let stored = Stored::read();
+    let mask = stored.get("encoder.mask");
     let lens: Vec<usize> = mask.data.chunks(mask.shape[1]).map(|row| row.iter().sum::<f32>() as usize).collect();
     assert!(lens.iter().any(|&len| len < mask.shape[1]), "something is padded: {lens:?}");
     every_engine("encoder", &Attention::new().mask(Mask::kv_lens(&lens)), &stored);
@@ -72,35 +98,36 @@ fn padded_sentences_of_an_encoder() {
 
 #[test]
 fn grouped_heads_of_a_decoder() {
-    let stored = stored();
+    let stored = Stored::read();
     let attn = Attention::new().mask(Mask::causal(Align::TopLeft));
     every_engine("decoder", &attn, &stored);
     // The weights of its first head, from the stored lse.
-    let get = |name: &str| stored.get(name).unwrap();
-    let (q, k) = (view(get("decoder.q")), view(get("decoder.k")));
+    let get = |name: &str| stored.get(name);
+    let (q, k) = (get("decoder.q"), get("decoder.k"));
     let mut probs = vec![0.0; 70 * 70];
-    weights::head(&attn, q, k, RowAt::default(), &get("decoder.lse").data, &mut probs).unwrap();
+    weights::head(&attn, view(&q), view(&k), RowAt::default(), &get("decoder.lse").data, &mut probs).unwrap();
     close("weights", &probs, &get("decoder.probs").data);
 }
 
 #[test]
 fn rotary_positions_of_a_decoder() {
-    let stored = stored();
+    let stored = Stored::read();
     let rope = Rope::new(Pairing::Interleaved).base(100_000.0);
     for name in ["q", "k"] {
-        let before = stored.get(&format!("decoder.{name}_prerope")).unwrap();
+        let before = stored.get(&format!("decoder.{name}_prerope"));
         let mut x = before.data.clone();
-        let sizes = view(before).sizes();
+        let sizes = view(&before).sizes();
         rope.apply_in_place(&mut ViewMut::new(&mut x, Layout::Bhsd, sizes).unwrap(), Positions::Offset(0)).unwrap();
-        close(name, &x, &stored.get(&format!("decoder.{name}")).unwrap().data);
+        close(name, &x, &stored.get(&format!("decoder.{name}")).data);
     }
 }
 
 #[test]
 fn tokens_of_a_decoder_one_by_one_over_the_cache() {
-    let stored = stored();
-    let get = |name: &str| stored.get(&format!("decoder.{name}")).unwrap();
-    let ([q, k, v], want) = (["q", "k", "v"].map(|name| view(get(name))), view(get("attn_out")));
+    let stored = Stored::read();
+    let get = |name: &str| stored.get(&format!("decoder.{name}"));
+    let tensors = ["q", "k", "v", "attn_out"].map(get);
+    let [q, k, v, want] = tensors.each_ref().map(view);
     let [_, heads, tokens, dim] = q.sizes();
     let (mut keys, mut values, mut lens) = (vec![f32::NAN; 80 * dim], vec![f32::NAN; 80 * dim], [0]);
     let memory = |x| ViewMut::new(x, Layout::Bhsd, [1, 1, 80, dim]).unwrap();
