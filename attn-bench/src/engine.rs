@@ -3,7 +3,7 @@
 
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, streaming};
 use attn_layers::cost;
-use attn_layers::variants::{LinearAttention, LinearState};
+use attn_layers::variants::linear::{LinearAttention, LinearState};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub enum Engine {
     Parallel,
     /// [`attn_simd`] on one thread with a window of [`WINDOW`] keys: another result, in O(n).
     Windowed,
-    /// [`attn_layers::variants::LinearAttention`], one state instead of n² weights: another formula, in O(n).
+    /// [`attn_layers::variants::linear::LinearAttention`], one state instead of n² weights: another formula, in O(n).
     Linear,
 }
 

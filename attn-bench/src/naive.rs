@@ -6,7 +6,8 @@
 //! caller-owned and reused between calls, one head at a time, which is kinder to it than allocating every head's matrix
 //! in every call. What it cannot avoid is the matrix: `q_len · kv_len` floats, written and read three times.
 
-use attn_core::{At, Attention, AttnError, Dtype, Outputs, Problem, Result, View};
+use attn_core::score::{At, Problem};
+use attn_core::{Attention, AttnError, Dtype, Outputs, Result, View};
 use attn_simd::KernelElement;
 
 /// Elements of scratch that [`forward`] needs, or `None` where the count overflows: the scores of one head, one output
@@ -90,7 +91,7 @@ fn one_head<T: KernelElement, O: KernelElement>(
     outputs: &mut Outputs<'_, O>,
 ) {
     let (shape, mask) = (problem.shape(), problem.attn().get_mask());
-    let scale = problem.attn().get_scale().unwrap_or_else(|| attn_core::default_scale(shape.head_dim)) as f32;
+    let scale = problem.attn().get_scale().unwrap_or_else(|| attn_core::score::default_scale(shape.head_dim)) as f32;
 
     // S = scale · Q · Kᵀ
     scores.fill(0.0);

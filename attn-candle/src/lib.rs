@@ -20,7 +20,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Bias, FromView, Mask, Mods, Outputs, View, ViewMut};
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, AttnShape, Bias, Mask, Outputs, View, ViewMut};
 use attn_simd::KernelElement;
 use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
 
@@ -73,7 +74,7 @@ fn with_bias<'a, T: Copy>(
     [q, k, v]: [&Tensor; 3],
 ) -> Result<Tensor>
 where
-    Bias<'a>: FromView<'a, T>,
+    Bias<'a>: From<View<'a, T>>,
 {
     attention(&attn.bias(view("mask", data, layout)?), q, k, v)
 }

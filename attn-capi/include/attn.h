@@ -301,7 +301,7 @@ typedef struct AttnCache {
   size_t sinks;
   // Rings: the last tokens, which are kept; at least 1.
   size_t window;
-  // Pages: [batch, width], row by row. Entries after a sequence's last page are not read. Null if kv_indptr is given.
+  // Pages: [batch, width], row by row; null with kv_indptr. Entries after a sequence's last page are not read.
   const int32_t *block_table;
   // Entries in block_table: a multiple of lens_len.
   size_t block_table_len;

@@ -5,7 +5,8 @@ use core::ffi::c_void;
 
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::Queries;
-use attn_core::{At, AttnShape, ViewMut};
+use attn_core::score::At;
+use attn_core::{AttnShape, ViewMut};
 use attn_simd::Input;
 
 use crate::cache::Tokens;

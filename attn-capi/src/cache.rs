@@ -145,7 +145,7 @@ impl<T: Element> Append<'_, T> {
             (Place::Pages(block_table), counts) => {
                 let [.., given, _] = k_new.sizes();
                 let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
-                // The table that is appended to counts the new tokens. A call that fails leaves the lengths as they were.
+                // A table counts the new tokens already. A call that fails leaves the lengths as they were.
                 lens.iter_mut().enumerate().for_each(|(b, len)| *len = len.wrapping_add(count(b)));
                 let appended = PageTable::padded(block_table, lens)
                     .and_then(|table| append_paged(&mut k, &mut v, table, k_new, v_new, counts));

@@ -1,7 +1,8 @@
 //! One call on checked views: from number types as values to the generic engines.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Attention, AttnShape, Mods, Outputs, View, ViewMut};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Outputs, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Input, KernelElement, Level, Plan};

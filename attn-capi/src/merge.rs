@@ -1,6 +1,7 @@
 //! Joins results over disjoint keys, each an output and its lse: `out = Σ exp(lse − max)·out / Σ exp(lse − max)`.
 
-use attn_core::{AttnError, RowState, View, ViewMut};
+use attn_core::softmax::RowState;
+use attn_core::{AttnError, View, ViewMut};
 
 use crate::error::Result;
 

@@ -3,11 +3,11 @@
 //! Options come in three parts: the struct itself, the [`Tables`] it points to (short; a plan keeps a [`Kept`] copy),
 //! and the tensors it points to ([`Masks`]; large, never copied).
 
+use attn_core::dropout::Dropout;
 use attn_core::mask::Term;
-use attn_core::{
-    Alibi, Align, Attention, AttnError, Bias, BlockSparse, DenseMask, Documents, Dropout, Lengths, Mask, Precision,
-    Tree, View, Window,
-};
+use attn_core::mask::{BlockSparse, DenseMask, Documents, Lengths, Tree, Window};
+use attn_core::position::alibi::Alibi;
+use attn_core::{Align, Attention, AttnError, Bias, Mask, Precision, View};
 
 use crate::error::{Error, Result};
 use crate::types::{ATTN_UNBOUNDED, AttnAlign, AttnOptions, AttnPrecision};

@@ -1,7 +1,8 @@
 //! States over a part of the keys: maximum, sum and undivided output of each query, merged and divided later.
 
+use attn_core::score_mod::Mods;
 use attn_core::state;
-use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, View};
+use attn_core::{Attention, AttnError, AttnShape, Outputs, View};
 use attn_simd::{Input, KernelElement, Level, Plan, Workspace};
 
 use crate::args::{Callbacks, Finish, Output, Part};

@@ -201,7 +201,7 @@ pub struct AttnCache {
     pub sinks: usize,
     /// Rings: the last tokens, which are kept; at least 1.
     pub window: usize,
-    /// Pages: [batch, width], row by row. Entries after a sequence's last page are not read. Null if kv_indptr is given.
+    /// Pages: [batch, width], row by row; null with kv_indptr. Entries after a sequence's last page are not read.
     pub block_table: *const i32,
     /// Entries in block_table: a multiple of lens_len.
     pub block_table_len: usize,

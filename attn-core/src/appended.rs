@@ -7,11 +7,12 @@
 use crate::dropout::Dropout;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
+use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::At;
 use crate::softmax::RowState;
-use crate::view::{Row, View};
+use crate::view::View;
 
 /// A learned key and value, then a key and value of zeros; each may be absent.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,9 @@
-//! What is added to scores: a tensor, or ALiBi's distance penalty.
+//! A tensor that is added to scores.
 
 use half::{bf16, f16};
 
 use crate::element::{Element, Real};
-use crate::error::{AttnError, Result};
-use crate::mask::Align;
+use crate::error::Result;
 use crate::shape::{At, AttnShape};
 use crate::view::View;
 
@@ -23,16 +22,10 @@ pub enum Bias<'a> {
     Bf16(View<'a, bf16>),
 }
 
-/// Which views become a [`Bias`].
-pub trait FromView<'a, T> {
-    /// Wraps the view.
-    fn from_view(view: View<'a, T>) -> Self;
-}
-
 macro_rules! from_view {
     ($($t:ty => $variant:ident),*) => {$(
-        impl<'a> FromView<'a, $t> for Bias<'a> {
-            fn from_view(view: View<'a, $t>) -> Self {
+        impl<'a> From<View<'a, $t>> for Bias<'a> {
+            fn from(view: View<'a, $t>) -> Self {
                 Self::$variant(view)
             }
         }
@@ -79,49 +72,6 @@ impl Bias<'_> {
             Self::F32(view) => single(view.at_broadcast(batch, head, query, key)),
             Self::F16(view) => single(view.at_broadcast(batch, head, query, key).widen()),
             Self::Bf16(view) => single(view.at_broadcast(batch, head, query, key).widen()),
-        }
-    }
-}
-
-/// Attention with linear biases (Press et al. 2022, arXiv 2108.12409): adds `−slope[head]·|i + offset − j|`.
-///
-/// The published slopes for any number of heads come from [`position::alibi_slopes`](crate::position).
-#[derive(Clone, Copy, Debug)]
-pub struct Alibi<'a> {
-    /// One slope per query head, `[q_heads]`.
-    pub slopes: &'a [f32],
-    /// Where query 0 stands.
-    pub align: Align,
-}
-
-impl Alibi<'_> {
-    pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
-        AttnError::check_size("alibi slopes against q_heads", shape.q_heads, self.slopes.len())?;
-        if self.slopes.iter().any(|s| !s.is_finite()) {
-            return Err(AttnError::Option { name: "alibi slopes", must: "finite" });
-        }
-        Ok(())
-    }
-
-    /// The bias of one score.
-    #[inline]
-    pub fn at(&self, shape: &AttnShape, at: At) -> f64 {
-        self.at_in(shape, at)
-    }
-
-    /// As [`at`](Self::at) in the type that an engine computes in, saturated. In `f32` it is the product rounded once,
-    /// for distances up to 2²⁴.
-    #[inline]
-    pub(crate) fn at_in<R: Real>(&self, shape: &AttnShape, at: At) -> R {
-        let slope = self.slopes.get(at.head).copied().unwrap_or(0.0);
-        let position = self.align.position(at.query, shape.q_len, shape.kv_len);
-        let x = -R::of(f64::from(slope)) * R::of(position.abs_diff(at.key as isize) as f64);
-        if x > R::MAX {
-            R::MAX
-        } else if x < -R::MAX {
-            -R::MAX
-        } else {
-            x
         }
     }
 }

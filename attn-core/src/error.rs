@@ -197,7 +197,8 @@ impl core::error::Error for AttnError {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Attention, AttnShape, Documents, Layout, Mask, Tree, View, ViewMut};
+    use crate::mask::{Documents, Tree};
+    use crate::{Attention, AttnShape, Layout, Mask, View, ViewMut};
     use std::string::ToString;
 
     #[test]

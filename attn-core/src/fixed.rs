@@ -5,10 +5,11 @@
 //! the compiler has checked them, and what is not offered here (soft-cap, biases, dropout, mods, tables of lengths)
 //! takes no flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md says what each costs.
 
+use crate::dot::dot_slices;
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Window};
 use crate::options::LARGEST_FACTOR;
-use crate::score::{default_scale, dot_slices};
+use crate::score::default_scale;
 use crate::softmax::RowState;
 use crate::streaming::{add_slice, rescale};
 
@@ -18,7 +19,8 @@ use crate::streaming::{add_slice, rescale};
 /// [`SCRATCH`](Self::SCRATCH) is 0.
 ///
 /// ```
-/// use attn_core::{Align, FixedAttention};
+/// use attn_core::Align;
+/// use attn_core::fixed::FixedAttention;
 /// const ATTN: FixedAttention<2, 1, 4> = FixedAttention::new().causal(Align::BottomRight);
 /// let q = [[[0.1f32, 0.2, 0.3, 0.4], [1.0, 0.0, -1.0, 0.0]]; 3]; // three tokens of two heads
 /// let kv = [[[1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0, 0.0]]]; // which share one key/value head
@@ -34,7 +36,7 @@ use crate::streaming::{add_slice, rescale};
 /// ```
 ///
 /// ```compile_fail
-/// attn_core::FixedAttention::<3, 2, 4>::new(); // three heads over two
+/// attn_core::fixed::FixedAttention::<3, 2, 4>::new(); // three heads over two
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FixedAttention<const HEADS: usize, const KV_HEADS: usize, const DIM: usize> {

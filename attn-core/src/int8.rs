@@ -15,7 +15,8 @@
 //!
 //! ```
 //! use attn_core::int8::{self, Int8Attention, Quant};
-//! use attn_core::{Align, Mask, View, ViewMut, default_scale};
+//! use attn_core::{Align, Mask, View, ViewMut};
+//! use attn_core::score::default_scale;
 //! let quant = Quant::new(1.0 / 32.0, 0)?; // 1.0 is 32
 //! let x = [32i8, 0, 0, 32, 32, 32].map(|x| x); // three tokens of dim 2: q = k = v
 //! let attn = Int8Attention::new([quant; 4], default_scale(2))?.mask(Mask::causal(Align::TopLeft));

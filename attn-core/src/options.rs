@@ -1,12 +1,12 @@
 //! The options of an attention call: one type for all engines.
 
-use crate::bias::{Alibi, Bias};
+use crate::bias::Bias;
 use crate::dropout::Dropout;
 use crate::error::{AttnError, Result};
 use crate::mask::Mask;
+use crate::position::alibi::Alibi;
 use crate::score_mod::{MaskMod, Mods, ScoreMod};
 use crate::shape::{At, AttnShape};
-use crate::view::View;
 
 /// What to compute: `softmax(scale·q·kᵀ → soft-cap → bias → mask)·v`. Starts as the textbook formula: scale
 /// `1/√head_dim`, nothing masked.
@@ -176,7 +176,8 @@ impl<'a, M: Mods> Attention<'a, M> {
     /// [`score_mod_with`](Self::score_mod_with).
     ///
     /// ```
-    /// use attn_core::{At, Attention};
+    /// use attn_core::Attention;
+    /// use attn_core::score::At;
     /// let relative = Attention::new().score_mod(|s, at: At| s - 0.1 * at.query.abs_diff(at.key) as f64);
     /// # let _ = relative;
     /// ```
@@ -325,13 +326,4 @@ pub(crate) const LARGEST_FACTOR: f64 = (1u128 << 64) as f64;
 /// Whether scores may be multiplied by it; NaN may not.
 pub(crate) const fn is_factor(x: f64) -> bool {
     x.abs() <= LARGEST_FACTOR
-}
-
-impl<'a, T> From<View<'a, T>> for Bias<'a>
-where
-    Bias<'a>: crate::bias::FromView<'a, T>,
-{
-    fn from(view: View<'a, T>) -> Self {
-        <Self as crate::bias::FromView<'a, T>>::from_view(view)
-    }
 }

@@ -17,7 +17,4 @@ mod positions;
 pub mod rope;
 pub mod scaling;
 
-pub use alibi::slopes as alibi_slopes;
 pub use positions::Positions;
-pub use rope::{Pairing, Rope, RopeTables};
-pub use scaling::Scaling;

@@ -43,7 +43,7 @@ pub enum Progress {
     Done,
 }
 
-/// How far a call has come; `S` is the softmax state of a row, [`RowState`](crate::RowState) or
+/// How far a call has come; `S` is the softmax state of a row, [`RowState`](crate::softmax::RowState) or
 /// [`IntState`](crate::int8::IntState).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cursor<S> {

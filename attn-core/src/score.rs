@@ -5,11 +5,13 @@
 
 use core::ops::Range;
 
-use crate::element::{Element, Real};
+use crate::element::Real;
 use crate::error::Result;
 use crate::options::Attention;
 use crate::score_mod::Mods;
-use crate::shape::{At, AttnShape};
+use crate::shape::AttnShape;
+
+pub use crate::shape::At;
 
 /// One attention call whose shape and options have been checked against each other.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +212,7 @@ fn tempered<R: Real>(score: R, per_temperature: R) -> R {
 /// §3.2.1).
 ///
 /// ```
-/// const SCALE: f64 = attn_core::default_scale(64);
+/// const SCALE: f64 = attn_core::score::default_scale(64);
 /// assert_eq!(SCALE, 0.125);
 /// ```
 pub const fn default_scale(head_dim: usize) -> f64 {
@@ -237,42 +239,6 @@ const fn sqrt_of(n: u64) -> f64 {
     // 53 bits, to nearest: no root of a 64-bit integer lies in the middle of two. Adding, not joining, lets it carry.
     let rounded = (root + 1) >> 1;
     f64::from_bits(((whole as u64 + 1022) << 52) + (rounded - (1 << 52)))
-}
-
-/// `q·k`, accumulated in `R`, in four interleaved chains: an error that grows with a quarter of the length costs
-/// nothing.
-#[inline]
-pub fn dot<R: Real, T: Element<Compute = R>>(q: crate::view::Row<'_, T>, k: crate::view::Row<'_, T>) -> R {
-    if let (Some(q), Some(k)) = (q.as_slice(), k.as_slice()) {
-        return dot_slices(q, k);
-    }
-    let mut sums = [R::ZERO; 4];
-    for (i, (q, k)) in q.iter().zip(k.iter()).enumerate() {
-        if let Some(sum) = sums.get_mut(i % 4) {
-            *sum += q.widen() * k.widen();
-        }
-    }
-    add_up(sums)
-}
-
-/// As [`dot`], of slices.
-#[inline]
-pub(crate) fn dot_slices<R: Real, T: Element<Compute = R>>(q: &[T], k: &[T]) -> R {
-    let mut sums = [R::ZERO; 4];
-    let ((q4, q_rest), (k4, k_rest)) = (q.as_chunks::<4>(), k.as_chunks::<4>());
-    for (q, k) in q4.iter().zip(k4) {
-        for ((sum, q), k) in sums.iter_mut().zip(q).zip(k) {
-            *sum += q.widen() * k.widen();
-        }
-    }
-    for ((sum, q), k) in sums.iter_mut().zip(q_rest).zip(k_rest) {
-        *sum += q.widen() * k.widen();
-    }
-    add_up(sums)
-}
-
-fn add_up<R: Real>([a, b, c, d]: [R; 4]) -> R {
-    (a + b) + (c + d)
 }
 
 #[cfg(test)]

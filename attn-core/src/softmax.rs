@@ -9,7 +9,7 @@ use crate::element::Real;
 /// Maximum and sum of the scores of a row so far.
 ///
 /// ```
-/// use attn_core::RowState;
+/// use attn_core::softmax::RowState;
 /// let scores = [0.5f64, 2.0, -1.0];
 /// let mut state = RowState::new();
 /// let mut output = 0.0; // Σ weight · value, values being 10, 20, 30

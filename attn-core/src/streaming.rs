@@ -25,16 +25,18 @@ pub use cache::{cache_scratch_len, forward_cache};
 
 use core::ops::Range;
 
+use crate::dot::dot;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
 use crate::outputs::Outputs;
 use crate::resume::{self, Budget, Progress, Rows};
-use crate::score::{Problem, dot};
+use crate::row::Row;
+use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
-use crate::view::{Row, View};
+use crate::view::View;
 
 /// Elements of scratch that [`forward`] needs: one output row.
 pub const fn scratch_len(shape: &AttnShape) -> usize {

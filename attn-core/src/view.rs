@@ -6,6 +6,7 @@
 //! inputs. An output view also proves that no two of its elements share memory.
 
 use crate::error::{AttnError, Result};
+use crate::row::Row;
 use crate::shape::product;
 
 /// The order in which a contiguous buffer stores the axes, outermost first.
@@ -52,7 +53,7 @@ const fn max1(x: usize) -> usize {
 /// Sizes, strides and first element of a view: what [`View`] and [`ViewMut`] share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
-pub struct Strided {
+pub(crate) struct Strided {
     sizes: [usize; 4],
     strides: [isize; 4],
     offset: usize,
@@ -313,63 +314,6 @@ impl<T> View<'_, T> {
             axis += 1;
         }
         Ok(())
-    }
-}
-
-/// One row of a view: `len` elements a stride apart.
-#[derive(Clone, Copy, Debug)]
-pub struct Row<'a, T> {
-    data: &'a [T],
-    start: usize,
-    stride: isize,
-    len: usize,
-}
-
-impl<'a, T: Copy> Row<'a, T> {
-    /// Number of elements.
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no element.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The row as a slice, where its elements lie side by side.
-    #[inline]
-    pub fn as_slice(&self) -> Option<&'a [T]> {
-        if self.len == 0 {
-            return Some(&[]);
-        }
-        if self.stride != 1 {
-            return None;
-        }
-        self.data.get(self.start..)?.get(..self.len)
-    }
-
-    /// The elements in order.
-    #[inline]
-    pub fn iter(self) -> impl Iterator<Item = T> + 'a {
-        let Row { data, start, stride, len } = self;
-        let mut index = start;
-        (0..len).map_while(move |_| {
-            let x = data.get(index).copied();
-            index = index.wrapping_add_signed(stride);
-            x
-        })
-    }
-}
-
-impl<T: Copy + Default> Row<'_, T> {
-    /// One element; the type's zero where `i` is outside.
-    #[inline]
-    pub fn get(&self, i: usize) -> T {
-        if i >= self.len {
-            return T::default();
-        }
-        let index = self.start.wrapping_add_signed((i as isize).wrapping_mul(self.stride));
-        self.data.get(index).copied().unwrap_or_default()
     }
 }
 

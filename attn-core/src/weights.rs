@@ -205,7 +205,10 @@ impl<'c, 'p, 'a, T: Element, R: Real, M: Mods> Call<'c, 'p, 'a, T, R, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Alibi, Align, At, Dropout, Mask, Outputs, ViewMut, reference, streaming};
+    use crate::dropout::Dropout;
+    use crate::position::alibi::Alibi;
+    use crate::score::At;
+    use crate::{Align, Mask, Outputs, ViewMut, reference, streaming};
     use std::vec;
     use std::vec::Vec;
 

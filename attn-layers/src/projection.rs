@@ -33,9 +33,10 @@
 
 use core::ops::Range;
 
+use attn_core::Element;
+use attn_core::element::Real;
 use attn_core::engine::check_same;
 use attn_core::{AttnError, Result};
-use attn_core::{Element, Real};
 use attn_core::{View, ViewMut};
 
 /// A linear layer over borrowed weights: `y = x·W + b`, without bias unless [`bias`](Self::bias) gives one.

@@ -67,7 +67,10 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
-use attn_core::{At, Attention, AttnError, AttnShape, Element, Mods, Problem, Real, Result, View, ViewMut};
+use attn_core::element::Real;
+use attn_core::score::{At, Problem};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, Result, View, ViewMut};
 
 /// Raw scores `q·kᵀ`: no scale, no mask.
 ///
@@ -342,7 +345,8 @@ fn check_sizes(what: [&'static str; 4], expected: [usize; 4], found: [usize; 4])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attn_core::{Align, Dropout, Layout, Mask, Outputs, reference};
+    use attn_core::dropout::Dropout;
+    use attn_core::{Align, Layout, Mask, Outputs, reference};
     use std::vec;
     use std::vec::Vec;
 

@@ -25,7 +25,3 @@
 pub mod differential;
 pub mod linear;
 pub mod mla;
-
-pub use differential::{Differential, HeadNorm};
-pub use linear::{LinearAttention, LinearState};
-pub use mla::{Mla, MlaForm, MlaQuery};

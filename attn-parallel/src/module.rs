@@ -1,7 +1,8 @@
 //! The modules of `attn-core` (self-, cross- and multi-head attention over borrowed weights) on the kernels and threads
 //! of this crate.
 
-use attn_core::{Attention, AttnShape, Element, Mods, Outputs, Result, View};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Element, Outputs, Result, View};
 use attn_layers::module::Engine;
 use attn_simd::Level;
 

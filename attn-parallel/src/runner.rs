@@ -2,7 +2,8 @@
 //! threads, in whose scratch.
 
 use attn_core::kv_cache::Queries;
-use attn_core::{Attention, AttnError, AttnShape, Mods, Outputs, Result, View};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Outputs, Result, View};
 use attn_simd::decode::{DecodeCall, DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
 

@@ -74,7 +74,8 @@ pub use level::{Level, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use workspace::{Line, Workspace};
 
-use attn_core::{Attention, AttnShape, Mods, Outputs, Result, View};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Outputs, Result, View};
 
 /// Computes attention on one thread, at the best level of this machine (or the one that `ATTN_LEVEL` names).
 ///

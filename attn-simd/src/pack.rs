@@ -1,7 +1,8 @@
 //! Brings inputs into the form that the products read: queries transposed, keys and values as contiguous `f32` rows.
 //! [`amx::pack`](crate::amx::pack) makes bf16 parts of these rows.
 
-use attn_core::{Row, View};
+use attn_core::View;
+use attn_core::row::Row;
 
 use crate::dtype::Input;
 use crate::gemm::Panel;

@@ -4,7 +4,9 @@ mod states;
 
 use core::fmt;
 
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Mods, Outputs, Precision, Problem, Result, View};
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Outputs, Precision, Result, View};
 
 use crate::amx;
 use crate::amx::layout::Layout;

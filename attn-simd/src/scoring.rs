@@ -3,7 +3,11 @@
 //! Every kernel takes it: prefill and amx beside the shape and the inputs of a call, decode beside the shape of each
 //! sequence.
 
-use attn_core::{Alibi, Attention, Bias, Dropout, Mask, Mods, Problem};
+use attn_core::dropout::Dropout;
+use attn_core::position::alibi::Alibi;
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, Bias, Mask};
 
 use crate::isa::Isa;
 use crate::level::{Level, Run};
@@ -24,8 +28,8 @@ pub(crate) struct TileAt {
 
 impl TileAt {
     /// The position in the score tensor of a lane and the tile's `n`-th key.
-    pub(crate) fn position(&self, lane: usize, n: usize) -> attn_core::At {
-        attn_core::At { batch: self.batch, head: self.head, query: self.query + lane, key: self.key + n }
+    pub(crate) fn position(&self, lane: usize, n: usize) -> attn_core::score::At {
+        attn_core::score::At { batch: self.batch, head: self.head, query: self.query + lane, key: self.key + n }
     }
 }
 

@@ -10,7 +10,8 @@ mod calls;
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::CacheView;
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Mods, Outputs, Result, View, reference, streaming};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Outputs, Result, View, reference, streaming};
 
 pub use calls::{PartCall, StepCall};
 
@@ -307,7 +308,7 @@ macro_rules! engine_calls {
         $crate::engine_calls!(@one bf16_wide, attn_core::half::bf16, f32, $this, $call, $body);
     };
     (@one $name:ident, $t:ty, $o:ty, $this:ident, $call:ident, $body:expr) => {
-        fn $name<M: attn_core::Mods + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
+        fn $name<M: attn_core::score_mod::Mods + Sync>(&self, $call: $crate::Call<'_, $t, $o, M>) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

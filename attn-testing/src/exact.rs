@@ -4,7 +4,9 @@
 //! caller names the rows, and each costs one pass over its keys: what a check over tens of thousands of keys, or of a
 //! hundred thousand calls, can afford.
 
-use attn_core::{Attention, Dtype, Element, Mods, Problem, Result, View};
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, Dtype, Element, Result, View};
 
 use crate::cases::Inputs;
 use crate::tolerance::{ETA, ETA_ANY, LEAST, LSE, TOO_SMALL};
@@ -116,7 +118,7 @@ impl<'x, M: Mods> Exact<'x, M> {
             let kept = if dropout.is_none() {
                 weight
             } else {
-                weight * problem.dropout_factor(attn_core::At { batch, head, query, key })
+                weight * problem.dropout_factor(attn_core::score::At { batch, head, query, key })
             };
             let sums = row.out.iter_mut().zip(&mut row.magnitude).zip(&mut row.values);
             for (((out, magnitude), all), &v) in sums.zip(values) {

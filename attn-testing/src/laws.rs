@@ -15,7 +15,10 @@ pub mod properties;
 pub mod random;
 pub mod vectors;
 
-use attn_core::{Attention, Dropout, Element, Layout, Mods, Outputs, Problem, Result, View, ViewMut, reference};
+use attn_core::dropout::Dropout;
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, Element, Layout, Outputs, Result, View, ViewMut, reference};
 
 use crate::cases::Inputs;
 use crate::engine::{Engine, Number};

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use attn_core::kv_cache::{AppendCache, Queries};
-use attn_core::position::{Pairing, Positions, Rope};
+use attn_core::position::Positions;
+use attn_core::position::rope::{Pairing, Rope};
 use attn_core::weights::{self, RowAt};
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
 use attn_layers::module::{Engine, Reference, Streaming};
@@ -54,14 +55,15 @@ where
     E: Engine<f32>,
 {
     let part = |part: &str| stored.get(&format!("{name}.{part}"));
-    let widened = ["q", "k", "v"].map(|x| part(x).data.iter().map(|&x| attn_core::Real::of(f64::from(x))).collect());
+    let widened =
+        ["q", "k", "v"].map(|x| part(x).data.iter().map(|&x| attn_core::element::Real::of(f64::from(x))).collect());
     let [q, k, v]: [Vec<E::Mid>; 3] = widened;
     let sizes = |x: &str| part(x).shape.as_slice().try_into().expect("four sizes");
     let q = View::new(&q, Layout::Bhsd, sizes("q")).expect("q");
     let k = View::new(&k, Layout::Bhsd, sizes("k")).expect("k");
     let v = View::new(&v, Layout::Bhsd, sizes("v")).expect("v");
     let shape = attn_core::AttnShape::new(q.sizes(), k.sizes(), v.sizes()).expect("shapes that fit");
-    let zero: E::Mid = attn_core::Real::of(0.0);
+    let zero: E::Mid = attn_core::element::Real::of(0.0);
     let (mut out, mut lse) = (vec![zero; part("attn_out").data.len()], vec![zero; part("lse").data.len()]);
     let mut scratch = vec![zero; engine.scratch_len(&shape).expect("a length")];
     let to = ViewMut::new(&mut out, Layout::Bhsd, sizes("attn_out")).expect("out");

@@ -8,12 +8,12 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use attn_core::int8::Quant;
-use attn_layers::module::{InputGradients, ModuleGradients, MultiHeadAttention, Sources, Streaming};
 use attn_core::{Attention, Result, View, ViewMut};
-use attn_layers::{Linear, LinearGradients};
 use attn_firmware::gesture::data::draw;
 use attn_firmware::gesture::*;
 use attn_firmware::paint::Paint;
+use attn_layers::module::{InputGradients, ModuleGradients, MultiHeadAttention, Sources, Streaming};
+use attn_layers::{Linear, LinearGradients};
 
 const ROUNDS: i32 = 4000;
 const BATCH: usize = 32;

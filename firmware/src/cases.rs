@@ -7,12 +7,16 @@
 //!
 //! Fixed shapes and attention in parts must give the bits of the streaming engine; that is checked where they run.
 
+use attn_core::dropout::Dropout;
 use attn_core::int8::{Int8Attention, Quant};
-use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
+use attn_core::mask::{Documents, Window};
+use attn_core::position::alibi::Alibi;
 use attn_core::resume::{Cursor, Progress};
-use attn_layers::worked_example::{W_K, W_Q, W_V, X};
-use attn_core::{Alibi, Align, Attention, Documents, Dropout, Mask, Result, View, ViewMut, Window, default_scale};
+use attn_core::score::default_scale;
+use attn_core::{Align, Attention, Mask, Result, View, ViewMut};
 use attn_layers::Linear;
+use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
+use attn_layers::worked_example::{W_K, W_Q, W_V, X};
 
 use crate::board::{Cost, mark, measure};
 use crate::entries::{self, Fixed, Sizes};

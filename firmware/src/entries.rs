@@ -4,10 +4,12 @@
 //! All options and sizes arrive behind references, so that no branch is known when compiling. Never inlined: a caller's
 //! frame is not theirs.
 
+use attn_core::fixed::FixedAttention;
 use attn_core::int8::{self, Int8Attention, Int8RingCache, QuantizedRingCache, ScaledRows};
 use attn_core::kv_cache::RingCache;
 use attn_core::resume::{Cursor, Progress};
-use attn_core::{Align, Attention, FixedAttention, Layout, Outputs, Result, RowState, View, ViewMut, streaming};
+use attn_core::softmax::RowState;
+use attn_core::{Align, Attention, Layout, Outputs, Result, View, ViewMut, streaming};
 
 /// Sizes of q, k, v and the output.
 pub type Sizes = [[usize; 4]; 4];

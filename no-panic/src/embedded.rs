@@ -1,10 +1,13 @@
 //! What firmware calls: int8 attention and its caches, arrays of fixed size, attention in parts.
 
+use attn_core::fixed::FixedAttention;
 use attn_core::int8::{
     self, HeadScales, Int8Attention, Int8RingCache, IntState, Quant, QuantizedRingCache, ScaledRows,
 };
+use attn_core::mask::Window;
 use attn_core::resume::{Cursor, Progress};
-use attn_core::{Align, Attention, FixedAttention, Outputs, RowState, View, ViewMut, Window, streaming};
+use attn_core::softmax::RowState;
+use attn_core::{Align, Attention, Outputs, View, ViewMut, streaming};
 
 macro_rules! int8_outputs {
     ($($t:ty => $forward:ident),*) => {$(

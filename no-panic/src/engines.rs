@@ -1,8 +1,10 @@
 //! Forward, backward, steps and weights, in every element type.
 
+use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
+use attn_core::score::At;
 use attn_core::weights::RowAt;
-use attn_core::{At, Attention, Dropout, Mask, Outputs, View, ViewMut, backward, reference, streaming, weights};
+use attn_core::{Attention, Mask, Outputs, View, ViewMut, backward, reference, streaming, weights};
 use attn_layers::{cost, steps};
 
 macro_rules! engines {

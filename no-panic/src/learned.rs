@@ -1,12 +1,13 @@
 //! Projections, modules and positions.
 
+use attn_core::position::rope::{Rope, RopeTables};
+use attn_core::position::{Positions, alibi};
+use attn_core::{Attention, View, ViewMut};
+use attn_layers::Linear;
 use attn_layers::module::{
     ConcatHeads, LayerOutputs, ModuleGradients, MultiHeadAttention, Reference, SelfAttention, Sources, Streaming,
 };
-use attn_core::position::{Positions, Rope, RopeTables, alibi_slopes};
 use attn_layers::position::{learned, sinusoidal::Sinusoidal};
-use attn_core::{Attention, View, ViewMut};
-use attn_layers::Linear;
 
 #[unsafe(no_mangle)]
 pub fn attn_entry_linear(
@@ -73,7 +74,7 @@ pub fn attn_entry_positions(
     at: Positions<'_>,
     slopes: &mut [f32],
 ) -> bool {
-    alibi_slopes(slopes);
+    alibi::slopes(slopes);
     waves.add(x, at).is_ok() && learned::add(table, x, at).is_ok()
 }
 

@@ -1,9 +1,11 @@
 //! KV caches and the variants that are not a mask.
 
 use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache, append_paged};
-use attn_core::position::RopeTables;
+use attn_core::position::rope::RopeTables;
 use attn_core::{Attention, Outputs, View, ViewMut, streaming};
-use attn_layers::variants::{Differential, LinearAttention, LinearState, Mla, MlaForm};
+use attn_layers::variants::differential::Differential;
+use attn_layers::variants::linear::{LinearAttention, LinearState};
+use attn_layers::variants::mla::{Mla, MlaForm};
 
 #[unsafe(no_mangle)]
 pub fn attn_entry_append_cache<'c>(

@@ -1,6 +1,7 @@
 //! Checked construction: sizes, strides, shapes and masks from arbitrary numbers.
 
-use attn_core::{Align, Attention, AttnShape, Layout, Mask, Result, View, ViewMut, Window};
+use attn_core::mask::Window;
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Result, View, ViewMut};
 
 #[unsafe(no_mangle)]
 pub fn attn_entry_views(data: &mut [f32], sizes: [usize; 4], strides: [isize; 4], offset: usize, part: usize) -> f32 {

@@ -2,8 +2,10 @@
 //!
 //! Peers get the same numbers as f32, whatever the type: what was rounded is what they are given.
 
+use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
-use attn_core::{Alibi, Align, Attention, AttnError, Dropout, Layout, Mask, Precision, View};
+use attn_core::position::alibi::Alibi;
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Precision, View};
 use attn_simd::KernelElement;
 use rayon::ThreadPool;
 

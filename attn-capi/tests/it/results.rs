@@ -3,12 +3,14 @@
 use std::ffi::c_void;
 
 use attn::types::{ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus, AttnTensor};
+use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::mask::Term;
-use attn_core::{
-    Alibi, Align, At, Attention, BlockSparse, Documents, Dropout, Layout, Lengths, Mask, Mods, Outputs, Tree, View,
-    ViewMut, Window, reference,
-};
+use attn_core::mask::{BlockSparse, Documents, Lengths, Tree, Window};
+use attn_core::position::alibi::Alibi;
+use attn_core::score::At;
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut, reference};
 
 use crate::c::{self, Arguments, Plan, Workspace, floats, options, tensor, tensor_mut};
 

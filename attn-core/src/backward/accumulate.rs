@@ -4,10 +4,11 @@ use super::inputs::Inputs;
 use super::outputs::{AppendedGradients, Gradients};
 use super::row::Facts;
 use crate::element::Element;
+use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::At;
-use crate::view::{Row, ViewMut};
+use crate::view::ViewMut;
 
 /// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len)
 /// elements.

@@ -2,8 +2,9 @@
 
 use crate::appended::Appended;
 use crate::element::Element;
+use crate::row::Row;
 use crate::shape::{At, AttnShape};
-use crate::view::{Row, View};
+use crate::view::View;
 
 /// The inputs of a backward call.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,9 @@ use super::output::Int8Output;
 use super::row::IntState;
 use crate::error::{AttnError, Result};
 use crate::resume::{self, Budget, Progress, Rows};
+use crate::row::Row;
 use crate::shape::AttnShape;
-use crate::view::{Row, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// Elements of scratch that [`forward`] needs: one output row.
 pub const fn scratch_len(shape: &AttnShape) -> usize {

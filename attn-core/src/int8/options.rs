@@ -20,7 +20,7 @@ pub struct HeadScales {
 
 impl HeadScales {
     /// From the scales of q, k, v and the output, each above 0, and the scale of the scores (`1/√head_dim` is
-    /// [`default_scale`](crate::default_scale)).
+    /// [`default_scale`](crate::score::default_scale)).
     ///
     /// # Errors
     /// [`AttnError::Option`] for a scale without meaning, or that [`Attention::scale`](crate::Attention::scale)
@@ -49,7 +49,8 @@ impl HeadScales {
 ///
 /// ```
 /// use attn_core::int8::{Int8Attention, Quant};
-/// use attn_core::{Align, Mask, default_scale};
+/// use attn_core::{Align, Mask};
+/// use attn_core::score::default_scale;
 /// const fn quant(scale: f32, zero_point: i8) -> Quant {
 ///     match Quant::new(scale, zero_point) {
 ///         Ok(quant) => quant,

@@ -11,11 +11,12 @@ use crate::kv_cache::slots::{Held, Slots};
 use crate::kv_cache::{CacheView, attend};
 use crate::options::Attention;
 use crate::outputs::Outputs;
+use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
-use crate::view::{Row, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// One of a cache's two tensors: numbers `[batch, kv_heads, slots, dim]` and their scales
 /// `[batch, kv_heads, slots, 1]`.

@@ -8,8 +8,9 @@ use crate::error::{AttnError, Result};
 use crate::kv_cache::attend::own_shape;
 use crate::kv_cache::checks::{check_count, check_new, copy_token};
 use crate::kv_cache::slots::{Held, Slots};
+use crate::row::Row;
 use crate::shape::AttnShape;
-use crate::view::{Row, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// Sinks and a ring of the last tokens in int8, for each sequence of a batch: what
 /// [`RingCache`](crate::kv_cache::RingCache) is for reals. All keys share a scale and a zero point, and all values; or

@@ -3,18 +3,20 @@
 //! The same arithmetic in the same order as [`streaming`](crate::streaming), so that a cache gives the bits of a plain
 //! call over the same keys. A closure of each cache finds the place of a key.
 
+use crate::dot::dot;
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::{Align, Mask};
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::position::RopeTables;
-use crate::score::{Problem, dot};
+use crate::position::rope::RopeTables;
+use crate::row::Row;
+use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
 use crate::softmax::RowState;
 use crate::streaming::{add_scaled, rescale};
-use crate::view::{Row, View};
+use crate::view::View;
 
 /// The same options, and causal at the bottom right.
 pub(crate) fn causal<'a, 'm, M: Mods>(attn: &'m Attention<'a, M>) -> Attention<'a, &'m M> {

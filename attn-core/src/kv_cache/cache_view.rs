@@ -11,7 +11,7 @@ use super::slots::Slots;
 use crate::element::Real;
 use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
-use crate::position::RopeTables;
+use crate::position::rope::RopeTables;
 use crate::shape::AttnShape;
 use crate::view::View;
 
@@ -202,7 +202,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
 
     /// The same tokens, with RoPE applied to keys as they are read, and to queries (position = index in the cache). The
     /// keys in memory do not change. `tables` are `[1, 1, at least the longest sequence, rotary_dim/2]`, made by
-    /// [`Rope::tables`](crate::position::Rope::tables) from position 0 on.
+    /// [`Rope::tables`](crate::position::rope::Rope::tables) from position 0 on.
     ///
     /// # Errors
     /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.

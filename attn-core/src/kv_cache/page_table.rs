@@ -56,9 +56,9 @@ impl<'c> PageTable<'c> {
         Ok(Self { form: Form::Padded { entries: block_table, width, lens }, evicted: false })
     }
 
-    /// Compressed rows: the pages of sequence `b` are `kv_indices[kv_indptr[b]..kv_indptr[b + 1]]`. All of them are full
-    /// but the last, which holds `kv_last_page_len[b]` tokens, from 1 to the page size. A sequence without pages has no
-    /// tokens, and its `kv_last_page_len` is not read. Neither are indices outside of all rows.
+    /// Compressed rows: the pages of sequence `b` are `kv_indices[kv_indptr[b]..kv_indptr[b + 1]]`. The last of them
+    /// holds `kv_last_page_len[b]` tokens, from 1 to the page size; the others are full. A sequence without pages has
+    /// no tokens, and its `kv_last_page_len` is not read. Indices outside of all rows are not read either.
     ///
     /// # Errors
     /// [`AttnError::Size`] if the tables disagree about the batch; [`AttnError::Index`] or [`AttnError::Order`] for an

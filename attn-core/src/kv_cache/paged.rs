@@ -1,7 +1,7 @@
 //! Tokens appended to pages.
 //!
-//! The layout is PagedAttention's (Kwon et al. 2023, vLLM, arXiv 2309.06180). Which page belongs to whom is the caller's
-//! affair. Every entry of the table is checked before use, and a page that is used twice is not written.
+//! The layout is PagedAttention's (Kwon et al. 2023, vLLM, arXiv 2309.06180). The caller decides which page belongs to
+//! which sequence. Every entry of the table is checked before use, and a page that is used twice is not written.
 
 use super::checks::{check_at_most, check_new, copy_token};
 use super::page_table::{PageTable, Pages};

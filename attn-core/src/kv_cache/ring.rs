@@ -17,11 +17,12 @@ use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::position::RopeTables;
+use crate::position::rope::RopeTables;
+use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
-use crate::view::{Row, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// Sinks and a ring of the last tokens, for each sequence of a batch.
 ///
@@ -74,8 +75,8 @@ impl<'c, T: Element> RingCache<'c, T> {
 
     /// Applies RoPE to queries and keys by their index in the cache: at each token the `n` keys held have positions
     /// `0..n`, the query has `n − 1`. The keys in memory do not change. `tables` are
-    /// `[1, 1, at least sinks + window, rotary_dim/2]`, made by [`Rope::tables`](crate::position::Rope::tables) from
-    /// position 0 on.
+    /// `[1, 1, at least sinks + window, rotary_dim/2]`, made by [`Rope::tables`](crate::position::rope::Rope::tables)
+    /// from position 0 on.
     ///
     /// # Errors
     /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
@@ -196,9 +197,9 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
-    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. The tokens come one after the other:
-    /// each key replaces the oldest one, then its query sees all keys held. To the options each token is a call of one
-    /// query against these keys (see [the module](crate::kv_cache)), and no causal mask is needed.
+    /// `[batch, kv_heads, n, head_dim]`, `v_new` `[batch, kv_heads, n, value_dim]`. The tokens come one by one: each
+    /// key replaces the oldest one, then its query sees all keys held. To the options each token is a call of one query
+    /// against these keys (see [the module](crate::kv_cache)), and no causal mask is needed.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written, to the cache or the outputs.

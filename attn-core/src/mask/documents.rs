@@ -13,7 +13,8 @@ use crate::shape::AttnShape;
 /// Causal order and windows are relative to the document: its first query and its first key stand at 0.
 ///
 /// ```
-/// use attn_core::{Align, AttnShape, Documents, Mask};
+/// use attn_core::{Align, AttnShape, Mask};
+/// use attn_core::mask::Documents;
 /// let mask = Mask::documents(Documents::new(&[0, 2, 5], &[0, 2, 5]).causal(Align::TopLeft));
 /// let shape = AttnShape::new([1, 1, 5, 8], [1, 1, 5, 8], [1, 1, 5, 8])?;
 /// mask.check(&shape)?;

@@ -7,7 +7,9 @@ use crate::shape::AttnShape;
 /// all keys before the forest (Miao et al., SpecInfer, arXiv 2305.09781).
 ///
 /// ```
-/// use attn_core::{At, AttnShape, Mask, Tree};
+/// use attn_core::{AttnShape, Mask};
+/// use attn_core::mask::Tree;
+/// use attn_core::score::At;
 /// // Two cached tokens; then a root with two children: 0 → {1, 2}.
 /// let mask = Mask::tree(Tree { parents: &[None, Some(0), Some(0)] });
 /// let shape = AttnShape::new([1, 1, 3, 8], [1, 1, 5, 8], [1, 1, 5, 8])?;

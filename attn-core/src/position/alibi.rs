@@ -9,18 +9,20 @@
 //! matrix for those who want to look at it.
 //!
 //! ```
-//! use attn_core::position::alibi_slopes;
-//! use attn_core::{Align, Alibi, Attention};
+//! use attn_core::position::alibi;
+//! use attn_core::{Align, Attention};
+//! use attn_core::position::alibi::Alibi;
 //! let mut slopes = [0.0f32; 8];
-//! alibi_slopes(&mut slopes);
+//! alibi::slopes(&mut slopes);
 //! assert_eq!(slopes[..3], [0.5, 0.25, 0.125]);
 //! let attn = Attention::new().alibi(Alibi { slopes: &slopes, align: Align::BottomRight });
 //! # let _ = attn;
 //! ```
 
-use crate::element::Element;
+use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::mask::Align;
+use crate::shape::{At, AttnShape};
 use crate::view::ViewMut;
 
 /// The slope of one head out of `heads`; 0 where there is no such head.
@@ -76,10 +78,52 @@ pub fn bias<S: Element, T: Element>(slopes: &[S], align: Align, causal: bool, ou
     Ok(())
 }
 
+/// Attention with linear biases (Press et al. 2022, arXiv 2108.12409): adds `−slope[head]·|i + offset − j|`.
+///
+/// The published slopes for any number of heads come from [`slopes`].
+#[derive(Clone, Copy, Debug)]
+pub struct Alibi<'a> {
+    /// One slope per query head, `[q_heads]`.
+    pub slopes: &'a [f32],
+    /// Where query 0 stands.
+    pub align: Align,
+}
+
+impl Alibi<'_> {
+    pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
+        AttnError::check_size("alibi slopes against q_heads", shape.q_heads, self.slopes.len())?;
+        if self.slopes.iter().any(|s| !s.is_finite()) {
+            return Err(AttnError::Option { name: "alibi slopes", must: "finite" });
+        }
+        Ok(())
+    }
+
+    /// The bias of one score.
+    #[inline]
+    pub fn at(&self, shape: &AttnShape, at: At) -> f64 {
+        self.at_in(shape, at)
+    }
+
+    /// As [`at`](Self::at) in the type that an engine computes in, saturated. In `f32` it is the product rounded once,
+    /// for distances up to 2²⁴.
+    #[inline]
+    pub(crate) fn at_in<R: Real>(&self, shape: &AttnShape, at: At) -> R {
+        let slope = self.slopes.get(at.head).copied().unwrap_or(0.0);
+        let position = self.align.position(at.query, shape.q_len, shape.kv_len);
+        let x = -R::of(f64::from(slope)) * R::of(position.abs_diff(at.key as isize) as f64);
+        if x > R::MAX {
+            R::MAX
+        } else if x < -R::MAX {
+            -R::MAX
+        } else {
+            x
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Alibi, At, AttnShape};
 
     #[test]
     fn heads_beyond_a_power_of_two_take_every_second_slope_of_twice_as_many() {

@@ -18,7 +18,8 @@ mod tables;
 
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
-use crate::position::{Positions, Scaling};
+use crate::position::Positions;
+use crate::position::scaling::Scaling;
 use crate::shape::check_same;
 use crate::view::{View, ViewMut};
 
@@ -47,7 +48,8 @@ impl Pairing {
 /// Rotary embedding, computed from positions.
 ///
 /// ```
-/// use attn_core::position::{Pairing, Positions, Rope};
+/// use attn_core::position::Positions;
+/// use attn_core::position::rope::{Pairing, Rope};
 /// use attn_core::ViewMut;
 /// let rope = Rope::new(Pairing::Interleaved);
 /// let mut x = [1.0f32, 0.0, 1.0, 0.0]; // two tokens of dim 2, at positions 0 and 1

@@ -1,12 +1,14 @@
 //! Gradients of attention against differences of the reference, under every option; dead rows, refusals, layouts.
 
 use attn_core::backward::{self, Gradients};
+use attn_core::dropout::Dropout;
 use attn_core::half::f16;
 use attn_core::mask::Term;
-use attn_core::{
-    Alibi, Align, At, Attention, AttnError, AttnShape, Dropout, Element, Layout, Lengths, Mask, Mods, View, ViewMut,
-    Window, reference,
-};
+use attn_core::mask::{Lengths, Window};
+use attn_core::position::alibi::Alibi;
+use attn_core::score::At;
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, AttnError, AttnShape, Element, Layout, Mask, View, ViewMut, reference};
 
 use attn_testing::numbers::{DIFFERENCE, DIFFERENCE_F32, EXACT, Numbers, assert_close, differences, inner};
 

@@ -2,9 +2,9 @@
 //! type.
 
 use attn_core::int8::{self, HeadScales, Int8Attention, Int8Output, Quant};
-use attn_core::{
-    Align, At, Attention, AttnError, AttnShape, Layout, Mask, Problem, View, ViewMut, Window, default_scale, reference,
-};
+use attn_core::mask::Window;
+use attn_core::score::{At, Problem, default_scale};
+use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, View, ViewMut, reference};
 use attn_testing::cases::{Memory, Tensor4, kinds, shape, sizes};
 use attn_testing::paint::Paint;
 use attn_testing::tolerance;

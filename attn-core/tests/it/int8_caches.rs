@@ -3,7 +3,9 @@
 
 use attn_core::int8::{self, Int8Attention, Int8RingCache, Quant, QuantizedRingCache, ScaledRows};
 use attn_core::kv_cache::RingCache;
-use attn_core::{Alibi, Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut, default_scale};
+use attn_core::position::alibi::Alibi;
+use attn_core::score::default_scale;
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
 use attn_testing::cases::{Inputs, Memory, shape};
 use attn_testing::tolerance;
 

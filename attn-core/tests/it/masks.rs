@@ -1,7 +1,8 @@
 //! Masks as the tiled engines ask them, against the definitions key by key: one key, a row's range, 64 keys as bits, a
 //! tile.
 
-use attn_core::{At, AttnShape, Mask};
+use attn_core::score::At;
+use attn_core::{AttnShape, Mask};
 use attn_testing::cases::{OwnedTerm, kinds, shape};
 
 fn shapes() -> Vec<AttnShape> {

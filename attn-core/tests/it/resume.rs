@@ -2,7 +2,9 @@
 
 use attn_core::int8::{self, Int8Attention, IntState};
 use attn_core::resume::{Cursor, Progress};
-use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, RowState, ViewMut, default_scale, streaming};
+use attn_core::score::default_scale;
+use attn_core::softmax::RowState;
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, ViewMut, streaming};
 use attn_testing::cases::{Inputs, Memory, kinds, shape};
 
 use crate::int8::Int8Inputs;

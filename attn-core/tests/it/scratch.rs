@@ -1,7 +1,8 @@
 //! Scratch of the two engines: exactly as much as they say is enough, one element less is refused before anything is
 //! written.
 
-use attn_core::{Align, At, Attention, AttnError, Layout, Mask, Outputs, Problem, ViewMut, reference, streaming};
+use attn_core::score::{At, Problem};
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, ViewMut, reference, streaming};
 use attn_testing::cases::{Inputs, shape};
 
 #[test]

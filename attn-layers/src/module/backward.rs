@@ -2,7 +2,9 @@
 
 use attn_core::backward::{self, Gradients};
 use attn_core::engine::{AppendedGradients, Inputs, accumulate_all, check_derivatives, check_options};
-use attn_core::{Attention, AttnError, AttnShape, Element, Layout, Mods, Problem, Result, View, ViewMut, reference};
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, Layout, Result, View, ViewMut, reference};
 
 use super::engine::Reference;
 use super::gradients::{InputGradients, ModuleGradients};

@@ -1,6 +1,7 @@
 //! One head that looks only backwards, with dropout: the building block of a decoder.
 
-use attn_core::{Align, Attention, Dropout, Element, Mask, Result, View};
+use attn_core::dropout::Dropout;
+use attn_core::{Align, Attention, Element, Mask, Result, View};
 
 use super::engine::Engine;
 use super::outputs::LayerOutputs;
@@ -14,7 +15,8 @@ use super::self_attention::SelfAttention;
 ///
 /// ```
 /// use attn_layers::module::{CausalAttention, LayerOutputs, Reference, SelfAttention};
-/// use attn_core::{Dropout, View, ViewMut};
+/// use attn_core::{View, ViewMut};
+/// use attn_core::dropout::Dropout;
 /// use attn_layers::Linear;
 /// let eye = [1.0f32, 0.0, 0.0, 1.0];
 /// let w = Linear::new(&eye, 2, 2)?;

@@ -1,7 +1,8 @@
 //! Heads in a list, each with weights of its own, their outputs side by side.
 
 use attn_core::engine::Appended;
-use attn_core::{Attention, AttnError, Element, Mods, Result, View, ViewMut};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, Element, Result, View, ViewMut};
 
 use super::engine::Engine;
 use super::outputs::LayerOutputs;

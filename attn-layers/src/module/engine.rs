@@ -1,6 +1,8 @@
 //! What a module asks of an engine: to project, to attend, to join.
 
-use attn_core::{Attention, AttnShape, Element, Mods, Outputs, Real, Result, View, ViewMut, reference, streaming};
+use attn_core::element::Real;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Element, Outputs, Result, View, ViewMut, reference, streaming};
 
 use crate::projection::Linear;
 
@@ -11,7 +13,8 @@ use crate::projection::Linear;
 ///
 /// ```
 /// use attn_layers::module::{Engine, Streaming};
-/// use attn_core::{AttnShape, Attention, Mods, Outputs, Result, View};
+/// use attn_core::{Attention, AttnShape, Outputs, Result, View};
+/// use attn_core::score_mod::Mods;
 ///
 /// /// Counts the calls, and leaves the work to another.
 /// struct Counting(usize);

@@ -1,7 +1,8 @@
 //! All heads in three fused projections, then the output projection.
 
 use attn_core::engine::Appended;
-use attn_core::{Attention, AttnError, Element, Mods, Result, View, ViewMut};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, Element, Result, View, ViewMut};
 
 use super::engine::Engine;
 use super::gradients::ModuleGradients;

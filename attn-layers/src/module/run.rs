@@ -1,9 +1,10 @@
 //! How every module runs: project, attend, merge what is appended, join; over the caller's scratch.
 
+use attn_core::element::Real;
 use attn_core::engine::{Appended, product};
-use attn_core::{
-    At, Attention, AttnError, AttnShape, Element, Layout, Mods, Outputs, Problem, Real, Result, View, ViewMut,
-};
+use attn_core::score::{At, Problem};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, Layout, Outputs, Result, View, ViewMut};
 
 use super::engine::Engine;
 use super::outputs::{LayerOutputs, WeightsOut};

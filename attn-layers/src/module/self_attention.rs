@@ -1,6 +1,7 @@
 //! One head with its projections: what a textbook calls self-attention.
 
-use attn_core::{Attention, AttnError, Element, Mods, Result, View};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, Element, Result, View};
 
 use super::engine::Engine;
 use super::gradients::ModuleGradients;

@@ -8,8 +8,11 @@
 //! What both maps attend to cancels, as noise does in a differential amplifier (Ye et al. 2024, arXiv 2410.05258). Each
 //! head's output is then normalised on its own and multiplied by `1 − λ_init` ([`HeadNorm`]).
 
+use attn_core::element::Real;
 use attn_core::engine::{attend_row, dot};
-use attn_core::{Attention, AttnError, AttnShape, Element, Mods, Problem, Real, Result, View, ViewMut};
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, Result, View, ViewMut};
 
 /// `0.8 − 0.6·exp(−0.3·layer)`, the first layer being 0.
 pub fn lambda_init(layer: usize) -> f64 {
@@ -108,7 +111,7 @@ impl<'a> Differential<'a> {
     /// Whatever does not fit, before anything is written.
     ///
     /// ```
-    /// use attn_layers::variants::Differential;
+    /// use attn_layers::variants::differential::Differential;
     /// use attn_core::{Attention, View, ViewMut};
     /// let (q, k) = ([1.0f32, 2.0], [3.0f32, 4.0, 5.0]);
     /// let (q, k) = (View::matrix(&q, 2, 1)?, View::matrix(&k, 3, 1)?);
@@ -181,7 +184,8 @@ impl<'a> Differential<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attn_core::{Align, Dropout, Layout, Mask, reference};
+    use attn_core::dropout::Dropout;
+    use attn_core::{Align, Layout, Mask, reference};
     use std::vec;
     use std::vec::Vec;
 

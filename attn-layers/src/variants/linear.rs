@@ -10,8 +10,9 @@
 //! O(n·head_dim·value_dim) time whatever the length, and a causal decoder needs `S` and `z` alone to go on. There is no
 //! `1/√head_dim`. It is not softmax attention, nor an approximation of it.
 
+use attn_core::element::Real;
 use attn_core::engine::product;
-use attn_core::{Align, AttnError, AttnShape, Element, Real, Result, View, ViewMut};
+use attn_core::{Align, AttnError, AttnShape, Element, Result, View, ViewMut};
 
 /// `elu(x) + 1`: above 0 for every x, so that weights are too.
 ///
@@ -27,7 +28,7 @@ pub fn elu_plus_one<R: Real>(x: R) -> R {
 /// The options of linear attention. Starts non-causal, with eps 0.
 ///
 /// ```
-/// use attn_layers::variants::{LinearAttention, LinearState};
+/// use attn_layers::variants::linear::{LinearAttention, LinearState};
 /// use attn_core::{Align, View, ViewMut};
 /// let x = [0.5f32, -1.0, 2.0]; // three tokens of dim 1: q = k = v
 /// let (mut s, mut z) = ([0.0f32; 1], [0.0f32; 1]);
@@ -171,7 +172,7 @@ impl LinearAttention {
 }
 
 /// Takes one key and value into the sums.
-fn take<T: Element, R: Real>(k: impl Iterator<Item = T>, v: attn_core::Row<'_, T>, s: &mut [R], z: &mut [R]) {
+fn take<T: Element, R: Real>(k: impl Iterator<Item = T>, v: attn_core::row::Row<'_, T>, s: &mut [R], z: &mut [R]) {
     // Without value dims there are no rows of s, but z still counts the keys.
     let mut rows = s.chunks_exact_mut(v.len().max(1));
     for (k, z) in k.zip(z) {

@@ -23,7 +23,8 @@ mod layer;
 mod tests;
 mod weights;
 
-use attn_core::{Align, Attention, AttnError, AttnShape, Element, Mask, Problem, Result, View, ViewMut, default_scale};
+use attn_core::score::{Problem, default_scale};
+use attn_core::{Align, Attention, AttnError, AttnShape, Element, Mask, Result, View, ViewMut};
 
 use layer::{Layer, Parts, project};
 
@@ -54,8 +55,8 @@ impl<T: Element> Mla<'_, T> {
     /// Whatever does not fit, before anything is written.
     ///
     /// ```
-    /// use attn_core::position::{Pairing, Rope};
-    /// use attn_layers::variants::{Mla, MlaForm, MlaQuery};
+    /// use attn_core::position::rope::{Pairing, Rope};
+    /// use attn_layers::variants::mla::{Mla, MlaForm, MlaQuery};
     /// use attn_core::{View, ViewMut};
     /// let w: Vec<f32> = (0..64).map(|i| (i as f32 * 1.3).sin()).collect();
     /// let (heads, d_model, r, dn, dr, dv) = (2, 4, 3, 2, 2, 2);

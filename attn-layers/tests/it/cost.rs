@@ -1,7 +1,9 @@
 //! Closed forms: the textbook's numbers, exact pair counts, and no overflow.
 
 use attn_core::mask::Term;
-use attn_core::{Align, At, AttnShape, BlockSparse, Dtype, Mask, View, Window};
+use attn_core::mask::{BlockSparse, Window};
+use attn_core::score::At;
+use attn_core::{Align, AttnShape, Dtype, Mask, View};
 use attn_layers::cost::{self, LayerKind, Model};
 
 #[test]

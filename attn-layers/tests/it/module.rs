@@ -1,9 +1,12 @@
 //! Modules: fused against list, layouts, masks in torch's terms, appended positions, weights, refusals.
 
+use attn_core::dropout::Dropout;
+use attn_core::element::Real;
 use attn_core::half::bf16;
+use attn_core::position::alibi::Alibi;
+use attn_core::score_mod::Mods;
 use attn_core::{
-    Alibi, Align, Attention, AttnError, AttnShape, Dropout, Element, Layout, Mask, Mods, Outputs, Real, Result, View,
-    ViewMut, reference,
+    Align, Attention, AttnError, AttnShape, Element, Layout, Mask, Outputs, Result, View, ViewMut, reference,
 };
 use attn_layers::Linear;
 use attn_layers::module::{

@@ -1,6 +1,7 @@
 //! Gradients of modules: against differences, inputs that are used more than once, refusals.
 
-use attn_core::{Align, Attention, Dropout, Layout, Mask, View, ViewMut};
+use attn_core::dropout::Dropout;
+use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
 use attn_layers::LinearGradients;
 use attn_layers::module::{InputGradients, ModuleGradients, Reference, Sources};
 

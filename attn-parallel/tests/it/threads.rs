@@ -1,6 +1,8 @@
 //! The bits of a result do not depend on how many threads there are, nor on whose they are.
 
-use attn_core::{Align, Attention, AttnShape, Documents, Dropout, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::dropout::Dropout;
+use attn_core::mask::Documents;
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::Level;
 

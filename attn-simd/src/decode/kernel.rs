@@ -17,7 +17,7 @@ use core::ops::Range;
 
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
-use attn_core::position::RopeTables;
+use attn_core::position::rope::RopeTables;
 
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, tiles_for};
 use super::mask::{RowMask, present};

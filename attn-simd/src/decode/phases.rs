@@ -1,8 +1,9 @@
 //! The phases of the [kernel](super::kernel) that are compiled per level: what happens to one tile, and to a chunk when
 //! it ends.
 
+use attn_core::View;
 use attn_core::kv_cache::CacheView;
-use attn_core::{Row, View};
+use attn_core::row::Row;
 
 use super::call::{MAX_ROWS, RowAt, Rows};
 use super::score;

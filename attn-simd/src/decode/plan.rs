@@ -2,7 +2,9 @@
 //! together.
 
 use attn_core::kv_cache::Queries;
-use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Mods, Outputs, Problem, Result, View, default_scale};
+use attn_core::score::{Problem, default_scale};
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View};
 
 use super::call::{CHUNK, Call, MAX_ROWS, Sequences, Sizes, prefix_lines, state_lines};
 use super::run::DecodeCall;
@@ -75,8 +77,8 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// `cache` the ones behind them, among them all queries. The queries of all sequences go over the prefix together,
     /// up to 32 rows of a key/value head in a pass, so that it is read once where reading it for each sequence would
     /// cost as often as there are sequences. What a row has seen there is merged with what it sees of its own sequence
-    /// ([`RowState`](attn_core::RowState)): results differ from those of a cache that holds both by rounding only. The
-    /// two caches may be of different types.
+    /// ([`RowState`](attn_core::softmax::RowState)): results differ from those of a cache that holds both by rounding
+    /// only. The two caches may be of different types.
     ///
     /// ```
     /// use attn_core::kv_cache::{CacheView, Queries};

@@ -1,11 +1,11 @@
 //! Keys and values that change as the kernel reads them: int8, whose scales meet scores and weights, and keys to which
 //! rope is applied by their index in the cache.
 
-use attn_core::Row;
 use attn_core::View;
 use attn_core::int8::{KeyScales, QuantizedView};
 use attn_core::kv_cache::CacheView;
-use attn_core::position::RopeTables;
+use attn_core::position::rope::RopeTables;
+use attn_core::row::Row;
 
 use crate::gemv::{Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;

@@ -5,7 +5,8 @@
 use core::arch::asm;
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Align, Attention, AttnShape, Documents, Layout, Mask, Outputs, Precision, View, ViewMut};
+use attn_core::mask::Documents;
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, Precision, View, ViewMut};
 use attn_testing::Number;
 use attn_testing::cases::{Case, Inputs, shape};
 

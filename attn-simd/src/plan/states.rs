@@ -6,7 +6,8 @@
 //! part.
 
 use attn_core::kv_cache::CacheView;
-use attn_core::{AttnError, Mods, Outputs, Result, View, state};
+use attn_core::score_mod::Mods;
+use attn_core::{AttnError, Outputs, Result, View, state};
 
 use super::Plan;
 use crate::decode::{self, Write};

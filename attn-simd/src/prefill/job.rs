@@ -2,7 +2,9 @@
 
 use core::ops::Deref;
 
-use attn_core::{AttnShape, Mods, Problem};
+use attn_core::AttnShape;
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
 
 use super::layout::Tiles;
 use crate::dtype::Input;

@@ -7,8 +7,8 @@
 
 use core::ops::Range;
 
-use attn_core::DenseMask;
 use attn_core::engine::{lowest_bits, transpose_bits};
+use attn_core::mask::DenseMask;
 use attn_core::mask::Term;
 
 use super::job::Job;

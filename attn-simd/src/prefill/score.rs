@@ -10,7 +10,7 @@ use crate::math::tanh;
 use crate::pack;
 use crate::scoring::TileAt;
 
-/// Turns products `s[key][query]` into finished scores, in the order that `attn_core::Problem::score` fixes
+/// Turns products `s[key][query]` into finished scores, in the order that `attn_core::score::Problem::score` fixes
 /// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias.
 #[inline(always)]
 pub(crate) fn finish<I: Isa, const NQ: usize>(

@@ -281,7 +281,11 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(refused(&attn, packed, Queries::Packed(&[0, 2, 4, 7])), AttnError::Index { value: 7, .. }));
     assert!(matches!(refused(&attn.scale(f64::NAN), packed, Queries::Packed(&[0, 2, 4, 5])), AttnError::Option { .. }));
     assert!(matches!(
-        refused(&attn.dropout(attn_core::Dropout::Seeded { p: 0.5, seed: 1 }), packed, Queries::Packed(&[0, 2, 4, 5])),
+        refused(
+            &attn.dropout(attn_core::dropout::Dropout::Seeded { p: 0.5, seed: 1 }),
+            packed,
+            Queries::Packed(&[0, 2, 4, 5])
+        ),
         AttnError::Unsupported { .. }
     ));
     assert!(step(level, &attn, packed, Queries::Packed(&[0, 2, 4, 5]), view).is_ok());

@@ -1,9 +1,11 @@
 //! The decode kernel: chosen for few queries and under `reproducible`, right over chunks and row blocks, and the same
 //! bits however a call is cut.
 
+use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{CacheView, Queries};
-use attn_core::{Align, Attention, AttnError, AttnShape, Dropout, Dtype, Layout, Mask, Outputs, Tree, View, ViewMut};
+use attn_core::mask::Tree;
+use attn_core::{Align, Attention, AttnError, AttnShape, Dtype, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Kernel, Level, Line, Plan, Work, Workspace};
 use attn_testing::cases::{Inputs, shape};

@@ -1,6 +1,7 @@
 //! Options and sizes at the edge of what f32 holds, at every level: what the random laws draw too seldom.
 
-use attn_core::{Align, Attention, Dtype, Element, Layout, Mask, Mods, Outputs, Result, View, ViewMut, reference};
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, Dtype, Element, Layout, Mask, Outputs, Result, View, ViewMut, reference};
 use attn_simd::{Level, Workspace, forward_at};
 use attn_testing::tolerance::ETA;
 

@@ -1,7 +1,8 @@
 //! The laws that every engine obeys, at every level of this machine. Their bodies are in `attn_testing::laws`.
 
 use attn_core::kv_cache::Queries;
-use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Dtype, Outputs};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;

@@ -2,8 +2,10 @@
 
 use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, PageTable, Queries, RingCache};
-use attn_core::position::{Pairing, Positions, Rope, RopeTables};
-use attn_core::{Align, At, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::position::Positions;
+use attn_core::position::rope::{Pairing, Rope, RopeTables};
+use attn_core::score::At;
+use attn_core::{Align, Attention, AttnError, Element, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};

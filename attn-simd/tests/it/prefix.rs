@@ -2,7 +2,8 @@
 
 use attn_core::half::f16;
 use attn_core::kv_cache::{CacheView, Queries, RingCache};
-use attn_core::{Alibi, Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::position::alibi::Alibi;
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{Level, Line, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};

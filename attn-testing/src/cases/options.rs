@@ -1,6 +1,8 @@
 //! Options with the tables they borrow.
 
-use attn_core::{Alibi, Align, Attention, AttnShape, Bias, Dropout, Mask, View};
+use attn_core::dropout::Dropout;
+use attn_core::position::alibi::Alibi;
+use attn_core::{Align, Attention, AttnShape, Bias, Mask, View};
 
 use super::Table;
 use super::terms::{OwnedTerm, kinds};

@@ -4,7 +4,9 @@
 //! masks are tested against.
 
 use attn_core::mask::Term;
-use attn_core::{Align, At, AttnShape, BlockSparse, Documents, Lengths, Mask, Tree, View, Window};
+use attn_core::mask::{BlockSparse, Documents, Lengths, Tree, Window};
+use attn_core::score::At;
+use attn_core::{Align, AttnShape, Mask, View};
 
 use super::Table;
 use crate::paint::{Paint, bools};

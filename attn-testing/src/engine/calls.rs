@@ -60,7 +60,7 @@ macro_rules! step_calls {
         $crate::step_calls!(@one bf16_int8, attn_core::half::bf16, attn_core::int8::QuantizedView<'c>, $this, $call, $body);
     };
     (@one $name:ident, $t:ty, $cache:ty, $this:ident, $call:ident, $body:expr) => {
-        fn $name<'c, M: attn_core::Mods + Sync>(
+        fn $name<'c, M: attn_core::score_mod::Mods + Sync>(
             &self,
             $call: $crate::StepCall<'c, $t, M, $cache>,
         ) -> attn_core::Result<()> {
@@ -83,7 +83,7 @@ macro_rules! part_calls {
         $crate::part_calls!(@one bf16_part, attn_core::half::bf16, $this, $call, $body);
     };
     (@one $name:ident, $t:ty, $this:ident, $call:ident, $body:expr) => {
-        fn $name<M: attn_core::Mods + Sync>(&self, $call: $crate::PartCall<'_, $t, M>) -> attn_core::Result<()> {
+        fn $name<M: attn_core::score_mod::Mods + Sync>(&self, $call: $crate::PartCall<'_, $t, M>) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

@@ -1,8 +1,10 @@
 //! Bad input: a typed error, before anything is written.
 
-use attn_core::{
-    Alibi, Align, At, Attention, AttnError, BlockSparse, Documents, Dropout, Layout, Mask, Outputs, Tree, View, ViewMut,
-};
+use attn_core::dropout::Dropout;
+use attn_core::mask::{BlockSparse, Documents, Tree};
+use attn_core::position::alibi::Alibi;
+use attn_core::score::At;
+use attn_core::{Align, Attention, AttnError, Layout, Mask, Outputs, View, ViewMut};
 
 use super::{attend, attend_views};
 use crate::cases::{Inputs, shape, sizes};

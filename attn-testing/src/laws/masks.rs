@@ -1,6 +1,7 @@
 //! Masks as engines apply them, against brute force.
 
-use attn_core::{At, Attention, AttnShape, Mask, View};
+use attn_core::score::At;
+use attn_core::{Attention, AttnShape, Mask, View};
 
 use super::{attend, oracle};
 use crate::cases::{Inputs, OwnedTerm, kinds, shape};

@@ -1,6 +1,7 @@
 //! NaN and infinities: they influence what sees them, and nothing else.
 
-use attn_core::{Align, At, Attention, AttnShape, Mask, View};
+use attn_core::score::At;
+use attn_core::{Align, Attention, AttnShape, Mask, View};
 
 use super::{attend, same_bits};
 use crate::cases::{Inputs, Options, OwnedTerm, Table, kinds, shape};

@@ -1,6 +1,8 @@
 //! Algebra: what follows from the formula whatever the numbers are.
 
-use attn_core::{Align, Attention, AttnShape, Dropout, Dtype, Mask, RowState, View};
+use attn_core::dropout::Dropout;
+use attn_core::softmax::RowState;
+use attn_core::{Align, Attention, AttnShape, Dtype, Mask, View};
 
 use super::{attend, attend_views, oracle, same_bits, share};
 use crate::cases::{Inputs, Memory, Tensor4, kinds, shape};
@@ -242,7 +244,7 @@ pub fn weights_of_dropped_keys_vanish<E: Engine>(engine: &E) {
         let dropped = attend(engine, &Attention::new().dropout(dropout), &inputs);
         for (n, (&got, &whole)) in dropped.out.iter().zip(&full.out).enumerate() {
             let (row, key) = (n / 40, n % 40);
-            let at = attn_core::At { batch: 0, head: row / 20, query: row % 20, key };
+            let at = attn_core::score::At { batch: 0, head: row / 20, query: row % 20, key };
             let want = if dropout.keeps(at) { f64::from(whole) * dropout.factor() } else { 0.0 };
             assert!((f64::from(got) - want).abs() <= 8.0 * U32 * want.abs(), "{}: {got}, not {want}", engine.label());
         }

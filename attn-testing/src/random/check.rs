@@ -2,9 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use attn_core::element::Real;
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{CacheView, PageTable};
-use attn_core::{Attention, AttnError, Dtype, Element, Layout, Outputs, Real, Result, ViewMut};
+use attn_core::{Attention, AttnError, Dtype, Element, Layout, Outputs, Result, ViewMut};
 
 use super::data;
 use super::{Call, Place};

@@ -181,7 +181,7 @@ pub(super) fn inputs<T: Element>(call: &Call) -> Inputs<T> {
         // One channel gives the scores, the others of q are 0.
         _ => {
             let scores = profile(call.scores, shape.kv_len, one, &mut paint);
-            let scale = call.options.scale.unwrap_or(attn_core::default_scale(shape.head_dim));
+            let scale = call.options.scale.unwrap_or(attn_core::score::default_scale(shape.head_dim));
             let factor = paint.pick(&[1.0, 1.0, 0.75, 3.0]);
             q.each(|place, x| *x = number(if place[3] == channel { factor } else { 0.0 }));
             k.each(|[_, _, key, at], x| {

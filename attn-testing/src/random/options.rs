@@ -1,6 +1,7 @@
 //! Masks and options of a random call. Tables stay small: a dense one of a large shape is broadcast.
 
-use attn_core::{Align, AttnShape, Window};
+use attn_core::mask::Window;
+use attn_core::{Align, AttnShape};
 
 use crate::cases::{Drop, Options, OwnedTerm, Table};
 use crate::paint::{Paint, bools, normals};

@@ -5,8 +5,12 @@
 
 use std::cell::Cell;
 
+use attn_core::element::Real;
 use attn_core::half::bf16;
-use attn_core::{At, AttnError, Dtype, Element, Mods, Outputs, Problem, Real, Result, RowState};
+use attn_core::score::{At, Problem};
+use attn_core::score_mod::Mods;
+use attn_core::softmax::RowState;
+use attn_core::{AttnError, Dtype, Element, Outputs, Result};
 use attn_testing::{Call, Engine, engine_calls};
 
 /// What is wrong.
@@ -239,7 +243,7 @@ fn value<T: Element>(bug: Bug, v: attn_core::View<'_, T>, at: At, kv_head: usize
 
 /// A row read with its stride, or as if the stride were 1.
 struct ReadRow<'v, T> {
-    row: attn_core::Row<'v, T>,
+    row: attn_core::row::Row<'v, T>,
     slice: Option<&'v [T]>,
 }
 

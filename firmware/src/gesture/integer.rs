@@ -1,7 +1,8 @@
 //! The layer in int8: integers from the sensor to the classes, every factor between two tensors a constant.
 
 use attn_core::int8::{self, Int8Attention, Quant, Rescale};
-use attn_core::{Layout, Result, View, ViewMut, default_scale};
+use attn_core::score::default_scale;
+use attn_core::{Layout, Result, View, ViewMut};
 
 use super::weights::{BIASES, INT8, SCALES};
 use super::*;

@@ -1,8 +1,8 @@
 //! The layer in f32: attn-core's projections and attention, over buffers on the stack.
 
-use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
 use attn_core::{Attention, Result, View, ViewMut};
 use attn_layers::Linear;
+use attn_layers::module::{MultiHeadAttention, Sources, Streaming};
 
 use super::*;
 

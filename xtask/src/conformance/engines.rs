@@ -1,7 +1,8 @@
 //! The engines and levels that a run goes through.
 
 use attn_core::kv_cache::Queries;
-use attn_core::{Attention, AttnShape, Dtype, Mods, Outputs};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Dtype, Outputs};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;

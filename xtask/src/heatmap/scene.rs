@@ -4,8 +4,9 @@
 //! scores from [`attn_layers::steps`]. A key that a query does not see has no score and no weight (`None`), which is
 //! not the same as a weight of 0: the softmax may underflow, and dropout may have drawn it.
 
+use attn_core::dropout::Dropout;
 use attn_core::weights::{self, RowAt};
-use attn_core::{Align, Attention, Dropout, Layout, Mask, Outputs, Result, View, ViewMut};
+use attn_core::{Align, Attention, Layout, Mask, Outputs, Result, View, ViewMut};
 use attn_layers::steps;
 use serde::Serialize;
 

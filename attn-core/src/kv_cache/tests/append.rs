@@ -1,9 +1,11 @@
 //! The plain cache.
 
 use super::stream::{Stream, assert_same_bits};
+use crate::dropout::Dropout;
 use crate::kv_cache::*;
 use crate::outputs::Outputs;
-use crate::{Align, At, Dropout, Layout, Mask, streaming};
+use crate::score::At;
+use crate::{Align, Layout, Mask, streaming};
 use crate::{Attention, AttnError, View, ViewMut};
 use std::vec;
 

@@ -3,8 +3,10 @@
 use super::stream::{Stream, assert_same_bits};
 use crate::kv_cache::*;
 use crate::outputs::Outputs;
-use crate::position::{Pairing, Positions, Rope, RopeTables};
-use crate::{Align, At, Layout, Mask, streaming};
+use crate::position::Positions;
+use crate::position::rope::{Pairing, Rope, RopeTables};
+use crate::score::At;
+use crate::{Align, Layout, Mask, streaming};
 use crate::{Attention, AttnError, Result, View, ViewMut};
 use std::vec;
 use std::vec::Vec;

@@ -4,8 +4,9 @@ use super::{Between, InPlace, Pairing, Pairs, each_row};
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::position::Positions;
+use crate::row::Row;
 use crate::shape::check_same;
-use crate::view::{Row, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// Rotary embedding by tables of cos and sin.
 ///
@@ -15,7 +16,8 @@ use crate::view::{Row, View, ViewMut};
 /// Computes in [`Element::Compute`].
 ///
 /// ```
-/// use attn_core::position::{Pairing, Positions, Rope, RopeTables};
+/// use attn_core::position::Positions;
+/// use attn_core::position::rope::{Pairing, Rope, RopeTables};
 /// use attn_core::{View, ViewMut};
 /// let rope = Rope::new(Pairing::Half).base(500_000.0);
 /// let (mut cos, mut sin) = ([0.0f32; 8 * 2], [0.0f32; 8 * 2]); // 8 positions, 4 rotary dims

@@ -1,9 +1,13 @@
 //! The steps of one latent-attention call, over scratch of the caller: what is cached, queries, keys and values of a
 //! head, attention, and the parts that the scratch is cut into.
 
+use attn_core::element::Real;
 use attn_core::engine::{attend_row, product};
-use attn_core::position::{Positions, Rope};
-use attn_core::{Element, Problem, Real, Result, Row, View, ViewMut};
+use attn_core::position::Positions;
+use attn_core::position::rope::Rope;
+use attn_core::row::Row;
+use attn_core::score::Problem;
+use attn_core::{Element, Result, View, ViewMut};
 
 use super::weights::{Mla, MlaForm, MlaQuery, Sizes};
 

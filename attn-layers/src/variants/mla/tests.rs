@@ -1,7 +1,8 @@
 //! Both forms against the definition, computed head by head with the reference engine.
 
-use attn_core::position::Rope;
-use attn_core::position::{Pairing, Positions};
+use attn_core::position::Positions;
+use attn_core::position::rope::Pairing;
+use attn_core::position::rope::Rope;
 use attn_core::{Layout, reference};
 
 use super::*;

@@ -1,7 +1,7 @@
 //! The weights of a layer, and the sizes that follow from them.
 
 use attn_core::engine::product;
-use attn_core::position::Rope;
+use attn_core::position::rope::Rope;
 use attn_core::{AttnError, Element, Result, View};
 
 /// Which of the two equal forms to compute.

@@ -1,9 +1,11 @@
 //! `sdpa`, `sdpa_varlen`, `sink_attention`, `block_sparse`, `sdpa_dropout`: one attention call each.
 
-use attn_core::{
-    Alibi, Align, Attention, Bias, BlockSparse, Documents, Dropout, Element, Layout, Lengths, Mask, Mods, Outputs,
-    View, ViewMut, Window, mask::Term, weights::RowAt,
-};
+use attn_core::dropout::Dropout;
+use attn_core::mask::{BlockSparse, Documents, Lengths, Term, Window};
+use attn_core::position::alibi::Alibi;
+use attn_core::score_mod::Mods;
+use attn_core::weights::RowAt;
+use attn_core::{Align, Attention, Bias, Element, Layout, Mask, Outputs, View, ViewMut};
 use serde_json::Value;
 
 use crate::conformance::loaded::{Loaded, Produced, by_dtype, check_dtype};

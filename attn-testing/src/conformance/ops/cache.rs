@@ -4,8 +4,11 @@
 //! reference gets them in order, as plain tensors.
 
 use attn_core::kv_cache::{AppendCache, CacheView, PageTable, Queries, RingCache};
-use attn_core::position::{Positions, Rope, RopeTables};
-use attn_core::{Align, Attention, Layout, Mask, Outputs, Row, View, ViewMut, Window, mask::Term, streaming};
+use attn_core::mask::{Term, Window};
+use attn_core::position::Positions;
+use attn_core::position::rope::{Rope, RopeTables};
+use attn_core::row::Row;
+use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut, streaming};
 use serde_json::Value;
 
 use super::positional::pairing;

@@ -1,6 +1,7 @@
 //! `self_attention`, `multihead_concat`, `multihead_fused` and the backward forms of the first and last.
 
-use attn_core::{Align, Attention, AttnShape, Layout, Mask, Mods, Outputs, Result, View, ViewMut};
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, Result, View, ViewMut};
 use attn_layers::module::{
     self, ConcatHeads, InputGradients, LayerOutputs, ModuleGradients, MultiHeadAttention, SelfAttention,
 };

@@ -3,7 +3,8 @@
 //! The operator adds to a plain call: heads folded into the last axis (rank 3), a past that K and V are appended to,
 //! masks that are shorter than the keys, and per-sequence positions. The last makes each sequence a call of its own.
 
-use attn_core::{Align, Attention, Bias, Element, Layout, Lengths, Mask, Outputs, View, ViewMut, Window, mask::Term};
+use attn_core::mask::{Lengths, Term, Window};
+use attn_core::{Align, Attention, Bias, Element, Layout, Mask, Outputs, View, ViewMut};
 use attn_layers::steps;
 
 use super::attention::weights;

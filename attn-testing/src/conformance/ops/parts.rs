@@ -3,9 +3,9 @@
 //! Rows of parts lie as [`attn_core::state`] has them. Every engine gives finished outputs and lse, which become such
 //! rows; an engine with calls for parts gives them itself, as a second answer.
 
-use attn_core::{
-    Align, Attention, AttnShape, Element, Layout, Mask, Outputs, Real, View, ViewMut, Window, mask::Term, state,
-};
+use attn_core::element::Real;
+use attn_core::mask::{Term, Window};
+use attn_core::{Align, Attention, AttnShape, Element, Layout, Mask, Outputs, View, ViewMut, state};
 use serde_json::Value;
 
 use super::cache::span;

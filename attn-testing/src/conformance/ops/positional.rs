@@ -1,7 +1,9 @@
 //! `rope`, `onnx_rotary_embedding`, `alibi`, `sinusoidal`.
 
+use attn_core::position::rope::{Pairing, Rope, RopeTables};
+use attn_core::position::scaling::Scaling;
 use attn_core::position::scaling::{Llama3, LongRope, Yarn};
-use attn_core::position::{Pairing, Positions, Rope, RopeTables, Scaling, alibi};
+use attn_core::position::{Positions, alibi};
 use attn_core::{Align, Layout, View, ViewMut};
 use attn_layers::position::sinusoidal::Sinusoidal;
 use serde_json::{Map, Value};

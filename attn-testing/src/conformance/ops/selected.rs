@@ -3,7 +3,8 @@
 //! The library has no lists of keys; masks say the same. Each case is run through two of them, a mask of blocks and a
 //! mask of single keys, and both answers are compared.
 
-use attn_core::{BlockSparse, Layout, Mask, View};
+use attn_core::mask::BlockSparse;
+use attn_core::{Layout, Mask, View};
 
 use super::attention::{Tables, attend, options};
 use super::wide::values;

@@ -1,10 +1,11 @@
 //! `linear_attention`, `mla`, `differential_attention`.
 
-use attn_core::position::Rope;
+use attn_core::position::rope::Rope;
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, View, ViewMut};
-use attn_layers::variants::{
-    Differential, HeadNorm, LinearAttention, LinearState, Mla, MlaForm, MlaQuery, differential,
-};
+use attn_layers::variants::differential;
+use attn_layers::variants::differential::{Differential, HeadNorm};
+use attn_layers::variants::linear::{LinearAttention, LinearState};
+use attn_layers::variants::mla::{Mla, MlaForm, MlaQuery};
 
 use super::attention::causal;
 use super::positional::pairing;
