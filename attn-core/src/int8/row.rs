@@ -2,8 +2,8 @@
 //!
 //! [`RowState`](crate::softmax::RowState) keeps weights relative to the largest score: a larger one rescales those
 //! before it by `exp(old − new)`. Here scores are in log2 units, and weights are relative to a **whole** power of two
-//! at or above the largest, so that rescaling is a shift. Nothing is multiplied, and at most one unit in the last place is
-//! lost however often it happens (each shift halves what the ones before it lost). The same shift keeps the
+//! that is at least the largest, so that rescaling is a shift. Nothing is multiplied, and at most one unit in the last
+//! place is lost however often it happens (each shift halves what the ones before it lost). The same shift keeps the
 //! accumulators inside 32 bits: if the weights add up to more than `2²³`, the reference is raised by one.
 //!
 //! ```text
