@@ -90,7 +90,7 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
         let shape = [batch, heads, seq, dim];
         let strides = tensor::layout(layout)?.strides(shape)?;
         tensor::dtype("dtype", dtype)?;
-        // The strides have shown that the product fits.
+        // The product fits, because the strides were computed from it.
         let len = if shape.contains(&0) { 0 } else { shape.into_iter().product() };
         let struct_size = size_of::<AttnTensor>();
         let value = AttnTensor { struct_size, data, len, shape, strides, offset: 0, dtype, reserved: 0 };

@@ -83,7 +83,7 @@ unsafe fn measure<T: Struct>(from: *const T) -> Result<usize> {
     Ok(found)
 }
 
-/// Refuses impossible sizes of structs before anything else is looked at: nothing in such a struct means what it says.
+/// Refuses impossible sizes of structs before any field is read: no field of such a struct means what it says.
 /// Null is left to whoever needs the struct.
 ///
 /// # Safety
@@ -164,7 +164,7 @@ unsafe fn elements<'a, T>(what: &'static str, tensor: &AttnTensor, extents: &mut
     }
     let data = tensor.data.cast::<T>().cast_const();
     bytes(what, data, tensor.len)?;
-    // SAFETY: `reach` has shown that these elements are among the `len` that the caller vouches for.
+    // SAFETY: `reach` has checked that these elements are among the `len` that the caller vouches for.
     let data = unsafe { data.add(first) };
     extents.read(what, bytes(what, data, count)?);
     // SAFETY: as above; not null, aligned, of a size that a slice can have.
@@ -454,7 +454,7 @@ unsafe fn view_mut<'a, T: Copy>(
     }
     let data = tensor.data.cast::<T>();
     bytes(what, data.cast_const(), tensor.len)?;
-    // SAFETY: `reach` has shown that these elements are among the `len` that the caller vouches for.
+    // SAFETY: `reach` has checked that these elements are among the `len` that the caller vouches for.
     let data = unsafe { data.add(first) };
     extents.write(what, bytes(what, data.cast_const(), count)?)?;
     // SAFETY: as above; not null, aligned, of a size that a slice can have, and meets nothing that this call reads.

@@ -1,5 +1,5 @@
-//! What of a caller's buffer a tensor reaches, and whether two buffers meet: arithmetic only, done before any reference
-//! is made.
+//! Which elements of a caller's buffer a tensor reaches, and whether two buffers overlap. All of it is arithmetic,
+//! before any reference is made.
 
 use core::ops::Range;
 

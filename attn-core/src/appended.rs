@@ -1,8 +1,8 @@
 //! Positions behind the last key that a module adds itself: torch's `add_bias_kv` and `add_zero_attn`.
 //!
-//! They are the same for every sequence and never masked; scale, soft-cap and temperature apply to their scores, biases
-//! and mods do not. An engine need not know of them: its output and lse are the state of a row over the given keys,
-//! and the appended ones are merged into it afterwards, exactly (see [`RowState`]).
+//! They are the same for every sequence and never masked. Scale, soft-cap and temperature apply to their scores; biases
+//! and mods do not. An engine does not know of them: its output and lse are the state of a row over the given keys, and
+//! a module merges the appended keys into this state afterwards, exactly (see [`RowState`]).
 
 use crate::dropout::Dropout;
 use crate::element::{Element, Real};

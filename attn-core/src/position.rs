@@ -6,7 +6,7 @@
 //! | where | how | here |
 //! |---|---|---|
 //! | added to the embeddings | fixed waves, or a learned row per position | `attn_layers::position` |
-//! | rotated into queries and keys | pairs of dims turn with the position | [`rope`], with the long-context [`scaling`]s |
+//! | applied to queries and keys | pairs of dims rotate by the position | [`rope`], with the long-context [`scaling`]s |
 //! | added to the scores | a penalty that grows with the distance | [`alibi`], by [`Attention::alibi`](crate::Attention::alibi) |
 //!
 //! All angles and frequencies are computed in `f64`: at position 100 000 an `f32` angle has lost two decimals, and the

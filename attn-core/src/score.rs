@@ -68,7 +68,7 @@ impl<'p, 'a, M: Mods> Problem<'p, 'a, M> {
         self.score_by(&self.factors(), dot, at)
     }
 
-    /// What turns dot products into scores, in the type that an engine computes in: asked for once, not for every key,
+    /// The factors from a dot product to a score, in the type that an engine computes in. A row computes them once,
     /// because small processors emulate double precision.
     #[inline]
     pub(crate) fn factors<R: Real>(&self) -> Factors<R> {
@@ -161,7 +161,7 @@ impl<'p, 'a, M: Mods> Problem<'p, 'a, M> {
     }
 }
 
-/// What turns a dot product into a score before biases, rounded to the type that is computed in.
+/// The factors from a dot product to a score before biases, rounded to the type that is computed in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factors<R> {
     scale: R,

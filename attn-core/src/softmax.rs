@@ -83,7 +83,7 @@ impl<R: Real> RowState<R> {
         (a, b)
     }
 
-    /// The factor that turns accumulated outputs into the result: `1/sum`, and 0 for a row that saw nothing.
+    /// The factor of the accumulated output: `1/sum`, and 0 for a row that sees nothing.
     #[inline]
     pub fn finish(&self) -> R {
         if self.sum == R::ZERO { R::ZERO } else { R::ONE / self.sum }

@@ -176,7 +176,7 @@ pub(crate) fn add_slice<T: Element>(acc: &mut [T::Compute], weight: T::Compute, 
     }
 }
 
-/// Multiplies an output row by a factor; most keys do not raise the maximum and leave it alone.
+/// Multiplies an output row by a factor, which is 1 for most keys: they do not change the maximum.
 #[inline]
 pub(crate) fn rescale<R: Real>(acc: &mut [R], factor: R) {
     if factor != R::ONE {

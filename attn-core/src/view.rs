@@ -266,7 +266,7 @@ impl<'a, T: Copy> View<'a, T> {
 
     strided_queries!();
 
-    /// The whole buffer that the view looks into.
+    /// The whole buffer of the view.
     pub const fn data(&self) -> &'a [T] {
         self.data
     }
@@ -398,7 +398,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         ViewMut { data: self.data, at: self.at }
     }
 
-    /// The whole buffer that the view looks into, for engines that write rows themselves.
+    /// The whole buffer of the view, for engines that write rows themselves.
     pub fn into_data(self) -> &'a mut [T] {
         self.data
     }

@@ -76,7 +76,7 @@ pub fn row_before_dropout<T: Element, R: Real, M: Mods>(
     Call::new(attn, q, k, lse, Dropping::Ignored)?.row(at, out)
 }
 
-/// All rows of one head, after softmax and dropout. `at.query` is not looked at; `out` is `[q_len, kv_len]`, row-major.
+/// All rows of one head, after softmax and dropout. `at.query` is not read; `out` is `[q_len, kv_len]`, row-major.
 ///
 /// # Errors
 /// As [`row`].

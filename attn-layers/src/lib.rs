@@ -1,5 +1,5 @@
-//! What stands around attention, in `no_std` and without allocation: modules over borrowed weights, its relatives, its
-//! textbook steps, and what it costs.
+//! Layers around attention, in `no_std` and without allocation: modules over borrowed parameters, relatives of
+//! attention, its textbook steps, and its costs.
 //!
 //! [`attn_core`] is attention itself. This crate uses it, and so do all of its users: views, options and errors are
 //! those of [`attn_core`].

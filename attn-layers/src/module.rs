@@ -1,9 +1,9 @@
-//! Attention with its learned part: projections, heads, output projection, over borrowed weights.
+//! Attention with its learned part: projections, heads, output projection, over borrowed parameters.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`SelfAttention`] | one head: `softmax(x·W_q·(x·W_k)ᵀ/√d_k)·x·W_v`, and `·W_o` if given |
-//! | [`CausalAttention`] | the same, looking only backwards, with dropout |
+//! | [`CausalAttention`] | the same with a causal mask and dropout |
 //! | [`ConcatHeads`] | a list of single heads, their outputs side by side |
 //! | [`MultiHeadAttention`] | all heads in three fused matrices, then the output projection |
 //!

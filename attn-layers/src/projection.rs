@@ -1,4 +1,4 @@
-//! Projections: `y = x·W + b` over borrowed weights, and its gradient.
+//! Projections: `y = x·W + b` over borrowed parameters, and its gradient.
 //!
 //! Attention's learned part is four matrices: `q = x·W_q`, `k = x·W_k`, `v = x·W_v`, and `W_o` behind the heads
 //! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2). [`Linear`] is one of them. Two conventions are in use and both are

@@ -1,6 +1,6 @@
 //! The textbook steps one by one, for people who learn or check: scores, scaling and masking, softmax, weighted sum.
 //!
-//! The engines never stop in between; here every intermediate matrix can be looked at. Each step reads and writes
+//! The engines store no intermediate matrix; here a caller can read each of them. Each step reads and writes
 //! tensors of the caller, computes in `f64` and rounds once to the tensor's type, O(q_len · kv_len) memory and all:
 //!
 //! | step | formula | result |

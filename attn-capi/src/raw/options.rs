@@ -45,7 +45,7 @@ unsafe fn bools<'a>(
     let (data, offset) = unsafe { elements::<u8>(what, tensor, extents)? };
     // A whole pass without a branch, which a compiler turns into lanes.
     if data.iter().fold(0, |all, &byte| all | byte) > 1 {
-        // Perhaps only between the elements; a bool may not be made of such a byte, even if nobody looks at it.
+        // Perhaps only between the elements; a bool may not be made of such a byte, even if nobody reads it.
         let bytes = View::strided(data, tensor.shape, tensor.strides, offset)?;
         return copied_bools(what, bytes, copy).map(Some);
     }

@@ -1,4 +1,4 @@
-//! Where a backward call writes, and the checks of it.
+//! The outputs of a backward call, and their checks.
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};

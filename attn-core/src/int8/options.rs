@@ -1,4 +1,4 @@
-//! What to compute, and the factors that follow from the scales of the tensors.
+//! The options of an int8 call, and the factors that follow from the scales of the tensors.
 
 use super::quant::Quant;
 use super::rescale::Rescale;

@@ -1,4 +1,4 @@
-//! What a result is stored as.
+//! The number types of an int8 call's result.
 
 use super::options::HeadScales;
 use super::rescale::Rescale;

@@ -1,4 +1,4 @@
-//! What an 8-bit number stands for, and which 8-bit number stands for a value.
+//! Scale and zero point: from an 8-bit number to its value and back.
 
 use crate::error::{AttnError, Result};
 

@@ -107,7 +107,7 @@ impl IntState {
         IntPush { shift, weight }
     }
 
-    /// The factor that turns accumulated outputs into the result, `factor/sum`; 0 for a row that saw nothing.
+    /// The factor of the accumulated output: `factor/sum`, and 0 for a row that sees nothing.
     pub(super) fn finish(&self, factor: Rescale) -> Rescale {
         factor.over(self.sum)
     }

@@ -1,4 +1,4 @@
-//! Which page holds which tokens: tables in two forms, and the same checked against the pages that there are.
+//! Page tables in two forms, padded and CSR, and the check of a table against the pages of k and v.
 
 use super::checks::check_at_most;
 use crate::error::{AttnError, Result};

@@ -80,7 +80,7 @@ fn first_written(pages: &Pages<'_>, sequence: usize, count: usize) -> usize {
 fn check_alone(pages: &Pages<'_>, count: &impl Fn(usize) -> usize) -> Result<()> {
     let of = |b: usize, from: usize| (from..pages.used(b)).filter_map(move |i| pages.page(b, i));
     let twice = AttnError::Overlap {
-        what: "page that the append writes and the page table names twice",
+        what: "page table, which names a page for new tokens twice",
         size: pages.page_size(),
         stride: 0,
     };

@@ -72,8 +72,8 @@ impl Held {
         match i.checked_sub(sinks) {
             None => i,
             Some(after) => {
-                let turned = after.wrapping_add(self.first);
-                sinks.wrapping_add(if turned >= window { turned.wrapping_sub(window) } else { turned })
+                let ahead = after.wrapping_add(self.first);
+                sinks.wrapping_add(if ahead >= window { ahead.wrapping_sub(window) } else { ahead })
             }
         }
     }

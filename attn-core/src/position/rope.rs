@@ -184,7 +184,7 @@ impl<'a> Rope<'a> {
     /// # Errors
     /// As [`dims`](Self::dims); [`AttnError::Size`] where the positions do not fit. Nothing has been written then.
     pub fn apply_in_place<T: Element>(&self, x: &mut ViewMut<'_, T>, positions: Positions<'_>) -> Result<()> {
-        self.turn(x.sizes(), positions, &mut InPlace(x))
+        self.apply_to_pairs(x.sizes(), positions, &mut InPlace(x))
     }
 
     /// As [`apply_in_place`](Self::apply_in_place), from one tensor into another of the same sizes.
@@ -198,17 +198,17 @@ impl<'a> Rope<'a> {
         positions: Positions<'_>,
     ) -> Result<()> {
         check_same("rope output against x", x.sizes(), out.sizes())?;
-        self.turn(x.sizes(), positions, &mut Between { x, out })
+        self.apply_to_pairs(x.sizes(), positions, &mut Between { x, out })
     }
 
-    fn turn(&self, sizes: [usize; 4], positions: Positions<'_>, x: &mut impl Pairs<f64>) -> Result<()> {
+    fn apply_to_pairs(&self, sizes: [usize; 4], positions: Positions<'_>, x: &mut impl Pairs<f64>) -> Result<()> {
         let [batch, heads, seq, head_dim] = sizes;
         let dim = self.dims(head_dim)?;
         positions.check(batch, seq)?;
         self.each_angle(dim, batch, seq, positions, |b, s, pair, cos, sin| {
             let dims = self.pairing.dims(pair, dim / 2);
             for h in 0..heads {
-                x.turn([b, h, s], dims, cos, sin);
+                x.apply([b, h, s], dims, cos, sin);
             }
         });
         for (b, h, s) in each_row(batch, heads, seq) {
@@ -244,15 +244,15 @@ impl<'a> Rope<'a> {
     }
 }
 
-/// A tensor whose pairs are turned: in place, or on the way into another.
+/// A tensor to whose pairs RoPE is applied: in place, or on the way into another tensor.
 trait Pairs<R: Real> {
     fn get(&self, at: [usize; 4]) -> R;
     fn set(&mut self, at: [usize; 4], value: R);
-    /// Takes an element that is not turned.
+    /// Takes an element that RoPE does not change.
     fn pass(&mut self, at: [usize; 4]);
 
     #[inline]
-    fn turn(&mut self, [b, h, s]: [usize; 3], (first, second): (usize, usize), cos: R, sin: R) {
+    fn apply(&mut self, [b, h, s]: [usize; 3], (first, second): (usize, usize), cos: R, sin: R) {
         let (x1, x2) = (self.get([b, h, s, first]), self.get([b, h, s, second]));
         self.set([b, h, s, first], x1 * cos - x2 * sin);
         self.set([b, h, s, second], x2 * cos + x1 * sin);
@@ -338,13 +338,13 @@ mod tests {
     fn the_two_pairings_are_one_rotation_of_permuted_dims() {
         let x = numbers(8);
         let permuted: Vec<f64> = (0..8).map(|d| x[d / 2 + d % 2 * 4]).collect(); // 0 4 1 5 2 6 3 7
-        let turned = |x: &[f64], pairing| {
+        let with_rope = |x: &[f64], pairing| {
             let mut x = x.to_vec();
             let rope = Rope::new(pairing);
             rope.apply_in_place(&mut ViewMut::matrix(&mut x, 1, 8).unwrap(), Positions::Offset(5)).unwrap();
             x
         };
-        let (half, interleaved) = (turned(&x, Pairing::Half), turned(&permuted, Pairing::Interleaved));
+        let (half, interleaved) = (with_rope(&x, Pairing::Half), with_rope(&permuted, Pairing::Interleaved));
         for d in 0..8 {
             assert_eq!(interleaved[d], half[d / 2 + d % 2 * 4]);
         }

@@ -54,9 +54,9 @@ pub struct Yarn {
     pub factor: f64,
     /// Length of training.
     pub original_max_position: usize,
-    /// Hands that turn more often than this over the length of training are kept. 32 by default.
+    /// Pairs with more rotations than this over the length of training are kept. 32 by default.
     pub beta_fast: f64,
-    /// Hands that turn less often than this are slowed in full. 1 by default.
+    /// Pairs with fewer rotations than this are slowed in full. 1 by default.
     pub beta_slow: f64,
     /// Whether the ends of the ramp are rounded outwards to whole pairs. True by default.
     pub truncate: bool,
@@ -86,7 +86,7 @@ impl Yarn {
     /// The first and last pair of the ramp, in pairs.
     fn ramp(&self, dim: usize, base: f64) -> (f64, f64) {
         let dim = dim as f64;
-        // The pair that turns `r` times over the length of training.
+        // The pair with `r` rotations over the length of training.
         let pair = |r: f64| {
             dim * libm::log(self.original_max_position as f64 / (core::f64::consts::TAU * r)) / (2.0 * libm::log(base))
         };

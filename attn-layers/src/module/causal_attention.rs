@@ -1,4 +1,4 @@
-//! One head that looks only backwards, with dropout: the building block of a decoder.
+//! One causal head with dropout: the building block of a decoder.
 
 use attn_core::dropout::Dropout;
 use attn_core::{Align, Attention, Element, Mask, Result, View};

@@ -1,4 +1,4 @@
-//! Heads in a list, each with weights of its own, their outputs side by side.
+//! Heads in a list, each with its own parameters; their outputs are side by side.
 
 use attn_core::engine::Appended;
 use attn_core::score_mod::Mods;

@@ -1,4 +1,4 @@
-//! What a module writes.
+//! The outputs of a module: its result, and the attention weights on request.
 
 use attn_core::engine::product;
 use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};

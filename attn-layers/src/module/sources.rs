@@ -1,4 +1,4 @@
-//! What a module attends from and to.
+//! The inputs of a module: where queries come from, and where keys and values come from.
 
 use attn_core::{Element, View};
 
@@ -25,7 +25,7 @@ impl<'a, T: Element> Sources<'a, T> {
         Self { query: x, key: x, value: x }
     }
 
-    /// Cross-attention: `query` looks into `memory`, as a decoder does into an encoder's output.
+    /// Cross-attention: `query` attends to `memory`, as a decoder does to an encoder's output.
     pub const fn cross(query: View<'a, T>, memory: View<'a, T>) -> Self {
         Self { query, key: memory, value: memory }
     }

@@ -57,7 +57,7 @@ fn chunks_and_eviction_follow_the_rule_bit_for_bit() {
     }
 }
 
-/// Cache-relative rotation against turning copies of what is held by hand, token by token.
+/// RoPE relative to the cache, against RoPE applied to copies of the keys held, token by token.
 #[test]
 fn cache_relative_positions_are_places_in_the_cache() {
     let (sinks, window, len) = (2, 3, 9);

@@ -66,8 +66,8 @@ impl<'a, C: Element> RopeTables<'a, C> {
     #[inline]
     pub fn apply_to_slice(&self, x: &mut [C::Compute], row: usize) {
         let ([.., pairs], cos, sin) = (self.sizes(), self.cos.row(0, 0, row), self.sin.row(0, 0, row));
-        let turns = cos.iter().zip(sin.iter()).map(|(cos, sin)| (cos.widen(), sin.widen()));
-        let turn = |(first, second): (&mut C::Compute, &mut C::Compute), (cos, sin)| {
+        let angles = cos.iter().zip(sin.iter()).map(|(cos, sin)| (cos.widen(), sin.widen()));
+        let apply = |(first, second): (&mut C::Compute, &mut C::Compute), (cos, sin)| {
             let (x1, x2) = (*first, *second);
             *first = x1 * cos - x2 * sin;
             *second = x2 * cos + x1 * sin;
@@ -75,14 +75,14 @@ impl<'a, C: Element> RopeTables<'a, C> {
         match self.pairing {
             Pairing::Half => {
                 let Some((low, high)) = x.split_at_mut_checked(pairs) else { return };
-                low.iter_mut().zip(high).zip(turns).for_each(|(pair, by)| turn(pair, by));
+                low.iter_mut().zip(high).zip(angles).for_each(|(pair, by)| apply(pair, by));
             }
             Pairing::Interleaved => {
                 let pairs = x.chunks_exact_mut(2).filter_map(|pair| match pair {
                     [first, second] => Some((first, second)),
                     _ => None,
                 });
-                pairs.zip(turns).for_each(|(pair, by)| turn(pair, by));
+                pairs.zip(angles).for_each(|(pair, by)| apply(pair, by));
             }
         }
     }
@@ -90,8 +90,8 @@ impl<'a, C: Element> RopeTables<'a, C> {
     /// Pairs and their cos and sin in one row of the first table.
     fn row(&self, row: usize) -> impl Iterator<Item = ((usize, usize), (C::Compute, C::Compute))> + use<'a, C> {
         let ([.., pairs], pairing) = (self.sizes(), self.pairing);
-        let turns = self.cos.row(0, 0, row).iter().zip(self.sin.row(0, 0, row).iter());
-        turns.enumerate().map(move |(i, (cos, sin))| (pairing.dims(i, pairs), (cos.widen(), sin.widen())))
+        let angles = self.cos.row(0, 0, row).iter().zip(self.sin.row(0, 0, row).iter());
+        angles.enumerate().map(move |(i, (cos, sin))| (pairing.dims(i, pairs), (cos.widen(), sin.widen())))
     }
 
     /// Applies one row of the first table to `x`.
@@ -144,7 +144,7 @@ impl<'a, C: Element> RopeTables<'a, C> {
         x: &mut ViewMut<'_, T>,
         rows: Positions<'_>,
     ) -> Result<()> {
-        self.turn(x.sizes(), rows, &mut InPlace(x))
+        self.apply_to_pairs(x.sizes(), rows, &mut InPlace(x))
     }
 
     /// As [`apply_in_place`](Self::apply_in_place), from one tensor into another of the same sizes.
@@ -157,10 +157,15 @@ impl<'a, C: Element> RopeTables<'a, C> {
         O: Element<Compute = C::Compute>,
     {
         check_same("rope output against x", x.sizes(), out.sizes())?;
-        self.turn(x.sizes(), rows, &mut Between { x, out })
+        self.apply_to_pairs(x.sizes(), rows, &mut Between { x, out })
     }
 
-    fn turn(&self, sizes: [usize; 4], positions: Positions<'_>, x: &mut impl Pairs<C::Compute>) -> Result<()> {
+    fn apply_to_pairs(
+        &self,
+        sizes: [usize; 4],
+        positions: Positions<'_>,
+        x: &mut impl Pairs<C::Compute>,
+    ) -> Result<()> {
         let ([batch, heads, seq, head_dim], [_, _, rows, pairs]) = (sizes, self.cos.sizes());
         self.cos.check_broadcast("rope tables", [batch, heads, rows, pairs])?;
         if pairs > head_dim / 2 {
@@ -175,7 +180,7 @@ impl<'a, C: Element> RopeTables<'a, C> {
                 t.row(if tables == 1 { 0 } else { b }, if table_heads == 1 { 0 } else { h }, row)
             };
             for (pair, (cos, sin)) in table(&self.cos).iter().zip(table(&self.sin).iter()).enumerate() {
-                x.turn([b, h, s], self.pairing.dims(pair, pairs), cos.widen(), sin.widen());
+                x.apply([b, h, s], self.pairing.dims(pair, pairs), cos.widen(), sin.widen());
             }
             for d in 2 * pairs..head_dim {
                 x.pass([b, h, s, d]);
