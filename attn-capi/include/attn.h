@@ -114,9 +114,8 @@ typedef enum AttnCacheKind {
   // k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
   // `lens[b]` counts all tokens so far, with the dropped ones.
   ATTN_CACHE_KIND_RING = 1,
-  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. The pages of
-  // a sequence stand in block_table, with their number of tokens in lens, or in kv_indptr, kv_indices and
-  // kv_last_page_len.
+  // k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. Either
+  // block_table and lens say which pages a sequence has, or kv_indptr, kv_indices and kv_last_page_len do.
   ATTN_CACHE_KIND_PAGED = 2,
 } AttnCacheKind;
 
@@ -293,7 +292,7 @@ typedef struct AttnCache {
   // Values, of the dtype of k.
   const struct AttnTensor *v;
   // Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
-  // forget the last tokens (not in a ring that has dropped tokens).
+  // forget the last tokens (not in a ring that has dropped tokens). Null with kv_indptr.
   size_t *lens;
   // Entries in lens: one per sequence.
   size_t lens_len;

@@ -171,9 +171,8 @@ pub enum AttnCacheKind {
     /// k and v are [batch, kv_heads, at least sinks + window, dim]: the first tokens, and a ring of the last ones.
     /// `lens[b]` counts all tokens so far, with the dropped ones.
     Ring = 1,
-    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. The pages of
-    /// a sequence stand in block_table, with their number of tokens in lens, or in kv_indptr, kv_indices and
-    /// kv_last_page_len.
+    /// k and v are [pages, kv_heads, page_size, dim]; token t of sequence b is in its page t / page_size. Either
+    /// block_table and lens say which pages a sequence has, or kv_indptr, kv_indices and kv_last_page_len do.
     Paged = 2,
 }
 
@@ -193,7 +192,7 @@ pub struct AttnCache {
     /// Values, of the dtype of k.
     pub v: *const AttnTensor,
     /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
-    /// forget the last tokens (not in a ring that has dropped tokens).
+    /// forget the last tokens (not in a ring that has dropped tokens). Null with kv_indptr.
     pub lens: *mut usize,
     /// Entries in lens: one per sequence.
     pub lens_len: usize,
