@@ -12,8 +12,8 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are as fast as memory if it is always asked for as much as it can bring, and for no more: lines are asked for
-//! far ahead, twice, and one by one between the products, never in bursts.
+//! Both are bound by memory where the rows are few. Lines are prefetched twice, far ahead and near, one by one between the
+//! products, never in bursts; how far is a [policy of the processor](crate::prefetch).
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
 //! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`
@@ -23,7 +23,8 @@
 
 use attn_core::half::{bf16, f16};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, hint};
+use crate::prefetch::{Into, PAGE, Prefetch};
 
 mod dots;
 mod weighted;
@@ -67,21 +68,6 @@ stored! {
     i8 => load_i8_ptr, f32::from;
 }
 
-/// Bytes ahead at which rows are first prefetched, into the nearest cache. Measured on Zen 5, four rows over caches of
-/// 32 to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of
-/// this. Into the second cache only, 4 KiB ahead, it was 0.7 to 0.8 of this.
-const PREFETCH_FAR: usize = 12 << 10;
-
-/// Bytes ahead at which they are prefetched again. A processor drops prefetches while all its miss buffers are taken
-/// (on Zen 5 they can be issued six times as fast as memory answers), and a missing line stalls everything. Measured
-/// there, prefetching twice is 1.09 to 1.2 times as fast as once; every other line only, either time, gains nothing.
-const PREFETCH_NEAR: usize = 4 << 10;
-
-/// Bytes ahead at which one row of every group is prefetched besides, so that its page is translated before its rows
-/// are requested: a page walk can take as long as reading the page, above all in a virtual machine. Without, 0.79 to
-/// 0.92 of the speed.
-const PREFETCH_PAGE: usize = 32 << 10;
-
 /// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one
 /// repeated.
 pub(crate) type Starts = [usize; 2 * TILE];
@@ -113,18 +99,20 @@ pub(crate) struct Unchecked<'a, T> {
     pub(crate) len: usize,
     /// Elements of each.
     pub(crate) columns: usize,
+    /// How they are prefetched.
+    pub(crate) prefetch: Prefetch,
 }
 
 impl<'a, T> Unchecked<'a, T> {
     /// Finds all rows to lie inside the slice, those of the next tile as well.
     #[inline(always)]
     pub(crate) fn check(self) -> Rows<'a, T> {
-        let Self { data, starts, base, len, columns } = self;
+        let Self { data, starts, base, len, columns, prefetch } = self;
         let last = data.len().checked_sub(columns);
         let largest = starts.iter().fold(0, |max, &start| if start > max { start } else { max });
         assert!(last.is_some_and(|last| largest <= last), "a row reaches outside of its slice");
         assert!(len > 0 && len <= TILE && columns > 0);
-        Rows { data, starts, base, len, columns }
+        Rows { data, starts, base, len, columns, prefetch }
     }
 }
 
@@ -136,6 +124,27 @@ pub(crate) struct Rows<'a, T> {
     base: usize,
     len: usize,
     columns: usize,
+    prefetch: Prefetch,
+}
+
+/// How far ahead the lines of some rows are prefetched: the policy's distances as their rows lie.
+#[derive(Clone, Copy)]
+struct Ahead {
+    far: usize,
+    into: Into,
+    near: usize,
+}
+
+impl Ahead {
+    /// Prefetches what lies ahead of a line.
+    #[inline(always)]
+    fn of<I: Isa>(self, isa: I, line: *const u8) {
+        match self.into {
+            Into::First => isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.far)),
+            Into::Second => isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.far)),
+        }
+        isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
+    }
 }
 
 impl<T> Rows<'_, T> {
@@ -166,10 +175,26 @@ impl<T> Rows<'_, T> {
         (bytes / (self.columns * size_of::<T>())).clamp(1, TILE)
     }
 
+    /// Where the lines ahead of a row's lie: as many rows on as the distances hold.
+    #[inline(always)]
+    fn ahead(&self, row: usize, [far, near]: [usize; 2]) -> Ahead {
+        // Below a row the distance is one in bytes.
+        let near = if near == 0 { self.prefetch.near } else { self.lead(row, near) };
+        Ahead { far: self.lead(row, far), into: self.prefetch.into, near }
+    }
+
     /// Prefetches the start of a row far ahead of this one.
     #[inline(always)]
     fn prefetch_page<I: Isa>(&self, isa: I, row: usize, pages: usize) {
-        isa.prefetch::<false>(self.at(row).cast::<u8>().wrapping_add(self.lead(row, pages)));
+        isa.prefetch::<{ hint::READ }>(self.at(row).cast::<u8>().wrapping_add(self.lead(row, pages)));
+    }
+
+    /// Rows in the distances of the policy: far, near, page.
+    #[inline(always)]
+    fn distances(&self) -> [usize; 3] {
+        let Prefetch { far, near, .. } = self.prefetch;
+        let row = self.columns * size_of::<T>();
+        [self.rows_in(far), (near / row).min(TILE), self.rows_in(PAGE)]
     }
 
     /// Whether all elements are finite. Columns come in whole vectors.

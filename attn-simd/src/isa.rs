@@ -83,6 +83,16 @@ impl fmt::Display for LevelError {
 
 impl core::error::Error for LevelError {}
 
+/// What a prefetch is for.
+pub(crate) mod hint {
+    /// To be read soon: into the first cache.
+    pub(crate) const READ: u8 = 0;
+    /// To be written soon: into the first cache, owned.
+    pub(crate) const WRITE: u8 = 1;
+    /// To be read later: into the second cache.
+    pub(crate) const SECOND: u8 = 2;
+}
+
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// A vector of `LANES` floats.
@@ -265,9 +275,9 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         attn_core::engine::pack_bools(keep)
     }
 
-    /// Asks for a cache line to be read (or, with `WRITE`, owned) soon. Any address may be given.
+    /// Requests a cache line, as a [`hint`] says. Any address may be given.
     #[inline(always)]
-    fn prefetch<const WRITE: bool>(self, _address: *const u8) {}
+    fn prefetch<const HINT: u8>(self, _address: *const u8) {}
 
     /// Transposes a square of `LANES × LANES`: `dst[c·dst_stride + r] = src[r·src_stride + c]`.
     #[inline(always)]

@@ -60,6 +60,7 @@ mod level;
 mod math;
 mod pack;
 mod plan;
+mod prefetch;
 mod prefill;
 #[cfg(feature = "std")]
 pub mod probe;
@@ -72,6 +73,7 @@ pub use dtype::{Input, KernelElement};
 pub use isa::LevelError;
 pub use level::{Level, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
+pub use prefetch::Prefetch;
 pub use workspace::{Line, Workspace};
 
 use attn_core::score_mod::Mods;

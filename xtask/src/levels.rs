@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use attn_bench::report::table;
 use attn_core::{Attention, AttnShape, Dtype};
-use attn_simd::{Caches, Level, Plan};
+use attn_simd::{Caches, Level, Plan, Prefetch};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -28,6 +28,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
             absent().for_each(|line| println!("{line}"));
             println!("{}", default_level());
             println!("Second cache: {} KiB a core, as the blocks are laid out for", Caches::detect().l2 >> 10);
+            println!("Prefetch while decoding: {}", Prefetch::detect());
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -13,6 +13,7 @@ use crate::gemv::{self, Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 use crate::pack;
+use crate::prefetch::Prefetch;
 use crate::scoring::{Scoring, TileAt};
 
 /// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
@@ -225,7 +226,14 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
                 *x = if value.is_finite() { value } else { 0.0 };
             }
         }
-        let values = Unchecked { data: &*copy, starts: &starts, base: 0, len: self.keys, columns: wide };
+        let values = Unchecked {
+            data: &*copy,
+            starts: &starts,
+            base: 0,
+            len: self.keys,
+            columns: wide,
+            prefetch: Prefetch::detect(),
+        };
         level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
         for j in 0..self.keys {
             let Some(run) = self.cache.run(sequence, token + j) else { continue };

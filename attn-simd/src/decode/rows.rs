@@ -6,6 +6,7 @@ use attn_core::kv_cache::CacheView;
 use crate::gemv::{self, Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
+use crate::prefetch::Prefetch;
 use crate::workspace::elements_of;
 
 /// The rows of one head of k or of v, tile by tile.
@@ -103,7 +104,7 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
     pub(super) fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
         if self.direct {
             let (data, starts, base, columns) = (self.view.data(), &self.starts, self.base, self.padded);
-            return Unchecked { data, starts, base, len: tokens, columns };
+            return Unchecked { data, starts, base, len: tokens, columns, prefetch: Prefetch::detect() };
         }
         let copy = elements_of::<T>(scratch);
         self.starts.fill(0);
@@ -117,7 +118,14 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
             row[src.len()..].fill(T::default());
             self.starts[n] = n * self.padded;
         }
-        Unchecked { data: copy, starts: &self.starts, base: 0, len: tokens, columns: self.padded }
+        Unchecked {
+            data: copy,
+            starts: &self.starts,
+            base: 0,
+            len: tokens,
+            columns: self.padded,
+            prefetch: Prefetch::detect(),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use attn_core::row::Row;
 use crate::gemv::{Starts, Stored, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::Run;
+use crate::prefetch::Prefetch;
 
 /// The scales of one head of one sequence.
 pub(super) struct Scaling<'s, 'c, T> {
@@ -100,7 +101,14 @@ pub(super) struct Copied<'r> {
 impl Copied<'_> {
     /// To be read by the kernels.
     pub(super) fn as_unchecked(&self) -> Unchecked<'_, f32> {
-        Unchecked { data: self.data, starts: &self.starts, base: 0, len: self.len, columns: self.columns }
+        Unchecked {
+            data: self.data,
+            starts: &self.starts,
+            base: 0,
+            len: self.len,
+            columns: self.columns,
+            prefetch: Prefetch::detect(),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE, Rows, Stored, TILE, in_line, with_rows};
+use super::{Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 
 /// Whether loops over channels are unrolled for so many rows, where a key has 64 or 128: as most models have, and so
@@ -50,10 +50,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
 ) {
     const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
     let columns = if D > 0 { D } else { keys.columns };
-    let [far, near, pages] = [PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE].map(
-        #[inline(always)]
-        |bytes| keys.rows_in(bytes),
-    );
+    let [far, near, pages] = keys.distances();
     for first in (0..keys.len()).step_by(K * S) {
         keys.prefetch_page(isa, first, pages);
         for chain in (0..columns).step_by(I::CHAIN * I::LANES) {
@@ -65,7 +62,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                     #[inline(always)]
                     |k| keys.at(at + k),
                 );
-                let (to_far, to_near) = (keys.lead(at, far), keys.lead(at, near));
+                let ahead = keys.ahead(at, [far, near]);
                 let mut acc = [[isa.splat(0.0); K]; R];
                 let vectors = const { in_line::<T>(I::LANES) };
                 // A line of each key at a time; as many are asked for, where that comes out even in the order of
@@ -82,8 +79,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                                 1 => key[k].wrapping_add(from).cast::<u8>(),
                                 _ => line_start.wrapping_add((n * K + k) * 64),
                             };
-                            isa.prefetch::<false>(address.wrapping_add(to_far));
-                            isa.prefetch::<false>(address.wrapping_add(to_near));
+                            ahead.of(isa, address);
                         }
                         // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
                         compiler_fence(Ordering::SeqCst);
@@ -131,12 +127,16 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                 isa.store(isa.join_fours([of(0), of(1), of(2), of(3)]), &mut sums[n * I::LANES..]);
             }
             for r in 0..R {
-                for j in 0..K * S {
-                    let sum = sums[j / K * R * K + r * K + j % K];
+                for step in 0..S {
+                    let sums = &sums[step * R * K + r * K..][..K];
                     // SAFETY: TILE is a multiple of K·S, so that groups end inside a row of scores.
-                    unsafe {
-                        let slot = s.add(r * TILE + first + j);
-                        *slot = if chain == 0 { sum } else { *slot + sum };
+                    let slots = unsafe { core::slice::from_raw_parts_mut(s.add(r * TILE + first + step * K), K) };
+                    match chain {
+                        0 => slots.copy_from_slice(sums),
+                        _ => slots.iter_mut().zip(sums).for_each(
+                            #[inline(always)]
+                            |(slot, sum)| *slot += sum,
+                        ),
                     }
                 }
             }

@@ -4,7 +4,7 @@
 
 use core::ops::Range;
 
-use super::{PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE, Rows, Stored, TILE, in_line, with_rows};
+use super::{Rows, Stored, TILE, in_line, with_rows};
 use crate::gemm::PART;
 use crate::isa::Isa;
 use crate::math::{add_compensated, finite_or_zero};
@@ -144,15 +144,12 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
         && blocks > 1;
     let blocks = blocks.max(1).trailing_zeros();
     let mut acc = [[isa.splat(0.0); C]; R];
-    let [far, near, pages] = [PREFETCH_FAR, PREFETCH_NEAR, PREFETCH_PAGE].map(
-        #[inline(always)]
-        |bytes| values.rows_in(bytes),
-    );
+    let [far, near, pages] = values.distances();
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
         for first in some.clone().step_by(GROUP) {
-            let (to_far, to_near) = (values.lead(first, far), values.lead(first, near));
+            let ahead = values.ahead(first, [far, near]);
             if from == 0 {
                 values.prefetch_page(isa, first, pages);
             }
@@ -163,8 +160,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
                     let line_start = if shared { in_order::<I, _, C>(&values, &some, blocks, from, j) } else { value };
                     for c in (0..C).step_by(const { in_line::<T>(I::LANES) }) {
                         let line = line_start.add(c * I::LANES).cast::<u8>();
-                        isa.prefetch::<false>(line.wrapping_add(to_far));
-                        isa.prefetch::<false>(line.wrapping_add(to_near));
+                        ahead.of(isa, line);
                     }
                 }
                 let weight: [I::F; R] = core::array::from_fn(

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use attn_core::half::{bf16, f16};
 
-use super::Isa;
+use super::{Isa, hint};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -252,13 +252,13 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<const WRITE: bool>(self, address: *const u8) {
+    fn prefetch<const HINT: u8>(self, address: *const u8) {
         // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
         unsafe {
-            if WRITE {
-                _mm_prefetch::<_MM_HINT_ET0>(address.cast());
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(address.cast());
+            match HINT {
+                hint::WRITE => _mm_prefetch::<_MM_HINT_ET0>(address.cast()),
+                hint::SECOND => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
+                _ => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
             }
         }
     }

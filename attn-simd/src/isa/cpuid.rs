@@ -1,4 +1,4 @@
-//! What CPUID says of the second cache of the core that asks.
+//! What CPUID says of the core that asks: its second cache, and whose it is.
 
 #![allow(unsafe_code, reason = "CPUID is not a safe function in the oldest compiler that is promised")]
 #![allow(unused_unsafe, reason = "it is one in newer compilers")]
@@ -42,4 +42,24 @@ pub(crate) fn second_cache() -> usize {
 #[cfg(miri)]
 pub(crate) fn second_cache() -> usize {
     0
+}
+
+/// Family and model of a processor by AMD, extended parts added as its manuals say; `None` for others.
+#[cfg(all(not(miri), feature = "std"))]
+pub(crate) fn amd_family() -> Option<(u32, u32)> {
+    use core::arch::x86_64::__cpuid;
+    // SAFETY: every x86-64 CPU has CPUID, and leaves 0 and 1 of it.
+    let (vendor, signature) = unsafe { (__cpuid(0), __cpuid(1).eax) };
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    let (base, model) = (signature >> 8 & 0xf, signature >> 4 & 0xf);
+    let extended = base == 0xf;
+    let family = base + if extended { signature >> 20 & 0xff } else { 0 };
+    let model = model | if extended { signature >> 12 & 0xf0 } else { 0 };
+    (name.as_flattened() == b"AuthenticAMD").then_some((family, model))
+}
+
+/// Miri has no CPUID beyond the detection of features.
+#[cfg(all(miri, feature = "std"))]
+pub(crate) fn amd_family() -> Option<(u32, u32)> {
+    None
 }

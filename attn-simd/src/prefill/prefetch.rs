@@ -5,7 +5,7 @@
 //! misses; so they are spread over the groups of the two products, a few at a time.
 
 use super::job::Job;
-use crate::isa::Isa;
+use crate::isa::{Isa, hint};
 use crate::pack;
 use crate::queue::Claim;
 
@@ -39,9 +39,9 @@ impl Lines {
     }
 
     #[inline(always)]
-    fn prefetch<I: Isa, const WRITE: bool>(&mut self, isa: I, count: usize) {
+    fn prefetch<I: Isa, const HINT: u8>(&mut self, isa: I, count: usize) {
         for _ in 0..count.min(self.left) {
-            isa.prefetch::<WRITE>(self.next);
+            isa.prefetch::<HINT>(self.next);
             self.next = self.next.wrapping_add(LINE);
             self.left -= 1;
             self.row_left -= 1;
@@ -96,7 +96,7 @@ impl Prefetch {
     /// Prefetches the next few lines.
     #[inline(always)]
     pub(crate) fn step<I: Isa>(&mut self, isa: I) {
-        self.read.prefetch::<I, false>(isa, self.budget[0]);
-        self.write.prefetch::<I, true>(isa, self.budget[1]);
+        self.read.prefetch::<I, { hint::READ }>(isa, self.budget[0]);
+        self.write.prefetch::<I, { hint::WRITE }>(isa, self.budget[1]);
     }
 }
