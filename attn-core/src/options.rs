@@ -20,6 +20,7 @@ use crate::shape::{At, AttnShape};
 ///     .mask(Mask::causal(Align::BottomRight).and(Mask::window(128, 0, Align::BottomRight)))
 ///     .softcap(30.0);
 /// # let _ = attn;
+/// const GPT: Attention = Attention::new().mask(Mask::causal(Align::BottomRight)); // options may be constants
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a, M = ()> {
@@ -106,26 +107,26 @@ impl<'a, M: Mods> Attention<'a, M> {
     /// Every engine refuses the same factors, although some could go further: engines that compute in `f32` reach 2¹²⁸,
     /// so that no score overflows for it as long as `q·k` is below 2⁶³ in size (of f16 it always is). At the limit the
     /// largest score has the whole weight.
-    pub fn scale(mut self, scale: f64) -> Self {
+    pub const fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
     }
 
     /// Caps scores smoothly: `c·tanh(s/c)`, `c` finite and above 0 (Gemma 2, arXiv 2408.00118).
-    pub fn softcap(mut self, cap: f64) -> Self {
+    pub const fn softcap(mut self, cap: f64) -> Self {
         self.softcap = Some(cap);
         self
     }
 
     /// Divides the finished scores by `t`, finite and at least 2⁻⁶⁴: above 1 flattens the weights, near 0 the largest
     /// score takes all. With a scale, `|scale|/t` is at most 2⁶⁴ (see [`scale`](Self::scale)). A sink is not divided.
-    pub fn temperature(mut self, t: f64) -> Self {
+    pub const fn temperature(mut self, t: f64) -> Self {
         self.temperature = Some(t);
         self
     }
 
     /// Which keys a query sees. Replaces an earlier mask; combine with [`Mask::and`].
-    pub fn mask(mut self, mask: Mask<'a>) -> Self {
+    pub const fn mask(mut self, mask: Mask<'a>) -> Self {
         self.mask = mask;
         self
     }
@@ -137,26 +138,26 @@ impl<'a, M: Mods> Attention<'a, M> {
     }
 
     /// Adds `−slope·|distance|` per head.
-    pub fn alibi(mut self, alibi: Alibi<'a>) -> Self {
+    pub const fn alibi(mut self, alibi: Alibi<'a>) -> Self {
         self.alibi = Some(alibi);
         self
     }
 
     /// One extra logit per query head, `[q_heads]`, that takes part in the softmax's denominator only: not scaled, not
     /// masked (Xiao et al., arXiv 2309.17453; gpt-oss). A row without visible keys is 0, and its lse the sink.
-    pub fn sinks(mut self, sinks: &'a [f32]) -> Self {
+    pub const fn sinks(mut self, sinks: &'a [f32]) -> Self {
         self.sinks = Some(sinks);
         self
     }
 
     /// How exact the result has to be where the hardware offers something faster; [`Precision::Exact`] unless said.
-    pub fn precision(mut self, precision: Precision) -> Self {
+    pub const fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
 
     /// Drops weights after the softmax.
-    pub fn dropout(mut self, dropout: Dropout<'a>) -> Self {
+    pub const fn dropout(mut self, dropout: Dropout<'a>) -> Self {
         self.dropout = dropout;
         self
     }
@@ -166,7 +167,7 @@ impl<'a, M: Mods> Attention<'a, M> {
     /// then not used.
     ///
     /// Without it, which kernel runs may depend on the number of queries, and results differ by rounding.
-    pub fn reproducible(mut self) -> Self {
+    pub const fn reproducible(mut self) -> Self {
         self.reproducible = true;
         self
     }
@@ -207,7 +208,7 @@ impl<'a, M: Mods> Attention<'a, M> {
     }
 
     /// The same options with the mods borrowed: to be changed without being consumed.
-    pub fn by_ref(&self) -> Attention<'a, &M> {
+    pub const fn by_ref(&self) -> Attention<'a, &M> {
         Attention {
             precision: self.precision,
             scale: self.scale,
@@ -224,57 +225,57 @@ impl<'a, M: Mods> Attention<'a, M> {
     }
 
     /// The mask.
-    pub fn get_mask(&self) -> &Mask<'a> {
+    pub const fn get_mask(&self) -> &Mask<'a> {
         &self.mask
     }
 
     /// The scale as given.
-    pub fn get_scale(&self) -> Option<f64> {
+    pub const fn get_scale(&self) -> Option<f64> {
         self.scale
     }
 
     /// The soft-cap, if any.
-    pub fn get_softcap(&self) -> Option<f64> {
+    pub const fn get_softcap(&self) -> Option<f64> {
         self.softcap
     }
 
     /// The temperature, if any.
-    pub fn get_temperature(&self) -> Option<f64> {
+    pub const fn get_temperature(&self) -> Option<f64> {
         self.temperature
     }
 
     /// The additive bias, if any.
-    pub fn get_bias(&self) -> Option<&Bias<'a>> {
+    pub const fn get_bias(&self) -> Option<&Bias<'a>> {
         self.bias.as_ref()
     }
 
     /// ALiBi, if any.
-    pub fn get_alibi(&self) -> Option<&Alibi<'a>> {
+    pub const fn get_alibi(&self) -> Option<&Alibi<'a>> {
         self.alibi.as_ref()
     }
 
     /// The sinks, if any.
-    pub fn get_sinks(&self) -> Option<&'a [f32]> {
+    pub const fn get_sinks(&self) -> Option<&'a [f32]> {
         self.sinks
     }
 
     /// How exact the result has to be.
-    pub fn get_precision(&self) -> Precision {
+    pub const fn get_precision(&self) -> Precision {
         self.precision
     }
 
     /// The dropout.
-    pub fn get_dropout(&self) -> &Dropout<'a> {
+    pub const fn get_dropout(&self) -> &Dropout<'a> {
         &self.dropout
     }
 
     /// Whether one order of accumulation is pinned.
-    pub fn is_reproducible(&self) -> bool {
+    pub const fn is_reproducible(&self) -> bool {
         self.reproducible
     }
 
     /// The caller's mods.
-    pub fn get_mods(&self) -> &M {
+    pub const fn get_mods(&self) -> &M {
         &self.mods
     }
 

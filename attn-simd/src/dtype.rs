@@ -40,6 +40,22 @@ impl Input<'_> {
 }
 
 /// An element type that the kernels read and write: `f32`, `f16`, `bf16`.
+///
+/// `f64` is computed by [`attn_core::streaming`] and [`attn_core::reference`]:
+///
+/// ```compile_fail,E0277
+/// use attn_core::{Attention, View, ViewMut};
+/// let (x, mut out) = ([0.0f64; 4], [0.0f64; 4]);
+/// let (x, to) = (View::matrix(&x, 2, 2)?, ViewMut::matrix(&mut out, 2, 2)?);
+/// attn_simd::forward(&Attention::new(), x, x, x, to, &mut attn_simd::Workspace::new())?;
+/// # Ok::<(), attn_core::AttnError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "the kernels do not compute with `{Self}`",
+    label = "not f32, f16 or bf16",
+    note = "f64: `attn_core::streaming::forward` and `attn_core::reference::forward` take it",
+    note = "q, k and v have one type; queries over a cache of another type: `attend_cache`"
+)]
 pub trait KernelElement: Element<Compute = f32> {
     /// Wraps an input.
     fn input(view: View<'_, Self>) -> Input<'_>;

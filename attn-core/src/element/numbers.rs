@@ -46,6 +46,12 @@ impl Dtype {
 }
 
 /// A number type that a tensor can hold. Sealed: `f64`, `f32`, [`half::f16`], [`half::bf16`].
+#[diagnostic::on_unimplemented(
+    message = "a tensor cannot hold `{Self}`",
+    label = "no element type of a tensor",
+    note = "tensors hold f64, f32, half::f16 or half::bf16; `attn_core::bits` reads halves from u16, and \
+            `attn_core::int8` attends to i8"
+)]
 pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync + sealed::Sealed + 'static {
     /// The type that the streaming engine computes in: `f64` for `f64`, `f32` for all others.
     type Compute: Real;
