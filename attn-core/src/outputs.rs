@@ -21,25 +21,26 @@ pub struct Outputs<'o, O: Element> {
     /// `[batch, q_heads, q_len]`, row-major: the natural logarithm of the softmax's denominator; −∞ for a row without
     /// visible keys.
     pub lse: Option<&'o mut [O::Compute]>,
-    /// `[batch, q_heads, q_len, kv_len]`, row-major: the weights after softmax and dropout. Only the reference engine
-    /// gives them; see [`weights`](crate::weights) for rows of them from any engine.
+    /// `[batch, q_heads, q_len, kv_len]`, row-major: the weights after softmax and dropout. The reference engine
+    /// has them; the kernels' `forward` recomputes them from the lse. From any other engine, take the lse and
+    /// [`weights::head`](crate::weights::head).
     pub weights: Option<&'o mut [O::Compute]>,
 }
 
 impl<'o, O: Element> Outputs<'o, O> {
     /// Only the output.
-    pub fn new(out: ViewMut<'o, O>) -> Self {
+    pub const fn new(out: ViewMut<'o, O>) -> Self {
         Self { out, lse: None, weights: None }
     }
 
     /// Also the log-sum-exp of each row.
-    pub fn lse(mut self, lse: &'o mut [O::Compute]) -> Self {
+    pub const fn lse(mut self, lse: &'o mut [O::Compute]) -> Self {
         self.lse = Some(lse);
         self
     }
 
     /// Also the weights.
-    pub fn weights(mut self, weights: &'o mut [O::Compute]) -> Self {
+    pub const fn weights(mut self, weights: &'o mut [O::Compute]) -> Self {
         self.weights = Some(weights);
         self
     }

@@ -96,7 +96,9 @@ fn check<'x, O: Element>(
 ) -> Result<&'x mut [O::Compute]> {
     outputs.check(shape)?;
     if outputs.weights.is_some() {
-        return Err(AttnError::Unsupported { what: "weights as an output of the streaming engine" });
+        return Err(AttnError::Unsupported {
+            what: "weights of the streaming engine (attn_core::weights::head with the lse)",
+        });
     }
     AttnError::check_len("streaming scratch", scratch_len(shape), scratch.len())?;
     Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())

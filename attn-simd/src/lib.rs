@@ -65,6 +65,7 @@ mod prefill;
 #[cfg(feature = "std")]
 pub mod probe;
 mod queue;
+mod recomputed;
 mod scoring;
 mod workspace;
 
@@ -74,6 +75,8 @@ pub use isa::LevelError;
 pub use level::{Level, TileModel};
 pub use plan::{Blocks, Explain, Kernel, Plan, Work};
 pub use prefetch::Prefetch;
+#[doc(hidden)]
+pub use recomputed::with_weights;
 pub use workspace::{Line, Workspace};
 
 use attn_core::score_mod::Mods;

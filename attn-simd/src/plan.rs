@@ -6,6 +6,7 @@ use core::fmt;
 
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
+use attn_core::weights::RowAt;
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Outputs, Precision, Result, View};
 
 use crate::amx;
@@ -21,6 +22,7 @@ use crate::prefill::job::Job;
 use crate::prefill::layout::{Scratch, Tiles};
 use crate::prefill::sweep;
 use crate::queue::Queue;
+use crate::recomputed::with_weights;
 use crate::scoring::{Scoring, log2_scale};
 use crate::workspace::{Line, lines_for};
 
@@ -93,6 +95,11 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.problem.shape()
     }
 
+    /// The options.
+    pub fn attn(&self) -> &'p Attention<'a, M> {
+        self.problem.attn()
+    }
+
     /// The instruction-set level that runs.
     pub fn level(&self) -> Level {
         self.level
@@ -154,8 +161,11 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Computes attention on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
     ///
     /// # Errors
-    /// Inputs or outputs that do not have the plan's sizes, before anything is written; [`AttnError::Unsupported`]
-    /// where the full weights are asked for (`attn_core::weights` recomputes any row of them from the lse).
+    /// Inputs or outputs that do not have the plan's sizes, before anything is written.
+    ///
+    /// # Weights
+    /// [`Outputs::weights`] are recomputed from the lse after the call, by [`attn_core::weights`]: a plain dot product
+    /// of each visible key, and an allocation of the lse if the outputs have none. They are for pictures and tests.
     pub fn run<'o, T: KernelElement, O: KernelElement>(
         &self,
         q: View<'_, T>,
@@ -165,16 +175,25 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         workspace: &mut [Line],
     ) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
-        match self.work(q, k, v, outputs)? {
+        let run = |outputs: Outputs<'_, O>| match self.work(q, k, v, outputs)? {
             Work::Blocks(blocks) => blocks.shared_by(1).run(workspace),
             Work::Split(split) => split.run(workspace),
-        }
+        };
+        with_weights(self.shape(), outputs.into(), run, |lse, weights| {
+            let AttnShape { q_heads, q_len, kv_len, .. } = *self.shape();
+            for (n, part) in weights.chunks_exact_mut((q_len * kv_len).max(1)).enumerate() {
+                let at = RowAt { batch: n / q_heads, head: n % q_heads, query: 0 };
+                attn_core::weights::head(self.attn(), q, k, at, lse, part)?;
+            }
+            Ok(())
+        })
     }
 
     /// Cuts the call into what several threads can work on.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// As [`run`](Self::run); [`AttnError::Unsupported`] if the outputs ask for weights, which [`run`](Self::run) and
+    /// `attn_parallel::Runner` give.
     pub fn work<'w, 'o: 'w, T: KernelElement, O: KernelElement>(
         &'w self,
         q: View<'w, T>,
@@ -197,7 +216,9 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let outputs = outputs.into();
         outputs.check(&shape)?;
         if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "weights as an output of the kernels" });
+            return Err(AttnError::Unsupported {
+                what: "weights of Plan::work (attn_core::weights::head with the lse)",
+            });
         }
         if self.kernel == Kernel::Decode {
             return Ok(Work::Split(decode::split(

@@ -100,7 +100,9 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         let (shape, outputs) = (*self.shape(), outputs.into());
         outputs.check(&shape)?;
         if outputs.weights.is_some() {
-            return Err(AttnError::Unsupported { what: "weights as an output of the kernels" });
+            return Err(AttnError::Unsupported {
+                what: "weights of Plan::finish (attn_core::weights::head with the lse)",
+            });
         }
         AttnError::check_size("states (rows · (2 + value_dim))", state::len(&shape)?, rows.len())?;
         let Outputs { out, mut lse, .. } = outputs;
