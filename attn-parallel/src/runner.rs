@@ -5,16 +5,31 @@ use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, AttnShape, Outputs, Result, View};
 use attn_simd::decode::{DecodeCall, DecodePlan, Source};
-use attn_simd::{KernelElement, Level, Plan, Work, Workspace};
+use attn_simd::{KernelElement, Level, Plan, Work, Workspace, with_weights};
 
 use crate::scratch::Scratch;
 use crate::threads::on_threads;
-use crate::{decode, worth};
+use crate::{decode, weights, worth};
 
 /// Computes attention on the threads of the current rayon pool, at the best level of this machine (or the one that
 /// `ATTN_LEVEL` names). [`Runner`] sets level, threads and scratch.
 ///
-/// Arguments as for [`attn_simd::forward`].
+/// `q`: `[batch, q_heads, q_len, head_dim]`, `k`: `[batch, kv_heads, kv_len, head_dim]`, `v`:
+/// `[batch, kv_heads, kv_len, value_dim]`, of one type, in any strides. `outputs` is a [`ViewMut`](attn_core::ViewMut)
+/// or [`Outputs`], of the same type or another. Queries over keys and values of another type: [`attend_cache`].
+///
+/// [`Outputs::weights`] are for pictures and tests. The kernels do not hold them; the threads recompute them from the
+/// lse afterwards, with a plain dot product for each visible key.
+///
+/// ```
+/// use attn_parallel::{Attention, Outputs, View, ViewMut, forward};
+/// let x: Vec<f32> = (0..5 * 8).map(|n| (n as f32).sin()).collect();
+/// let x = View::matrix(&x, 5, 8)?;
+/// let (mut out, mut weights) = ([0.0f32; 5 * 8], [0.0f32; 5 * 5]);
+/// forward(&Attention::new(), x, x, x, Outputs::new(ViewMut::matrix(&mut out, 5, 8)?).weights(&mut weights))?;
+/// assert!(weights.chunks(5).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+/// # Ok::<(), attn_parallel::AttnError>(())
+/// ```
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written.
@@ -164,8 +179,12 @@ impl<'w> Runner<'w> {
         outputs: impl Into<Outputs<'o, O>>,
     ) -> Result<()> {
         let threads = self.most_threads()?;
-        let work = plan.work(q, k, v, outputs)?;
-        run_work(self.scratch(), threads, plan, work, size_of::<T>())
+        let run = |outputs: Outputs<'_, O>| {
+            let work = plan.work(q, k, v, outputs)?;
+            run_work(self.scratch(), threads, plan, work, size_of::<T>())
+        };
+        let fill = |lse: &[f32], weights: &mut [f32]| weights::fill(plan, q, k, lse, weights, threads);
+        with_weights(plan.shape(), outputs.into(), run, fill)
     }
 
     /// As [`attend_cache`].

@@ -4,3 +4,4 @@ mod laws;
 mod memory;
 mod steps;
 mod threads;
+mod weights;

@@ -1,0 +1,32 @@
+//! The weights of a call, recomputed from its lse: heads on the threads of the pool.
+
+use std::sync::{Mutex, PoisonError};
+
+use attn_core::score_mod::Mods;
+use attn_core::weights::{RowAt, head};
+use attn_core::{AttnShape, Result, View};
+use attn_simd::{KernelElement, Plan};
+
+use crate::threads::on_threads;
+use crate::worth;
+
+/// Writes all weights, on at most `threads` threads. Each takes heads one by one.
+pub(crate) fn fill<T: KernelElement, M: Mods + Sync>(
+    plan: &Plan<'_, '_, M>,
+    q: View<'_, T>,
+    k: View<'_, T>,
+    lse: &[f32],
+    weights: &mut [f32],
+    threads: usize,
+) -> Result<()> {
+    let AttnShape { q_heads, q_len, kv_len, .. } = *plan.shape();
+    let heads = Mutex::new(weights.chunks_exact_mut((q_len * kv_len).max(1)).enumerate());
+    let next = || heads.lock().unwrap_or_else(PoisonError::into_inner).next();
+    on_threads(threads.min(worth::computing(plan.shape())), &|| {
+        while let Some((n, part)) = next() {
+            let at = RowAt { batch: n / q_heads, head: n % q_heads, query: 0 };
+            head(plan.attn(), q, k, at, lse, part)?;
+        }
+        Ok(())
+    })
+}
