@@ -12,8 +12,8 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are bound by memory where the rows are few. Lines are prefetched twice, far ahead and near, one by one between the
-//! products, never in bursts; how far is a [policy of the processor](crate::prefetch).
+//! Both are bound by memory where the rows are few. Lines are prefetched twice, far ahead and near, one by one between
+//! the products, never in bursts; how far is a [policy of the processor](crate::prefetch).
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
 //! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`

@@ -1,9 +1,9 @@
 //! How the rows of a cache are prefetched while a step of decoding reads them: a policy of the processor.
 //!
-//! No bit of a result depends on it. A row's lines are requested twice: far ahead, so that memory has time to answer, and
-//! near, so that they come from the second cache into the first. What differs is where the far request goes. A core can
-//! wait for few lines at its first cache (24 on Zen 4: 24 × 64 bytes in 100 ns are 15 GB/s, at any distance); its second
-//! cache has buffers of its own. Zen 5 waits for more lines at the first cache, and one hop is shorter than two.
+//! No bit of a result depends on it. A row's lines are requested twice: far ahead, so that memory has time to answer,
+//! and near, so that they come from the second cache into the first. Processors differ in where the far request should
+//! go. A core can wait for few lines at its first cache: 24 on Zen 4, and 24 × 64 bytes in 100 ns are 15 GB/s, at any
+//! distance. Its second cache has buffers of its own. Zen 5 waits for more lines at the first cache.
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ use crate::isa::cpuid;
 ///
 /// ```
 /// let policy = attn_simd::Prefetch::detect();
-/// println!("{policy}"); // far 12288 bytes ahead into the second cache, then 256 bytes ahead into the first (Zen 4)
+/// println!("{policy}"); // second cache 12288 bytes ahead, first 256 (Zen 4)
 /// ```
 ///
 /// The environment variable `ATTN_PREFETCH` forces another one for experiments: `first:FAR:NEAR`, `second:FAR:NEAR` or
@@ -39,8 +39,8 @@ pub(crate) enum Into {
 }
 
 /// How far ahead one row of every group is requested besides, so that its page is translated before its rows are
-/// requested: a page walk can take as long as reading the page, above all in a virtual machine. Without, 0.79 to 0.92 of
-/// the speed on Zen 5.
+/// requested: a page walk can take as long as reading the page, above all in a virtual machine. Without, 0.79 to 0.92
+/// of the speed on Zen 5.
 pub(crate) const PAGE: usize = 32 << 10;
 
 impl Prefetch {
@@ -140,7 +140,7 @@ impl fmt::Display for Prefetch {
             Into::First => "first",
             Into::Second => "second",
         };
-        write!(f, "far {far} bytes ahead into the {into} cache, then {near} bytes ahead into the first ({of})")
+        write!(f, "{into} cache {far} bytes ahead, first {near} ({of})")
     }
 }
 

@@ -1,7 +1,8 @@
 //! `cargo xtask demo smollm2`: text, token by token, by SmolLM2-135M-Instruct.
 //!
 //! [`text`] makes tokens of text, [`model`] is the decoder, [`verify`] the comparison with stored activations. Caches
-//! hold keys and values of all tokens so far; the prompt goes in at once, then each token on its own. The next token is always the likeliest.
+//! hold keys and values of all tokens so far; the prompt goes in at once, then each token on its own. The next token is
+//! always the likeliest.
 
 mod model;
 mod text;

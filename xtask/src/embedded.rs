@@ -20,11 +20,10 @@ use std::process::ExitCode;
 
 use crate::install;
 use crate::process;
-use crate::root::root;
+use boards::BOARDS;
 pub(crate) use boards::NEEDS;
-use boards::{BOARDS, Board};
-use emulate::Output;
 use image::{ENTRIES, Image};
+use report::Seen;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -35,15 +34,6 @@ pub(crate) struct Args {
     /// Run only these boards.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-}
-
-/// What is known of one board.
-struct Seen {
-    board: &'static Board,
-    /// In the order of [`ENTRIES`].
-    images: Vec<Image>,
-    vectors: Output,
-    gesture: Output,
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -91,9 +81,4 @@ fn all(args: &Args) -> Result<bool, String> {
     build::control_does_not_link()?;
     println!("an image that can panic does not link");
     Ok(report::print(&seen, &gesture))
-}
-
-/// Where everything is built.
-fn folder() -> std::path::PathBuf {
-    root().join("target/ci/embedded")
 }

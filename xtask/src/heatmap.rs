@@ -13,6 +13,7 @@ mod check;
 mod example;
 mod heads;
 mod page;
+mod picture;
 mod scene;
 
 use std::path::{Path, PathBuf};
@@ -32,8 +33,8 @@ pub(crate) struct Args {
     /// letters.
     #[arg(long, value_name = "WORD", num_args = 1.., conflicts_with_all = ["model", "heads_of"])]
     tokens: Vec<String>,
-    /// Queries, keys and values of all layers, as `cargo xtask demo minilm --save FILE` writes them: JSON with title, note,
-    /// tokens and layers, each with q, k and v as [heads][tokens][dim].
+    /// Queries, keys and values of all layers, as `cargo xtask demo minilm --save FILE` writes them: JSON with title,
+    /// note, tokens and layers, each with q, k and v as [heads][tokens][dim].
     #[arg(long = "heads-of", value_name = "FILE", conflicts_with = "model")]
     heads_of: Option<PathBuf>,
     /// A real model: `cargo xtask demo fetch minilm` gets it.
@@ -57,6 +58,9 @@ pub(crate) struct Args {
     /// Where the page goes.
     #[arg(long, value_name = "FILE", default_value = "target/heatmap/heatmap.html")]
     out: PathBuf,
+    /// Also write the first head's weights as pictures to this folder, for light and for dark pages.
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
     /// Also open pages in Chromium, click and type there and look at what they show; pictures are left beside the page.
     #[arg(long)]
     check: bool,
@@ -75,6 +79,11 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn show(args: &Args) -> Result<(), String> {
     let scene = scene(args)?;
     write(&args.out, page::html(&scene).as_bytes())?;
+    for (name, theme) in picture::Theme::ALL {
+        if let (Some(folder), Some(svg)) = (&args.pictures, picture::svg(&scene, theme)) {
+            write(&folder.join(format!("heatmap-{name}.svg")), svg.as_bytes())?;
+        }
+    }
     if scene.tokens.len() <= 16 && scene.layers.len() == 1 {
         print!("{}", table_of(&scene));
     }

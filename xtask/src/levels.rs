@@ -24,10 +24,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
     match kernels(args.head_dim) {
         Ok(rows) => {
-            println!("{}", table::table(&["level", "floats a vector", "inputs", "kernel"], 4, rows));
+            println!("{}", table::table(&["", "f32", "f16", "bf16", "scratch"], 4, rows));
+            println!("A kernel's name is level-type-q(queries of a block)k(keys of a tile). Scratch is");
+            println!("that of one thread, in f32 at head_dim {}. Halves are computed in f32; amx", args.head_dim);
+            println!("computes in bf16.\n");
             absent().for_each(|line| println!("{line}"));
             println!("{}", default_level());
-            println!("Second cache: {} KiB a core, as the blocks are laid out for", Caches::detect().l2 >> 10);
+            println!("Second cache: {} KiB a core", Caches::detect().l2 >> 10);
             println!("Prefetch while decoding: {}", Prefetch::detect());
             ExitCode::SUCCESS
         }
@@ -38,35 +41,29 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// A row per level and number type, for one head of 1024 queries and keys; on matrix tiles a half that is asked for as
-/// f32 takes more products and has a row of its own.
+/// A row per level: whether it is the default, the kernel of each number type for one head of 1024 queries and keys,
+/// and the scratch of the first.
 fn kernels(head_dim: usize) -> attn_core::Result<Vec<Vec<String>>> {
     let sizes = [1, 1, 1024, head_dim];
     let (attn, shape) = (Attention::new(), AttnShape::new(sizes, sizes, sizes)?);
     let mut rows = Vec::new();
     for level in Level::available() {
         let plan = Plan::new(&attn, shape, level)?;
+        let mut row = vec![if level == Level::detect() { "→".to_string() } else { String::new() }];
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let mut row = |output: Dtype| {
-                let explain = plan.explain_into(dtype, output).to_string();
-                let mut name = dtype.name().to_string();
-                if dtype != output {
-                    name = format!("{name} into {}", output.name());
-                }
-                rows.push(vec![level.name().into(), level.lanes().to_string(), name, explain]);
-            };
-            row(dtype);
-            if level.has_tiles() && dtype != Dtype::F32 {
-                row(Dtype::F32);
-            }
+            let explain = plan.explain_into(dtype, dtype).to_string();
+            row.push(explain.split(':').next().unwrap_or_default().to_string());
         }
+        let scratch = plan.workspace_lines() * size_of::<attn_simd::Line>();
+        row.push(format!("{} KiB", scratch.div_ceil(1024)));
+        rows.push(row);
     }
     Ok(rows)
 }
 
 /// A line per level that does not run here, and why.
 fn absent() -> impl Iterator<Item = String> {
-    Level::names().filter_map(|name| Level::by_name(name).err().map(|error| format!("Absent: {name}: {error}")))
+    Level::names().filter_map(|name| Level::by_name(name).err().map(|error| format!("{name}: {error}")))
 }
 
 /// What to say where `ATTN_LEVEL` asks for a level that does not run here.
@@ -82,7 +79,7 @@ fn default_level() -> String {
     match (ignored(), std::env::var_os("ATTN_LEVEL")) {
         (Some(ignored), _) => format!("Default: {level}; {ignored}"),
         (None, Some(_)) => format!("Default: {level}, by ATTN_LEVEL"),
-        (None, None) => format!("Default: {level}, the best of this machine; ATTN_LEVEL=NAME forces another"),
+        (None, None) => format!("Default: {level}, the best of this machine; ATTN_LEVEL forces another"),
     }
 }
 
@@ -93,14 +90,15 @@ mod tests {
     #[test]
     fn every_level_has_a_kernel_for_every_type() {
         let rows = kernels(64).unwrap();
-        let wanted: usize = Level::available().map(|level| if level.has_tiles() { 5 } else { 3 }).sum();
-        assert_eq!(rows.len(), wanted);
-        for row in rows {
-            let dtype = row[2].split(' ').next().unwrap();
-            assert!(row[3].starts_with(&format!("{}-{dtype}", row[0])), "{row:?}");
-            // Whoever looks at a table without tiles reads why.
-            assert!(row[3].contains("tiles, ") || row[3].contains("no tiles: this machine"), "{row:?}");
+        assert_eq!(rows.len(), Level::available().count());
+        for (row, level) in rows.iter().zip(Level::available()) {
+            for (name, dtype) in row[1..4].iter().zip(["f32", "f16", "bf16"]) {
+                assert!(name.starts_with(&format!("{}-{dtype}-q", level.name())), "{row:?}");
+            }
         }
+        assert_eq!(rows.iter().filter(|row| row[0] == "→").count(), 1);
+        let wide = table::table(&["", "f32", "f16", "bf16", "scratch"], 4, rows).to_string();
+        assert!(wide.lines().all(|line| line.chars().count() <= 80), "{wide}");
         assert!(kernels(usize::MAX).is_err());
     }
 

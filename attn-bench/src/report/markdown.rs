@@ -10,11 +10,29 @@ use comfy_table::Table;
 use super::document::{Document, Part, Section, Weight};
 use super::escape::markdown as escape;
 
+/// A paragraph in lines of at most 118 columns, as the house's Markdown has them.
+fn wrapped(text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > 118 {
+            out.push('\n');
+            column = 0;
+        } else if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out += word;
+        column += width;
+    }
+    out
+}
+
 /// The block of a run.
 fn block(document: &Document) -> String {
     let machine = &document.machine;
-    let mut out = format!("### {}\n\n{}. ", escape(&document.title), escape(&document.subject));
-    let _ = writeln!(out, "`{}`, {}, {}.", machine.command, machine.date, machine.rustc);
+    let what = format!("{}. `{}`, {}, {}.", escape(&document.subject), machine.command, machine.date, machine.rustc);
+    let mut out = format!("### {}\n\n{}\n", escape(&document.title), wrapped(&what));
     if let Some(warning) = machine.disturbed() {
         let _ = write!(out, "\n> {}\n", escape(&warning));
     }
@@ -40,7 +58,7 @@ fn block(document: &Document) -> String {
 }
 
 fn titled(section: &Section) -> String {
-    format!("\n#### {}\n\n{}\n\n{}", escape(&section.title), escape(&section.note), rows(&section.table))
+    format!("\n#### {}\n\n{}\n\n{}", escape(&section.title), wrapped(&escape(&section.note)), rows(&section.table))
 }
 
 /// A table.

@@ -5,7 +5,7 @@ use std::path::Path;
 use attn_bench::compare::{Comparison, LEGEND, Run};
 use attn_bench::report::document::comparison_table;
 
-use super::{Args, Failure};
+use super::args::{Args, Failure};
 
 /// Reads a run that `--json` wrote.
 pub(super) fn read(path: &Path) -> Result<Run, Failure> {
@@ -59,7 +59,7 @@ pub(super) fn conclude(args: &Args, old: &Run, comparison: &Comparison) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::command;
+    use crate::bench::args::command;
     use std::path::PathBuf;
 
     /// Two samples in each of two passes, so many seconds each, in the format of `--json`.

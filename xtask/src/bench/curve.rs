@@ -15,8 +15,10 @@ use attn_bench::report::html;
 use attn_bench::report::plot::Theme;
 use attn_bench::roofline::Roofs;
 
+use super::args::{Args, Failure};
+use super::compare;
+use super::output::{COUNTED, command_line, show, some_case, write};
 use super::progress::Terminal;
-use super::{Args, COUNTED, Failure, command_line, compare, show, some_case, write};
 
 /// How often the slower cases of a comparison are measured again.
 const AGAIN: usize = 2;
@@ -171,7 +173,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let page = args.report.join("report.html");
     write(&page, &html::page(&document))?;
-    println!("Report: {}", super::url(&page));
+    println!("Report: {}", super::output::url(&page));
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn names_depend_on_what_is_asked_for() {
-        use crate::bench::command;
+        use crate::bench::args::command;
         let names = |words: &[&str]| settings(&command(words)).unwrap().names();
         assert_eq!(names(&["--quick", "--filter", "simd/t1/n64$"]), ["curve/d64/f32/simd/t1/n64"]);
         let words =
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn arguments_without_sense_are_refused() {
-        use crate::bench::command;
+        use crate::bench::args::command;
         for (words, why) in [
             (["--head-dim", "64,0"], "--head-dim"),
             (["--heads", "5000"], "--heads"),

@@ -9,8 +9,10 @@ use attn_bench::peer::Peer;
 use attn_bench::progress::Progress;
 use attn_bench::report::decode::document;
 
+use super::args::{Args, Failure};
+use super::compare;
+use super::output::{command_line, show, some_case, threads_text};
 use super::progress::Terminal;
-use super::{Args, Failure, command_line, compare, show, some_case};
 
 /// What cold calls find in the processor's caches instead: more than they hold.
 const SWEEP: usize = 256 << 20;
@@ -83,7 +85,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     progress.end();
     show(
         args,
-        &format!("decoding, {}, {threads} threads", level.name()),
+        &format!("decoding, {}, {}", level.name(), threads_text(threads)),
         &document(&report, comparison.as_ref()),
         &report,
     )?;

@@ -11,7 +11,8 @@ use attn_bench::report::table;
 use attn_bench::tensors::{self, Names};
 use serde::Serialize;
 
-use super::{Args, Failure, command_line, write};
+use super::args::{Args, Failure};
+use super::output::{command_line, write};
 
 /// What `--json` writes.
 #[derive(Serialize)]

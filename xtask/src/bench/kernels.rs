@@ -12,8 +12,10 @@ use attn_bench::progress::Progress;
 use attn_bench::report::kernels::document;
 use attn_simd::Level;
 
+use super::args::{Args, Failure};
+use super::compare;
+use super::output::{command_line, show, some_case, threads_text};
 use super::progress::Terminal;
-use super::{Args, Failure, command_line, compare, show, some_case};
 use crate::peers;
 
 /// A level and the rows to run at it.
@@ -96,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let document = document(&report, comparison.as_ref());
     let kind = if args.types { "kernels of all types" } else { "kernels" };
-    show(args, &format!("{kind}, {}, {threads} threads", level.name()), &document, &report)?;
+    show(args, &format!("{kind}, {}, {}", level.name(), threads_text(threads)), &document, &report)?;
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 

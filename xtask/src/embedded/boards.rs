@@ -78,3 +78,8 @@ pub(crate) const NEEDS: &[Need] = &[
 pub(super) fn objdump() -> Option<std::path::PathBuf> {
     need::sysroot(None).map(|root| root.join(OBJDUMP))
 }
+
+/// Where everything is built.
+pub(super) fn folder() -> std::path::PathBuf {
+    crate::root::root().join("target/ci/embedded")
+}

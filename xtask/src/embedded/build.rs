@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::boards::{Board, objdump};
-use super::folder;
+use super::boards::{Board, folder, objdump};
 use crate::need::{DISTRIBUTION_RUSTC, Need};
 use crate::process;
 use crate::root::root;

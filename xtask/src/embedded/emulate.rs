@@ -5,8 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::boards::Board;
-use super::folder;
+use super::boards::{Board, folder};
 use crate::process;
 
 /// How long a program may run: seconds, unless it hangs.

@@ -2,9 +2,18 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::Seen;
+use super::boards::Board;
 use super::emulate::Output;
-use super::image::ENTRIES;
+use super::image::{ENTRIES, Image};
+
+/// What is known of one board.
+pub(super) struct Seen {
+    pub(super) board: &'static Board,
+    /// In the order of [`ENTRIES`].
+    pub(super) images: Vec<Image>,
+    pub(super) vectors: Output,
+    pub(super) gesture: Output,
+}
 
 /// What a figure must not exceed.
 struct Limit {

@@ -118,7 +118,8 @@
 
   function map() {
     const table = $("map");
-    const side = Math.max(9, Math.min(56, Math.floor(680 / n)));
+    const room = Math.min(680, document.body.clientWidth - 130); // beside the names of the rows
+    const side = Math.max(9, Math.min(56, Math.floor(room / n)));
     const numbers = side >= 34;
     table.style.setProperty("--cell", `${side}px`);
     table.classList.toggle("tight", n > 10 || scene.tokens.some((token) => token.length > 8));
@@ -188,14 +189,15 @@
 
   function token() {
     const { q, k, v } = head();
-    const { scores, before, after, out } = shown();
+    const { scores, before, out } = shown();
+    const after = state.view === "after" ? shown().after : null;
     const at = state.query;
     $("token-title").textContent = `Token ${at + 1}: ${name(at)}`;
     const seen = before[at].filter((w) => w !== null);
     // The exponential of the entropy: how many keys an equal share would reach.
     const spread = Math.exp(-seen.reduce((sum, w) => sum + (w > 0 ? w * Math.log(w) : 0), 0));
     $("spread").textContent = seen.length
-      ? `Sees ${seen.length} of ${n} keys; its attention is as wide as an equal share among ${spread.toFixed(1)}.`
+      ? `Sees ${seen.length} of ${n} keys; it spreads its attention as if it looked at ${spread.toFixed(1)} of them equally (entropy).`
       : "Sees no key: its output is 0.";
     const titles = ["key", "score", "weight", ...(after ? ["after dropout"] : []), ""];
     const header = titles.map((title, i) => el("th", i ? { scope: "col", class: "num" } : { scope: "col" }, title));
@@ -207,7 +209,7 @@
       if (length !== null) {
         const fill = el("i");
         fill.style.width = `${(100 * length) / max}%`;
-        fill.style.background = css(heat(0.35 + (0.65 * length) / max));
+        fill.style.background = css(heat(length / top()));
         bar.append(fill);
       }
       const cells = [number(scores[at][key]), number(w), ...(after ? [number(after[at][key])] : []), bar];
@@ -248,6 +250,9 @@
   }
 
   function draw() {
+    // Where a weight is 1, both ranges are the same.
+    const range = document.querySelector("[name=range]")?.closest("fieldset");
+    if (range) range.hidden = largest(weights()) > 0.995;
     heads();
     map();
     token();
@@ -271,6 +276,7 @@
     choose(...to, true);
   });
   dark.addEventListener("change", draw);
+  addEventListener("resize", map);
   controls();
   draw();
 })();

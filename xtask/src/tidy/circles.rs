@@ -200,7 +200,7 @@ fn resolve(modules: &Modules, here: &[String], path: &[String], depth: usize) ->
 /// Code without modules that are compiled for tests only.
 fn without_tests(code: &str) -> String {
     let mut code = code.to_owned();
-    while let Some(start) = code.find("#[cfg(test)]") {
+    while let Some(start) = ["#[cfg(test)]", "#[cfg(all(test,"].iter().filter_map(|mark| code.find(mark)).min() {
         let open = code[start..].find(['{', ';']).map_or(code.len(), |at| start + at);
         let (mut depth, mut end) = (0usize, code.len());
         for (at, c) in code[open.min(code.len())..].char_indices() {
