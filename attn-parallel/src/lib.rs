@@ -48,8 +48,8 @@
 //! # Numerics
 //!
 //! [`attn_simd`] says what `f32` can hold. A thread computes in its own floating-point mode. If a caller sets
-//! flush-to-zero for its own thread, but not for the pool's threads (`ThreadPoolBuilder::start_handler`), some rows keep
-//! numbers below 2⁻¹²⁶ and others do not. This is the only case in which bits depend on the thread.
+//! flush-to-zero for its own thread, but not for the pool's threads (`ThreadPoolBuilder::start_handler`), some rows
+//! keep numbers below 2⁻¹²⁶ and others do not. This is the only case in which bits depend on the thread.
 
 mod allocating;
 mod decode;
