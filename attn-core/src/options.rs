@@ -200,7 +200,31 @@ impl<'a, M: Mods> Attention<'a, M> {
         self.with_mods(|inner| MaskMod::new(f, inner))
     }
 
-    fn with_mods<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
+    /// Replaces the mods by what a function makes of them: your own implementation of [`Mods`], or a box around any
+    /// (`attn_simd::BoxedMods::new`), so that the options have a type with a name.
+    ///
+    /// ```
+    /// use attn_core::Attention;
+    /// use attn_core::score::At;
+    /// use attn_core::score_mod::Mods;
+    /// struct Even;
+    /// impl Mods for Even {
+    ///     const SCORE_MOD: bool = false;
+    ///     const MASK_MOD: bool = true;
+    ///     fn score_mod(&self, score: f64, _: At) -> f64 {
+    ///         score
+    ///     }
+    ///     fn mask_mod(&self, at: At) -> bool {
+    ///         at.key % 2 == 0
+    ///     }
+    ///     fn derivative(&self, _: f64, _: At) -> Option<f64> {
+    ///         Some(1.0)
+    ///     }
+    /// }
+    /// let attn: Attention<'_, Even> = Attention::new().with_mods(|()| Even);
+    /// # let _ = attn;
+    /// ```
+    pub fn with_mods<N>(self, f: impl FnOnce(M) -> N) -> Attention<'a, N> {
         let Self { precision, scale, softcap, temperature, mask, bias, alibi, sinks, dropout, reproducible, mods } =
             self;
         let mods = f(mods);

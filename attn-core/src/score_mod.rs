@@ -13,6 +13,15 @@ pub trait Mods {
     const SCORE_MOD: bool;
     /// Whether [`mask_mod`](Self::mask_mod) hides anything.
     const MASK_MOD: bool;
+    /// Whether these do anything to a score, where only a value knows: mods in a box. False makes a kernel skip the
+    /// calls.
+    fn has_score_mod(&self) -> bool {
+        Self::SCORE_MOD
+    }
+    /// The same for [`mask_mod`](Self::mask_mod).
+    fn has_mask_mod(&self) -> bool {
+        Self::MASK_MOD
+    }
     /// The new score.
     fn score_mod(&self, score: f64, at: At) -> f64;
     /// Whether a key that the mask shows stays visible.
@@ -40,6 +49,12 @@ impl Mods for () {
 impl<M: Mods> Mods for &M {
     const SCORE_MOD: bool = M::SCORE_MOD;
     const MASK_MOD: bool = M::MASK_MOD;
+    fn has_score_mod(&self) -> bool {
+        (**self).has_score_mod()
+    }
+    fn has_mask_mod(&self) -> bool {
+        (**self).has_mask_mod()
+    }
     #[inline]
     fn score_mod(&self, score: f64, at: At) -> f64 {
         (**self).score_mod(score, at)
@@ -88,6 +103,9 @@ impl<F, D, M> ScoreMod<F, D, M> {
 impl<F: Fn(f64, At) -> f64, D: Derivative, M: Mods> Mods for ScoreMod<F, D, M> {
     const SCORE_MOD: bool = true;
     const MASK_MOD: bool = M::MASK_MOD;
+    fn has_mask_mod(&self) -> bool {
+        self.inner.has_mask_mod()
+    }
     #[inline]
     fn score_mod(&self, score: f64, at: At) -> f64 {
         (self.f)(self.inner.score_mod(score, at), at)
@@ -118,6 +136,9 @@ impl<F, M> MaskMod<F, M> {
 impl<F: Fn(At) -> bool, M: Mods> Mods for MaskMod<F, M> {
     const SCORE_MOD: bool = M::SCORE_MOD;
     const MASK_MOD: bool = true;
+    fn has_score_mod(&self) -> bool {
+        self.inner.has_score_mod()
+    }
     #[inline]
     fn score_mod(&self, score: f64, at: At) -> f64 {
         self.inner.score_mod(score, at)

@@ -22,6 +22,7 @@
 //! | to generate text: one token after the other over a cache | [`attend_cache`], over the caches of [`attn_core::kv_cache`] |
 //! | masks: causal, windows, padding, documents, trees, my own tensor | [`Mask`], [`Align`], [`attn_core::mask`] |
 //! | ALiBi, soft-cap, sinks, dropout, a bias, functions of my own | the methods of [`Attention`] |
+//! | to keep options with closures in a struct | [`BoxedMods`] |
 //! | the weights, for a picture | [`Outputs::weights`]; single rows: [`attn_core::weights`] |
 //! | gradients | [`attn_core::backward`] |
 //! | to choose level, number of threads or scratch | [`Runner`], [`Level`], [`Workspace`] |
@@ -71,7 +72,7 @@ pub use attn_simd;
 #[doc(inline)]
 pub use attn_simd::decode::{DecodePlan, Source};
 #[doc(inline)]
-pub use attn_simd::{KernelElement, Level, Plan, Workspace};
+pub use attn_simd::{BoxedMods, KernelElement, Level, Plan, Workspace};
 pub use module::Kernels;
 pub use runner::{Runner, attend_cache, forward};
 pub use threads::threads;

@@ -50,6 +50,7 @@
 extern crate alloc;
 
 mod amx;
+mod boxed;
 mod caches;
 pub mod decode;
 mod dtype;
@@ -69,6 +70,7 @@ mod recomputed;
 mod scoring;
 mod workspace;
 
+pub use boxed::BoxedMods;
 pub use caches::Caches;
 pub use dtype::{Input, KernelElement};
 pub use isa::LevelError;

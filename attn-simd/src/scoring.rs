@@ -49,11 +49,11 @@ pub(crate) trait TileMods: Sync {
 
 impl<M: Mods + Sync> TileMods for M {
     fn has_score_mod(&self) -> bool {
-        M::SCORE_MOD
+        Mods::has_score_mod(self)
     }
 
     fn has_mask_mod(&self) -> bool {
-        M::MASK_MOD
+        Mods::has_mask_mod(self)
     }
 
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
@@ -156,7 +156,7 @@ impl<'j> Scoring<'j> {
         Self {
             level,
             mask: attn.get_mask(),
-            ranges: attn.get_mask().is_ranges() && !M::MASK_MOD,
+            ranges: attn.get_mask().is_ranges() && !Mods::has_mask_mod(attn.get_mods()),
             bias: attn.get_bias(),
             alibi: attn.get_alibi(),
             softcap: attn.get_softcap().map(|cap| {
@@ -189,8 +189,9 @@ struct Factors {
 
 impl Factors {
     fn of<M: Mods>(attn: &Attention<'_, M>, scale: f64) -> Self {
+        let score_mod = Mods::has_score_mod(attn.get_mods());
         let modified =
-            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || M::SCORE_MOD;
+            attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || score_mod;
         let per_temperature = 1.0 / attn.get_temperature().unwrap_or(1.0);
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs
         // nothing. The running maximum needs it positive: its sign goes to the queries.
