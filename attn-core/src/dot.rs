@@ -21,7 +21,7 @@ pub fn dot<R: Real, T: Element<Compute = R>>(q: Row<'_, T>, k: Row<'_, T>) -> R 
 
 /// As [`dot`], of slices.
 #[inline]
-pub(crate) fn dot_slices<R: Real, T: Element<Compute = R>>(q: &[T], k: &[T]) -> R {
+pub fn dot_slices<R: Real, T: Element<Compute = R>>(q: &[T], k: &[T]) -> R {
     let mut sums = [R::ZERO; 4];
     let ((q4, q_rest), (k4, k_rest)) = (q.as_chunks::<4>(), k.as_chunks::<4>());
     for (q, k) in q4.iter().zip(k4) {

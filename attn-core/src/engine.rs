@@ -5,7 +5,7 @@ pub use crate::backward::accumulate::all as accumulate_all;
 pub use crate::backward::check_derivatives;
 pub use crate::backward::inputs::Inputs;
 pub use crate::backward::outputs::{AppendedGradients, check_options};
-pub use crate::dot::dot;
+pub use crate::dot::{dot, dot_slices};
 pub use crate::kv_cache::attend::row as attend_row;
 pub use crate::mask::bits::{lowest_bits, pack_bools, transpose_bits};
 pub use crate::shape::{check_same, product};

@@ -6,6 +6,7 @@
 //! | [`CausalAttention`] | the same with a causal mask and dropout |
 //! | [`ConcatHeads`] | a list of single heads, their outputs side by side |
 //! | [`MultiHeadAttention`] | all heads in three fused matrices, then the output projection |
+//! | [`FixedSelfAttention`] | the same with constant sizes, for firmware: no scratch, the smallest image |
 //!
 //! ```text
 //! x ─┬─ W_q ─ q ─┐
@@ -32,6 +33,7 @@ mod backward;
 mod causal_attention;
 mod concat_heads;
 mod engine;
+mod fixed;
 mod gradients;
 mod multi_head;
 mod outputs;
@@ -42,6 +44,7 @@ mod sources;
 pub use causal_attention::CausalAttention;
 pub use concat_heads::ConcatHeads;
 pub use engine::{Engine, Reference, Streaming};
+pub use fixed::{FixedProjection, FixedSelfAttention};
 pub use gradients::{InputGradients, ModuleGradients};
 pub use multi_head::MultiHeadAttention;
 pub use outputs::{LayerOutputs, WeightsOut};

@@ -42,10 +42,16 @@ impl<'a, T: Element> SelfAttention<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::Size`].
-    pub fn new(w_q: Linear<'a, T>, w_k: Linear<'a, T>, w_v: Linear<'a, T>) -> Result<Self> {
-        AttnError::check_size("w_k d_in against w_q d_in", w_q.d_in(), w_k.d_in())?;
-        AttnError::check_size("w_v d_in against w_q d_in", w_q.d_in(), w_v.d_in())?;
-        AttnError::check_size("w_k d_out against w_q d_out", w_q.d_out(), w_k.d_out())?;
+    pub const fn new(w_q: Linear<'a, T>, w_k: Linear<'a, T>, w_v: Linear<'a, T>) -> Result<Self> {
+        if let Err(error) = AttnError::check_size("w_k d_in against w_q d_in", w_q.d_in(), w_k.d_in()) {
+            return Err(error);
+        }
+        if let Err(error) = AttnError::check_size("w_v d_in against w_q d_in", w_q.d_in(), w_v.d_in()) {
+            return Err(error);
+        }
+        if let Err(error) = AttnError::check_size("w_k d_out against w_q d_out", w_q.d_out(), w_k.d_out()) {
+            return Err(error);
+        }
         Ok(Self { w_q, w_k, w_v, w_o: None })
     }
 
@@ -53,10 +59,14 @@ impl<'a, T: Element> SelfAttention<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::Size`].
-    pub fn output(mut self, w_o: Linear<'a, T>) -> Result<Self> {
-        AttnError::check_size("w_o d_in against d_v", self.d_v(), w_o.d_in())?;
-        self.w_o = Some(w_o);
-        Ok(self)
+    pub const fn output(mut self, w_o: Linear<'a, T>) -> Result<Self> {
+        match AttnError::check_size("w_o d_in against d_v", self.d_v(), w_o.d_in()) {
+            Ok(()) => {
+                self.w_o = Some(w_o);
+                Ok(self)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Features of a token.
@@ -99,6 +109,44 @@ impl<'a, T: Element> SelfAttention<'a, T> {
         self.as_multi_head()?.scratch_len(engine, batch, seq, seq)
     }
 
+    /// [`scratch_len`](Self::scratch_len) for [`Streaming`](super::Streaming), in a constant: the length of a static
+    /// buffer.
+    ///
+    /// ```
+    /// use attn_layers::Linear;
+    /// use attn_layers::module::SelfAttention;
+    /// const fn layer(w: &[f32; 4]) -> SelfAttention<'_, f32> {
+    ///     let Ok(w) = Linear::new(w, 2, 2) else { panic!("not 2×2") };
+    ///     let Ok(layer) = SelfAttention::new(w, w, w) else { panic!("sizes that do not fit") };
+    ///     layer
+    /// }
+    /// const LEN: usize = match layer(&[0.0; 4]).streaming_scratch_len(1, 3) {
+    ///     Ok(len) => len,
+    ///     Err(_) => panic!("too large"),
+    /// };
+    /// static SCRATCH: [f32; LEN] = [0.0; LEN];
+    /// assert_eq!(SCRATCH.len(), 29);
+    /// ```
+    ///
+    /// # Errors
+    /// [`AttnError::Overflow`].
+    pub const fn streaming_scratch_len(&self, batch: usize, seq: usize) -> Result<usize> {
+        // A token's query, key, value, context and lse; then the engine's own, one output row.
+        let Some(len) = self.floats(batch, seq) else {
+            return Err(AttnError::Overflow { what: "module scratch" });
+        };
+        Ok(len)
+    }
+
+    const fn floats(&self, batch: usize, seq: usize) -> Option<usize> {
+        let Some(features) = self.d_k().checked_add(self.d_v()) else { return None };
+        let Some(features) = features.checked_mul(2) else { return None };
+        let Some(features) = features.checked_add(1) else { return None };
+        let Some(tokens) = batch.checked_mul(seq) else { return None };
+        let Some(len) = tokens.checked_mul(features) else { return None };
+        len.checked_add(self.d_v())
+    }
+
     /// Attention of `x` to itself. `attn` are the options (scale `1/√d_k` unless given); the weights, if asked for, are
     /// `[batch, 1, seq, seq]`.
     ///
@@ -136,5 +184,24 @@ impl<'a, T: Element> SelfAttention<'a, T> {
         scratch: &mut [f64],
     ) -> Result<()> {
         self.as_multi_head()?.backward(attn, x, dy, gradients, scratch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Streaming;
+    use super::*;
+
+    #[test]
+    fn the_constant_length_of_scratch_is_the_engines() {
+        for (d_model, d_k, d_v) in [(4, 3, 5), (2, 2, 2), (1, 7, 1), (3, 0, 0)] {
+            let w = [0.0f32; 21];
+            let linear = |d_out| Linear::new(&w[..d_model * d_out], d_model, d_out).unwrap();
+            let layer = SelfAttention::new(linear(d_k), linear(d_k), linear(d_v)).unwrap();
+            for (batch, seq) in [(1, 3), (2, 9), (0, 1), (1, 0)] {
+                assert_eq!(layer.streaming_scratch_len(batch, seq), layer.scratch_len(&Streaming, batch, seq));
+            }
+            assert!(layer.streaming_scratch_len(usize::MAX, 2).is_err());
+        }
     }
 }
