@@ -10,6 +10,7 @@ use attn_core::kv_cache::RingCache;
 use attn_core::resume::{Cursor, Progress};
 use attn_core::softmax::RowState;
 use attn_core::{Align, Attention, Layout, Outputs, Result, View, ViewMut, streaming};
+use attn_layers::module::{FixedSelfAttention, MultiHeadAttention, Sources, Streaming};
 
 /// Sizes of q, k, v and the output.
 pub type Sizes = [[usize; 4]; 4];
@@ -129,4 +130,26 @@ pub fn quantized_ring(
     let mut cache = QuantizedRingCache::new(keys, values, seen, sinks, window)?;
     let out = ViewMut::new(out, Layout::Bshd, *os)?;
     cache.advance(attn, view(q, qs)?, view(k, ks)?, view(v, vs)?, out, scratch)
+}
+
+/// A layer of 16 features and two heads, on twelve tokens: sizes are constants.
+pub type FixedLayer<'a> = FixedSelfAttention<'a, 16, 2, 2, 8>;
+
+/// Projections, attention and output projection, with fixed shapes.
+#[inline(never)]
+pub fn fixed_layer(layer: &FixedLayer<'_>, x: &[[f32; 16]; 12], y: &mut [[f32; 16]; 12]) {
+    layer.forward(x, y);
+}
+
+/// The same with sizes and options that are known at run time only.
+#[inline(never)]
+pub fn layer(
+    layer: &MultiHeadAttention<'_, f32>,
+    attn: &Attention<'_>,
+    (x, sizes): (&[f32], &[usize; 4]),
+    y: &mut [f32],
+    scratch: &mut [f32],
+) -> Result<()> {
+    let (x, y) = (View::new(x, Layout::Bshd, *sizes)?, ViewMut::new(y, Layout::Bshd, *sizes)?);
+    layer.forward(&mut Streaming, attn, Sources::same(x), y, scratch)
 }

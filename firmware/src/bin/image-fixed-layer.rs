@@ -1,0 +1,4 @@
+//! An image of `entries::fixed_layer` and nothing else.
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+attn_firmware::image!(attn_firmware::entries::fixed_layer);
