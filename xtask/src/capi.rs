@@ -65,6 +65,9 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 /// Warnings are errors in what users copy.
 const C: &[&str] = &["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
+/// Missing initialisers are what C90 knows instead of designated ones.
+const C90: &[&str] =
+    &["-std=c90", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"];
 const CXX: &[&str] = &["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"];
 
 /// Runs a program that must end by an abort.
@@ -86,11 +89,10 @@ struct Places {
 }
 
 impl Places {
-    /// What pkg-config says.
-    fn pkg_config(&self, options: &[&str]) -> Result<Vec<String>, String> {
+    /// What pkg-config says of a package.
+    fn pkg_config(&self, package: &str) -> Result<Vec<String>, String> {
         let output = Command::new("pkg-config")
-            .args(options)
-            .arg("attn")
+            .args(["--cflags", "--libs", package])
             .env("PKG_CONFIG_PATH", self.dist.join("lib/pkgconfig"))
             .output()
             .map_err(|error| format!("pkg-config: {error}"))?;
@@ -124,7 +126,7 @@ impl Places {
     }
 
     fn examples(&self) -> Result<(), String> {
-        let mut link = self.pkg_config(&["--cflags", "--libs"])?;
+        let mut link = self.pkg_config("attn")?;
         link.push("-lm".into());
         for name in ["attention", "decode"] {
             let c = self.compile("cc", C, &format!("examples/{name}.c"), &format!("{name}-c"), &link)?;
@@ -132,17 +134,15 @@ impl Places {
             let cxx = self.compile("c++", CXX, &format!("examples/{name}.cpp"), &format!("{name}-cxx"), &link)?;
             succeed(&mut self.shared(cxx))?;
         }
-        let program = self.compile("cc", C, "examples/attention.c", "attention-static", &self.statically()?)?;
+        let program =
+            self.compile("cc", C, "examples/attention.c", "attention-static", &self.pkg_config("attn-static")?)?;
         succeed(&mut Command::new(program))?;
+        let c90 = self.compile("cc", C90, "tests/c/c90.c", "c90", &link)?;
+        succeed(&mut self.shared(c90))?;
+        let cxx = self.compile("c++", &[CXX, &["-x", "c++"]].concat(), "tests/c/c90.c", "c90-cxx", &link);
+        succeed(&mut self.shared(cxx?))?;
         let throws = self.compile("c++", CXX, "tests/c/throws.cpp", "throws", &link)?;
         aborts(&mut self.shared(throws))
-    }
-
-    /// Flags to link the static library, which pkg-config gives beside the shared one's.
-    fn statically(&self) -> Result<Vec<String>, String> {
-        let flags = self.pkg_config(&["--cflags", "--libs", "--static"])?;
-        let archive = self.dist.join("lib/libattn.a").to_string_lossy().into_owned();
-        Ok(flags.into_iter().map(|flag| if flag == "-lattn" { archive.clone() } else { flag }).collect())
     }
 
     fn cmake(&self) -> Result<(), String> {
@@ -181,7 +181,7 @@ impl Places {
         command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
         succeed(&mut command)?;
         let archive = folder.join(target).join("debug/libattn.a").to_string_lossy().into_owned();
-        let mut link = self.statically()?;
+        let mut link = self.pkg_config("attn-static")?;
         link.iter_mut().filter(|flag| flag.ends_with("libattn.a")).for_each(|flag| flag.clone_from(&archive));
         let flags: Vec<_> =
             C.iter().copied().chain(["-fsanitize=address,undefined", "-fno-sanitize-recover"]).collect();
@@ -191,7 +191,7 @@ impl Places {
     }
 
     fn valgrind(&self) -> Result<(), String> {
-        let program = self.compile("cc", C, "tests/c/errors.c", "errors", &self.statically()?)?;
+        let program = self.compile("cc", C, "tests/c/errors.c", "errors", &self.pkg_config("attn-static")?)?;
         let mut command = Command::new("valgrind");
         command.args([
             "--quiet",
@@ -204,7 +204,7 @@ impl Places {
     }
 
     fn overhead(&self) -> Result<(), String> {
-        let link = self.pkg_config(&["--cflags", "--libs"])?;
+        let link = self.pkg_config("attn")?;
         let program = self.compile("cc", C, "examples/overhead.c", "overhead", &link)?;
         succeed(&mut self.shared(program))
     }

@@ -4,7 +4,7 @@
 //! include/attn.h
 //! lib/libattn.so -> libattn.so.0 -> libattn.so.0.1.0    stripped, of a name that states the ABI
 //! lib/libattn.a                                         without debug information
-//! lib/pkgconfig/attn.pc, lib/cmake/attn/*.cmake         relative to themselves: the folder may be moved
+//! lib/pkgconfig/*.pc, lib/cmake/attn/*.cmake            relative to themselves: the folder may be moved
 //! ```
 //!
 //! The shared library must export the functions of the header and nothing else.
@@ -76,6 +76,7 @@ pub(crate) fn build() -> Result<PathBuf, String> {
     }
     for (path, text) in [
         ("pkgconfig/attn.pc", PKG_CONFIG),
+        ("pkgconfig/attn-static.pc", PKG_CONFIG_STATIC),
         ("cmake/attn/attnConfig.cmake", CMAKE),
         ("cmake/attn/attnConfigVersion.cmake", CMAKE_VERSION),
     ] {
@@ -111,7 +112,7 @@ fn exports(shared: &Path) -> Result<(), String> {
 
 /// The functions that a header declares: names that begin with `attn_` and are followed by `(`, on lines of code.
 fn functions(header: &str) -> BTreeSet<&str> {
-    let code = header.lines().filter(|line| !line.trim_start().starts_with("//") && !line.starts_with(" *"));
+    let code = header.lines().filter(|line| !line.trim_start().starts_with(['*', '/']) && !line.starts_with('#'));
     code.filter_map(|line| {
         let start = line.find("attn_")?;
         let (name, _) = line[start..].split_once('(')?;
@@ -149,6 +150,19 @@ Version: {version}
 Cflags: -I${includedir}
 Libs: -L${libdir} -lattn
 Libs.private: {needs}
+";
+
+/// A package of its own: beside a shared library, `-lattn` takes the shared one, whatever `--static` adds.
+const PKG_CONFIG_STATIC: &str = "\
+prefix=${pcfiledir}/../..
+includedir=${prefix}/include
+libdir=${prefix}/lib
+
+Name: attn-static
+Description: Exact attention on CPUs, the static library
+Version: {version}
+Cflags: -I${includedir}
+Libs: ${libdir}/libattn.a {needs}
 ";
 
 const CMAKE: &str = "\
