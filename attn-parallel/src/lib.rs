@@ -85,6 +85,9 @@ struct WorkspaceReadme;
 #[doc = include_str!("../../docs/migrating.md")]
 struct Migrating;
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/decoding.md")]
+struct Decoding;
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 #[cfg(doctest)]
