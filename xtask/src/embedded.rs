@@ -4,6 +4,7 @@
 //! weighs an image and looks for what must not be in it, [`code`] reads its disassembly, [`emulate`] runs a program,
 //! [`report`] prints the tables and holds figures to their limits. What is shown:
 //!
+//! - the project that users copy, `firmware/skeleton`, builds as it is and runs in QEMU;
 //! - an image of each entry point links although its panic handler is defined nowhere, and one that can panic does not;
 //! - no allocator, no formatting, and in the images of int8 no floating-point instruction or routine;
 //! - every board prints the host's bits, for every case;
@@ -80,5 +81,7 @@ fn all(args: &Args) -> Result<bool, String> {
     }
     build::control_does_not_link()?;
     println!("an image that can panic does not link");
+    build::skeleton_runs()?;
+    println!("firmware/skeleton builds and runs");
     Ok(report::print(&seen, &gesture))
 }

@@ -1,4 +1,4 @@
-//! Compiles the programs of `firmware` for the host and for boards.
+//! Compiles the programs of `firmware` for the host and for boards, and runs the skeleton project.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -49,14 +49,33 @@ pub(super) fn control_does_not_link() -> Result<(), String> {
     }
 }
 
-/// Runs cargo; the inner error is what it printed.
+/// Builds the project that users copy, `firmware/skeleton`, and runs it as its own settings say: in QEMU. It ends with 0
+/// if its result is right.
+pub(super) fn skeleton_runs() -> Result<(), String> {
+    let target = "thumbv7em-none-eabihf"; // which its settings name too; here, what to build it with depends on it
+    cargo_in("firmware/skeleton", "run", Some(target), &["--features", "qemu"], "skeleton")?
+        .map_err(|log| format!("firmware/skeleton does not build or run:\n{log}"))
+}
+
+/// Builds in `firmware`; the inner error is what cargo printed.
 fn cargo(target: Option<&'static str>, args: &[&str], name: &str) -> Result<Result<(), String>, String> {
+    cargo_in("firmware", "build", target, args, name)
+}
+
+/// Runs a command of cargo in one of the workspaces; the inner error is what it printed.
+fn cargo_in(
+    workspace: &str,
+    verb: &str,
+    target: Option<&'static str>,
+    args: &[&str],
+    name: &str,
+) -> Result<Result<(), String>, String> {
     fs::create_dir_all(folder()).map_err(|error| error.to_string())?;
     let path = folder().join(format!("{name}.log"));
     let log = File::create(&path).map_err(|error| error.to_string())?;
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["build", "--release", "--locked"]).args(args).arg("--target-dir").arg(folder());
-    command.current_dir(root().join("firmware"));
+    command.args([verb, "--release", "--locked"]).args(args).arg("--target-dir").arg(folder());
+    command.current_dir(root().join(workspace));
     if let Some(target) = target {
         command.args(["--target", target]);
         if !Need::Target(target).is_met() {
