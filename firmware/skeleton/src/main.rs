@@ -12,8 +12,8 @@ const KV_HEADS: usize = 1; // both share one key/value head
 const DIM: usize = 8; // numbers of a head
 const TOKENS: usize = 16; // samples of a window
 
-/// Each token sees itself and the tokens before it. Made when compiling: a number of heads that does not fit is an error
-/// of the compiler.
+/// Each token sees itself and the tokens before it. Made when compiling: a number of heads that does not fit does not
+/// compile.
 const ATTN: FixedAttention<HEADS, KV_HEADS, DIM> = FixedAttention::new().causal(Align::BottomRight);
 
 /// What projections give for a window of samples: `H` heads of `DIM` numbers for each token.
@@ -44,7 +44,7 @@ fn project<const H: usize>(sample: f32, weight: f32) -> [[f32; DIM]; H] {
     core::array::from_fn(|head| core::array::from_fn(|d| sample * weight + (head * DIM + d) as f32 * 0.0625))
 }
 
-/// In your firmware: the next layer. Under QEMU: the first and the last row, and whether the first token saw itself alone.
+/// In your firmware: the next layer. Under QEMU: prints two rows, and checks that the first token saw itself alone.
 #[cfg(feature = "qemu")]
 fn use_result(v: &Heads<KV_HEADS>, out: &Heads<HEADS>) {
     let ([[value], ..], [first, .., last]) = (v, out);

@@ -49,8 +49,8 @@ pub(super) fn control_does_not_link() -> Result<(), String> {
     }
 }
 
-/// Builds the project that users copy, `firmware/skeleton`, and runs it as its own settings say: in QEMU. It ends with 0
-/// if its result is right.
+/// Builds the project that users copy, `firmware/skeleton`, and runs it in QEMU, as its own settings say. It ends with
+/// 0 if its result is right.
 pub(super) fn skeleton_runs() -> Result<(), String> {
     let target = "thumbv7em-none-eabihf"; // which its settings name too; here, what to build it with depends on it
     cargo_in("firmware/skeleton", "run", Some(target), &["--features", "qemu"], "skeleton")?
