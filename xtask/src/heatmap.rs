@@ -6,9 +6,8 @@
 //!
 //! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes
 //! queries, keys and values of words, [`heads`] reads them from a file, [`page`] writes one file that needs no other,
-//! and [`check`] opens it in Chromium and uses it.
+//! and [`check`] has pages opened and used in Chromium.
 
-mod browser;
 mod check;
 mod example;
 mod heads;
@@ -22,9 +21,6 @@ use std::process::ExitCode;
 use attn_bench::report::table;
 
 use scene::{Drop, Look, Scene};
-
-/// Longer sequences make more cells than a page can show and a reader can see.
-const MAX_TOKENS: usize = 128;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -90,7 +86,10 @@ fn show(args: &Args) -> Result<(), String> {
     println!("{}", args.out.display());
     if args.check {
         let folder = args.out.parent().unwrap_or(Path::new("."));
-        println!("{}", check::run(folder)?);
+        for (name, scene) in check::scenes()? {
+            write(&folder.join(name), page::html(&scene).as_bytes())?;
+        }
+        check::run(folder)?;
     }
     Ok(())
 }
@@ -110,9 +109,6 @@ fn scene(args: &Args) -> Result<Scene, String> {
         [] => attn_layers::worked_example::TOKENS.to_vec(),
         words => words.iter().map(String::as_str).collect(),
     };
-    if tokens.len() > MAX_TOKENS {
-        return Err(format!("{} tokens; at most {MAX_TOKENS} fit on a page", tokens.len()));
-    }
     let mut looks = vec![args.mask];
     looks.extend([Look::Causal, Look::All].into_iter().filter(|&look| look != args.mask));
     example::scene(&tokens, args.heads, &looks, drop)

@@ -371,10 +371,13 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "heatmap",
         proves: "the heat map's page works in Chromium: clicks, keys, masks, dropout, light and dark, wide and narrow",
-        minutes: 5,
+        minutes: 10,
         one_core: false,
-        needs: &[Need::Linux, Need::Program("chromium", "chromium")],
-        runs: &[xtask(&["heatmap", "--check", "--out", "{ci}/heatmap/heatmap.html"])],
+        needs: &[Need::Linux, Need::Program("chromium", "chromium"), Need::Packages("xtask/browser/Cargo.toml")],
+        runs: &[
+            cargo(&["fmt", "--check", "--manifest-path", "xtask/browser/Cargo.toml"]),
+            xtask(&["heatmap", "--check", "--out", "{ci}/heatmap/heatmap.html"]),
+        ],
     },
     Step {
         name: "demo",

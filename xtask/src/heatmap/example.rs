@@ -9,10 +9,16 @@ use super::scene::{self, Drop, Look, Scene};
 /// Dimensions of an embedding, which the heads share.
 const DIM: usize = 4;
 
+/// Longer sequences make more cells than a page can show and a reader can see.
+pub(super) const MAX_TOKENS: usize = 128;
+
 /// The scene of some words, through as many heads.
 pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<Drop>) -> Result<Scene, String> {
     if heads == 0 || !DIM.is_multiple_of(heads) {
         return Err(format!("{heads} heads do not share the example's {DIM} dimensions: 1, 2 or 4 do"));
+    }
+    if tokens.len() > MAX_TOKENS {
+        return Err(format!("{} tokens; at most {MAX_TOKENS} fit on a page", tokens.len()));
     }
     let x: Vec<f32> = tokens.iter().flat_map(|token| embedding(token)).collect();
     let sizes = [1, heads, tokens.len(), DIM / heads];
