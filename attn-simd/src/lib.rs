@@ -22,6 +22,17 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 //!
+//! | I want … | take … |
+//! |---|---|
+//! | one call on one thread | [`forward`]; at a level of my choice [`forward_at`] |
+//! | all cores | the crate `attn-parallel` |
+//! | the same call many times, checked once | [`Plan`] |
+//! | few queries over a cache | [`decode`] |
+//! | to know or choose the instruction set | [`Level`] |
+//! | to know which kernel runs, and why | [`Plan::explain`] |
+//! | threads of my own | [`Plan::work`] |
+//! | to keep options with closures in a struct | [`BoxedMods`] |
+//!
 //! # How it works
 //!
 //! Lanes are queries. A block of up to 48 queries reads its keys in tiles of 64. One register-blocked micro-kernel
