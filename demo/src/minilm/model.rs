@@ -118,7 +118,7 @@ impl Encoder {
         let words = self.words.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?;
         let words = words.reshape((batch.len(), batch.seq, HIDDEN))?;
         let x = words.broadcast_add(&self.positions.narrow(0, 0, batch.seq)?)?.broadcast_add(&self.kind)?;
-        Ok(self.norm.forward(&x)?)
+        Ok(normed(&self.norm, &x)?)
     }
 
     /// Every layer's output, `(sentences, longest, HIDDEN)`.
@@ -146,6 +146,13 @@ pub(super) fn pool(hidden: &Tensor, batch: &Batch) -> Result<Tensor> {
     Ok(sums.broadcast_div(&sums.sqr()?.sum_keepdim(1)?.sqrt()?)?)
 }
 
+/// Layer normalisation by candle's slow way, which subtracts the mean first. The fused one takes the variance as a
+/// difference of sums.
+fn normed(norm: &LayerNorm, x: &Tensor) -> Result<Tensor> {
+    let bias = norm.bias().context("a norm without a bias")?;
+    Ok(candle_nn::ops::layer_norm_slow(x, norm.weight(), bias, EPS as f32)?)
+}
+
 impl Layer {
     fn of(weights: &VarBuilder<'_>) -> candle_core::Result<Self> {
         let dense = |name: &str, d_in, d_out| linear(d_in, d_out, weights.pp(name));
@@ -168,9 +175,9 @@ impl Layer {
         let (q, k, v) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
         let y = attend.attention(&Attention::new().mask(batch.mask()), &q, &k, &v)?;
         let y = self.out.forward(&y.transpose(1, 2)?.reshape((sentences, seq, HIDDEN))?)?;
-        let x = self.norm.forward(&(x + y)?)?;
+        let x = normed(&self.norm, &(x + y)?)?;
         let y = self.down.forward(&self.up.forward(&x)?.gelu_erf()?)?;
-        Ok(self.last_norm.forward(&(x + y)?)?)
+        Ok(normed(&self.last_norm, &(x + y)?)?)
     }
 }
 
