@@ -3,8 +3,8 @@
 use attn_core::engine::dot_slices;
 use attn_core::fixed::FixedAttention;
 
-/// A projection in `f32` to `HEADS` heads of `DIM`: row `[head][channel]` holds the weights of one output, so that it is
-/// torch's `[d_out, d_in]` in memory.
+/// A projection in `f32` to `HEADS` heads of `DIM`: row `[head][channel]` holds the weights of one output, so that it
+/// is torch's `[d_out, d_in]` in memory.
 pub type FixedProjection<const D_MODEL: usize, const HEADS: usize, const DIM: usize> = [[[f32; D_MODEL]; DIM]; HEADS];
 
 /// Multi-head self-attention in `f32` with constant sizes: `D_MODEL` features, `HEADS` query heads of `DIM`,
@@ -124,8 +124,8 @@ mod tests {
         core::array::from_fn(|n| (((n + seed) * 7919 % 613) as f32 / 306.5 - 1.0) * 0.9)
     }
 
-    /// Grouped heads and a dim that is not one of fours, with and without biases: the bits of the module whose sizes are
-    /// known at run time.
+    /// Grouped heads and a dim that is not one of fours, with and without biases: the bits of the module whose sizes
+    /// are known at run time.
     #[test]
     fn bits_are_those_of_the_module() {
         const D: usize = 10;
