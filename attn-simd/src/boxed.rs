@@ -130,7 +130,7 @@ mod tests {
     fn the_same_bits_as_without_a_box() {
         let plain = Attention::new().mask(Mask::causal(Align::BottomRight));
         let shift = |s: f64, at: At| s - 0.1 * at.key as f64;
-        let even = |at: At| at.key % 2 == 0;
+        let even = |at: At| at.key.is_multiple_of(2);
         for level in Level::available() {
             for q_len in [70, 2] {
                 let boxed = [
