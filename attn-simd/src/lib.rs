@@ -86,8 +86,9 @@ pub use caches::Caches;
 pub use dtype::{Input, KernelElement};
 pub use isa::LevelError;
 pub use level::{Level, TileModel};
-pub use plan::{Blocks, Explain, Kernel, Plan, Work};
+pub use plan::{Explain, Kernel, Plan, Work};
 pub use prefetch::Prefetch;
+pub use prefill::call::Blocks;
 #[doc(hidden)]
 pub use recomputed::with_weights;
 pub use workspace::{Line, Workspace};

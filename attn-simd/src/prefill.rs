@@ -10,10 +10,12 @@
 //! total     sums over many tiles, whose error does not grow with their number
 //! prefetch  requests what a block writes at its end and what the next one reads first
 //! finish    divides, transposes, rounds, writes
+//! call      the running call: how threads share its blocks, and which of the two kernels computes them
 //! sweep     the loops over blocks and tiles that call all of these
 //! ```
 //! The two products are in [`gemm`](crate::gemm), what brings inputs into their form in [`pack`](crate::pack).
 
+pub(crate) mod call;
 pub(crate) mod finish;
 pub(crate) mod job;
 pub(crate) mod layout;

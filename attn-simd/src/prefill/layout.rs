@@ -19,6 +19,7 @@ use attn_core::AttnShape;
 use crate::caches::Caches;
 use crate::level::Level;
 use crate::scoring::KV_TILE;
+use crate::workspace::lines_for;
 
 /// Most queries of a block at any level.
 pub(crate) const MAX_Q_TILE: usize = 64;
@@ -99,7 +100,11 @@ impl Tiles {
     }
 
     /// Floats of each array in a block's scratch.
-    pub(crate) const fn scratch(&self, shape: &AttnShape, caches: Caches, with_bias: bool, pack_k: bool) -> Scratch {
+    pub(crate) fn scratch(&self, shape: &AttnShape, caches: Caches, with_bias: bool, pack_k: bool) -> Scratch {
+        if shape.rows() == 0 {
+            // No block needs it, and the dims of a tensor without rows may be anything.
+            return Scratch::default();
+        }
         let width = self.q_tile();
         Scratch {
             strip: self.strip(shape, caches),
@@ -147,6 +152,17 @@ pub(crate) struct Scratch {
     pub(crate) v: usize,
     /// `bias[key][query]`.
     pub(crate) bias: usize,
+}
+
+impl Scratch {
+    /// Lines of all of it.
+    pub(crate) fn lines(self) -> usize {
+        let Self { strip, q, scores, out, row, groups, k, v, bias } = self;
+        let kept = [strip * q, scores, strip * row, strip * row, row, k, v, bias];
+        let group = [out, row, row].map(|len| strip * len);
+        let total = [out, out, row, row, row].map(|len| if groups > 1 { strip * len } else { 0 });
+        kept.into_iter().chain(group.into_iter().cycle().take(3 * groups)).chain(total).map(lines_for).sum()
+    }
 }
 
 #[cfg(test)]
