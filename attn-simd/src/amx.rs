@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! layout    sizes of items, super-blocks and scratch: pure functions of shape and method
+//! buffers   that scratch, by name
 //! method    into which parts a call splits its numbers, and why it may not use AMX at all
 //! product   what multiplies: a trait, and which parts of two split numbers are multiplied
 //! model     the instructions in plain Rust, exactly: for tests, Miri and machines without AMX
@@ -20,6 +21,7 @@
 //! computes the rows of queries that meet one. So neither a hidden number nor a neighbour's changes a bit of any other
 //! row.
 
+mod buffers;
 pub(crate) mod layout;
 pub(crate) mod method;
 pub(crate) mod model;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! layout    sizes of blocks, strips and scratch: pure functions of level, shape and caches
+//! buffers   that scratch, by name
 //! job       options, sizes and inputs of a call, without type parameters
 //! mask      which queries see which keys of a tile, as bits
 //! score     (only with soft-cap, bias, ALiBi or mods) scale, cap, add; hidden scores become −∞
@@ -15,6 +16,7 @@
 //! ```
 //! The two products are in [`gemm`](crate::gemm), what brings inputs into their form in [`pack`](crate::pack).
 
+pub(crate) mod buffers;
 pub(crate) mod call;
 pub(crate) mod finish;
 pub(crate) mod job;

@@ -15,15 +15,17 @@
 //! rows that meet numbers that tiles cannot hold: the vector kernel
 //! ```
 
+use super::buffers::Buffers;
 use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
-use super::product::{SIDE, Tile as Words, TileProduct, square};
+use super::product::{SIDE, TileProduct, square};
 use super::softmax::{Weigher, lag, multiply, raise};
 use super::values::Values;
 use crate::isa::Isa;
 use crate::level::Level;
 use crate::math::RAISE;
+use crate::prefill::buffers::Buffers as PrefillBuffers;
 use crate::prefill::job::Job;
 use crate::prefill::layout::Scratch;
 use crate::prefill::mask::{self, Cover, Ranges};
@@ -32,49 +34,7 @@ use crate::prefill::total::{Part, Total};
 use crate::prefill::{finish, score, sweep};
 use crate::queue::{Claim, Queue, Rows};
 use crate::scoring::{KV_TILE, TileAt};
-use crate::workspace::{Cutter, Line};
-
-/// Scratch of one thread; [`Layout::lines`] is its size.
-struct Buffers<'w> {
-    q: &'w mut [Words],
-    k: &'w mut [Words],
-    v: &'w mut [Words],
-    /// Weights of two groups of chunks.
-    p: [&'w mut [Words]; 2],
-    out: &'w mut [f32],
-    max: &'w mut [f32],
-    sum: &'w mut [f32],
-    /// Totals of groups of chunks: outputs, sums and what they have lost, and the references that they are relative to.
-    totals: [&'w mut [f32]; 5],
-    factor: &'w mut [f32],
-    /// Scores of two chunks.
-    s: [&'w mut [f32]; 2],
-    stage: &'w mut [f32],
-    bias: &'w mut [f32],
-}
-
-impl<'w> Buffers<'w> {
-    fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
-        let mut cutter = Cutter::new(lines);
-        Self {
-            q: cutter.tiles(layout.blocks * layout.q_tiles()),
-            k: cutter.tiles(layout.chunks * layout.k_tiles()),
-            v: cutter.tiles(layout.chunks * layout.v_tiles()),
-            p: [cutter.tiles(layout.p_tiles()), cutter.tiles(layout.p_tiles())],
-            out: cutter.floats(layout.blocks * layout.out_floats()),
-            max: cutter.floats(layout.blocks * SIDE),
-            sum: cutter.floats(layout.blocks * SIDE),
-            totals: {
-                let [out, row] = layout.total_floats();
-                [out, out, row, row, row].map(|len| cutter.floats(len))
-            },
-            factor: cutter.floats(SIDE),
-            s: [cutter.floats(SIDE * SIDE), cutter.floats(SIDE * SIDE)],
-            stage: cutter.floats(layout.stage_floats()),
-            bias: cutter.floats(layout.bias_floats()),
-        }
-    }
-}
+use crate::workspace::Line;
 
 /// Works on items of the queue until none is left. `lines` holds as many as the layout asks for, and `vector_lines` as
 /// many as the vector kernel does.
@@ -86,7 +46,7 @@ pub(crate) fn work(
     lines: &mut [Line],
     (vector_lines, sizes): (&mut [Line], Scratch),
 ) {
-    let mut vector = sweep::Buffers::new(vector_lines, sizes);
+    let mut vector = PrefillBuffers::new(vector_lines, sizes);
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx(amx) => items(&mut amx.open(), job, layout, queue, lines, &mut vector),
@@ -103,7 +63,7 @@ fn items(
     layout: &Layout,
     queue: &Queue<'_>,
     lines: &mut [Line],
-    vector: &mut sweep::Buffers<'_>,
+    vector: &mut PrefillBuffers<'_>,
 ) {
     let mut buffers = Buffers::new(lines, layout);
     while let Some(mut claim) = queue.claim() {

@@ -1,11 +1,23 @@
 //! Blocks of query rows over all of their keys: the loop over tiles.
 //!
-//! A strip is one block, or several that meet each tile of keys one after the other, so that the tile is widened or
-//! gathered once. The first of them may be narrower: it takes what is left over of full blocks. A block's arithmetic
-//! does not depend on its strip.
+//! A call is five loops, the outermost first:
+//!
+//! ```text
+//! 5  strips of queries   call.rs starts threads on it, queue.rs hands out each strip once; `work` takes them
+//! 4  tiles of keys       `tiles`: up to 64 keys, in order, because maxima and sums of a row depend on earlier keys
+//! 3  blocks of a strip   `tiles`: they pass over a tile before the next one comes, so it is packed once and stays near
+//! 2  groups of rows      gemm.rs: M keys (scores) or M channels (values), against the NQ vectors of a block
+//! 1  the sum             gemm.rs `steps`: over channels (scores) or keys (values), M × NQ accumulators in registers
+//! ```
+//! Only loop 5 runs in parallel. Loops 2 and 1 run twice in each turn of loop 3 (`Visit::run`): once for the scores,
+//! once for the values; mask, score and softmax stand between them.
+//!
+//! A strip is one block or several. The first of them may be narrower: it takes what is left over of full blocks. A
+//! block's arithmetic does not depend on its strip.
 
 use core::ops::Range;
 
+use super::buffers::Buffers;
 use super::job::Job;
 use super::layout::{GROUPS, STRIP, Scratch};
 use super::mask::{self, Cover, Ranges};
@@ -22,71 +34,7 @@ use crate::level::Level;
 use crate::pack;
 use crate::queue::{Claim, Queue, Rows};
 use crate::scoring::{KV_TILE, TileAt};
-use crate::workspace::{Cutter, Line};
-
-/// Scratch of a thread.
-pub(crate) struct Buffers<'w> {
-    q: Each<'w>,
-    max: Each<'w>,
-    sum: Each<'w>,
-    /// Groups of tiles that wait to join the totals: outputs, sums of weights and the maxima they are relative to.
-    groups: [[Each<'w>; 3]; GROUPS],
-    /// Totals over groups of tiles: outputs and sums (each what it is, and what is missing in it) and the maxima they
-    /// are relative to.
-    totals: [Each<'w>; 5],
-    factor: &'w mut [f32],
-    scores: &'w mut [f32],
-    k: &'w mut [f32],
-    v: &'w mut [f32],
-    bias: &'w mut [f32],
-    /// Most blocks of a strip.
-    strip: usize,
-}
-
-/// An array for each block of a strip.
-struct Each<'w> {
-    all: &'w mut [f32],
-    /// Floats of one.
-    len: usize,
-}
-
-impl<'w> Each<'w> {
-    fn new(cutter: &mut Cutter<'w>, len: usize, count: usize) -> Self {
-        Self { all: cutter.floats(len * count), len }
-    }
-
-    /// The array of a block.
-    #[inline(always)]
-    fn of(&mut self, block: usize) -> &mut [f32] {
-        &mut self.all[block * self.len..][..self.len]
-    }
-}
-
-impl<'w> Buffers<'w> {
-    pub(crate) fn new(lines: &'w mut [Line], sizes: Scratch) -> Self {
-        let (mut cutter, strip) = (Cutter::new(lines), sizes.strip);
-        Self {
-            q: Each::new(&mut cutter, sizes.q, strip),
-            scores: cutter.floats(sizes.scores),
-            max: Each::new(&mut cutter, sizes.row, strip),
-            sum: Each::new(&mut cutter, sizes.row, strip),
-            groups: core::array::from_fn(|n| {
-                let there = usize::from(n < sizes.groups);
-                [sizes.out, sizes.row, sizes.row].map(|len| Each::new(&mut cutter, there * len, strip))
-            }),
-            totals: {
-                let there = usize::from(sizes.groups > 1);
-                [sizes.out, sizes.out, sizes.row, sizes.row, sizes.row]
-                    .map(|len| Each::new(&mut cutter, there * len, strip))
-            },
-            factor: cutter.floats(sizes.row),
-            k: cutter.floats(sizes.k),
-            v: cutter.floats(sizes.v),
-            bias: cutter.floats(sizes.bias),
-            strip,
-        }
-    }
-}
+use crate::workspace::Line;
 
 /// Works on strips of the queue until none is left. `lines` holds as many as the plan said.
 pub(crate) fn work(job: &Job<'_>, queue: &Queue<'_>, lines: &mut [Line], sizes: Scratch) {
@@ -99,23 +47,16 @@ pub(crate) fn work(job: &Job<'_>, queue: &Queue<'_>, lines: &mut [Line], sizes: 
 /// Computes the rows of a claim, a strip at a time.
 pub(crate) fn rows(job: &Job<'_>, claim: &mut Claim<'_, '_>, buffers: &mut Buffers<'_>) {
     let (count, most) = (claim.rows().count, buffers.strip * job.tiles.q_tile());
-    let mut from = 0;
-    while from < count {
-        let there = (count - from).min(most);
-        strip(job, claim.part(from, there), buffers);
-        from += there;
-    }
-}
-
-/// Computes the rows of a claim: at most a strip of them.
-fn strip(job: &Job<'_>, claim: Claim<'_, '_>, buffers: &mut Buffers<'_>) {
-    match job.level {
-        Level::Portable(isa) => run(isa, job, claim, buffers, visit_portable),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2(isa) => run(isa, job, claim, buffers, visit_avx2),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512(isa) => run(isa, job, claim, buffers, visit_avx512),
-        _ => unreachable!("a job has a level of vectors"),
+    for from in (0..count).step_by(most) {
+        let part = claim.part(from, (count - from).min(most));
+        match job.level {
+            Level::Portable(isa) => strip(isa, job, part, buffers, visit_portable),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(isa) => strip(isa, job, part, buffers, visit_avx2),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(isa) => strip(isa, job, part, buffers, visit_avx512),
+            _ => unreachable!("a job has a level of vectors"),
+        }
     }
 }
 
@@ -163,7 +104,7 @@ impl Block {
 }
 
 /// Computes the blocks of a strip and writes them.
-fn run<I: Isa>(
+fn strip<I: Isa>(
     isa: I,
     job: &Job<'_>,
     mut claim: Claim<'_, '_>,
@@ -195,7 +136,7 @@ fn run<I: Isa>(
             for (n, block) in blocks.iter().enumerate() {
                 start(isa, job, block, n, buffers);
             }
-            let held = over_tiles(isa, job, &claim, blocks, buffers, visit);
+            let held = tiles(isa, job, &claim, blocks, buffers, visit);
             for (n, (block, mut held)) in blocks.iter().zip(held).enumerate() {
                 let Block { rows, vecs, .. } = *block;
                 let mut part = claim.part(rows.first - all.first, rows.count);
@@ -290,7 +231,7 @@ impl Held {
 
 /// Takes every block to each tile of keys that any of them sees. Returns what their arrays hold then.
 #[inline(always)]
-fn over_tiles<I: Isa>(
+fn tiles<I: Isa>(
     isa: I,
     job: &Job<'_>,
     claim: &Claim<'_, '_>,

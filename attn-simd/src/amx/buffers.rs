@@ -1,0 +1,47 @@
+//! Scratch of a thread, by name; [`layout`](super::layout) has its sizes.
+
+use super::layout::Layout;
+use super::product::{SIDE, Tile};
+use crate::workspace::{Cutter, Line};
+
+/// Scratch of one thread; [`Layout::lines`] is its size.
+pub(super) struct Buffers<'w> {
+    pub(super) q: &'w mut [Tile],
+    pub(super) k: &'w mut [Tile],
+    pub(super) v: &'w mut [Tile],
+    /// Weights of two groups of chunks.
+    pub(super) p: [&'w mut [Tile]; 2],
+    pub(super) out: &'w mut [f32],
+    pub(super) max: &'w mut [f32],
+    pub(super) sum: &'w mut [f32],
+    /// Totals of groups of chunks: outputs, sums and what they have lost, and the references that they are relative to.
+    pub(super) totals: [&'w mut [f32]; 5],
+    pub(super) factor: &'w mut [f32],
+    /// Scores of two chunks.
+    pub(super) s: [&'w mut [f32]; 2],
+    pub(super) stage: &'w mut [f32],
+    pub(super) bias: &'w mut [f32],
+}
+
+impl<'w> Buffers<'w> {
+    pub(super) fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
+        let mut cutter = Cutter::new(lines);
+        Self {
+            q: cutter.tiles(layout.blocks * layout.q_tiles()),
+            k: cutter.tiles(layout.chunks * layout.k_tiles()),
+            v: cutter.tiles(layout.chunks * layout.v_tiles()),
+            p: [cutter.tiles(layout.p_tiles()), cutter.tiles(layout.p_tiles())],
+            out: cutter.floats(layout.blocks * layout.out_floats()),
+            max: cutter.floats(layout.blocks * SIDE),
+            sum: cutter.floats(layout.blocks * SIDE),
+            totals: {
+                let [out, row] = layout.total_floats();
+                [out, out, row, row, row].map(|len| cutter.floats(len))
+            },
+            factor: cutter.floats(SIDE),
+            s: [cutter.floats(SIDE * SIDE), cutter.floats(SIDE * SIDE)],
+            stage: cutter.floats(layout.stage_floats()),
+            bias: cutter.floats(layout.bias_floats()),
+        }
+    }
+}

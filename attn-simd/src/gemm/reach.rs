@@ -1,0 +1,74 @@
+//! Which keys of a tile each vector of queries needs: what lies outside is not computed.
+
+/// Which keys of a tile each vector of queries needs: vector `n` those in `start[n]..end[n]`, neither of which ever
+/// decreases.
+///
+/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block, under a window they
+/// start later for the last ones. What lies outside of a vector's reach is not computed; nothing changes by that, not
+/// even in the last bit, because a hidden key's weight is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach<const NQ: usize> {
+    pub(crate) start: [usize; NQ],
+    pub(crate) end: [usize; NQ],
+}
+
+impl<const NQ: usize> Reach<NQ> {
+    /// All vectors need all keys.
+    pub(crate) fn all(keys: usize) -> Self {
+        Self { start: [0; NQ], end: [keys; NQ] }
+    }
+
+    /// Whether all vectors need all keys.
+    #[inline(always)]
+    pub(super) fn is_all(&self, keys: usize) -> bool {
+        self.start[NQ - 1] == 0 && self.end[0] == keys
+    }
+
+    /// Calls `f` with runs of keys in order, and how many vectors to leave out at the front and at the back.
+    #[inline(always)]
+    pub(crate) fn runs(&self, mut f: impl FnMut(core::ops::Range<usize>, usize, usize)) {
+        if self.start[NQ - 1] > self.end[0] {
+            // Ranges so narrow that no key is needed by all: the left edge is not worth a run of its own.
+            f(self.start[0]..self.end[0].max(self.start[0]), 0, 0);
+        } else {
+            for n in 1..NQ {
+                f(self.start[n - 1]..self.start[n], 0, NQ - n);
+            }
+            f(self.start[NQ - 1]..self.end[0], 0, 0);
+        }
+        for n in 1..NQ {
+            f(self.end[n - 1].max(self.start[0])..self.end[n], n, 0);
+        }
+    }
+
+    /// How many vectors to leave out, at the front and at the back, for a few keys from `first` on; `None` where none
+    /// needs them.
+    #[inline(always)]
+    pub(super) fn for_keys(&self, first: usize, count: usize) -> Option<(usize, usize)> {
+        let front = self.end.iter().filter(|&&end| end <= first).count();
+        let back = self.start.iter().filter(|&&start| start >= first + count).count();
+        match (front, back) {
+            _ if front == NQ || back == NQ => None,
+            (0, back) => Some((0, back)),
+            (front, _) => Some((front, 0)),
+        }
+    }
+}
+
+/// Calls a function with the constants FRONT and BACK that equal the two counts, of which at most one is above 0.
+macro_rules! with_vectors {
+    ($front:expr, $back:expr, $NQ:ident, $FRONT:ident, $BACK:ident => $body:expr) => {
+        with_vectors!(@arms $front, $back, $NQ, $FRONT, $BACK, $body, [0 0] [1 0] [2 0] [3 0] [0 1] [0 2] [0 3])
+    };
+    (@arms $front:expr, $back:expr, $NQ:ident, $FRONT:ident, $BACK:ident, $body:expr, $([$f:literal $b:literal])*) => {
+        match ($front, $back) {
+            $(($f, $b) if $f + $b < $NQ => {
+                const $FRONT: usize = $f;
+                const $BACK: usize = $b;
+                $body
+            })*
+            _ => {}
+        }
+    };
+}
+pub(crate) use with_vectors;
