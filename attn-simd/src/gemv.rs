@@ -23,7 +23,7 @@
 
 use attn_core::half::{bf16, f16};
 
-use crate::isa::{Isa, hint};
+use crate::isa::{Isa, MAX_LANES, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
 mod dots;
@@ -215,7 +215,7 @@ impl<T> Rows<'_, T> {
                 sums[i % 2] = isa.mul_add(x, zero, sums[i % 2]);
             }
         }
-        let mut lanes = [0.0; 16];
+        let mut lanes = [0.0; MAX_LANES];
         isa.store(isa.add(sums[0], sums[1]), &mut lanes);
         lanes.iter().all(|&x| x == 0.0)
     }

@@ -19,6 +19,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
+mod fallback;
 #[cfg(all(test, target_arch = "x86_64", feature = "std", not(miri)))]
 mod mxcsr;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
@@ -29,29 +30,7 @@ use core::fmt;
 
 use attn_core::half::{bf16, f16};
 
-/// Widens an f16, without a branch, so that compilers make vectors of a loop of it (`half` asks one by one). Numbers
-/// below the normal ones are made by a subtraction: a shift alone would make numbers that some modes of the processor
-/// take for 0.
-#[inline(always)]
-pub(crate) fn widen_f16(x: f16) -> f32 {
-    const BIAS: u32 = (127 - 15) << 23;
-    let bits = u32::from(x.to_bits());
-    let (exponent, shifted) = (bits & 0x7c00, (bits & 0x7fff) << 13);
-    let above = if exponent == 0x7c00 { BIAS } else { 0 }; // ∞ and NaN keep the largest exponent
-    let normal = shifted + BIAS + above;
-    let smallest = BIAS + (1 << 23);
-    let below = (f32::from_bits(shifted + smallest) - f32::from_bits(smallest)).to_bits();
-    f32::from_bits(if exponent == 0 { below } else { normal } | (bits & 0x8000) << 16)
-}
-
-/// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
-#[inline(always)]
-pub(crate) fn narrow_bf16(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // A NaN must not be carried over into infinity or a number.
-    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
-}
+pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 
 /// Why a level cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,13 +72,39 @@ pub(crate) mod hint {
     pub(crate) const SECOND: u8 = 2;
 }
 
+/// Operations on lanes of a leaf's `impl Isa`: `name(arguments) -> result = intrinsics;`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! lane_ops {
+    ($($name:ident($($argument:tt: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($argument: $type),*) -> $result {
+            // SAFETY: the token proves the instructions, none of which touches memory.
+            unsafe { $body }
+        }
+    )*};
+}
+
+/// The same of operations on addresses.
+#[cfg(target_arch = "x86_64")]
+macro_rules! address_ops {
+    ($($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, $($argument: $type),*) $(-> $result)? {
+            // SAFETY: the caller vouches for the elements that the trait names; the token proves the instructions.
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+use {address_ops, lane_ops};
+
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// A vector of `LANES` floats.
     type F: Copy;
     /// One truth value per lane.
     type M: Copy;
-    /// Lanes of a vector; at most 16.
+    /// Lanes of a vector; at most [`MAX_LANES`].
     const LANES: usize;
     /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding
     /// errors add up over the parts and not over the whole; what that costs is an addition in memory per part.
@@ -114,9 +119,26 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F;
     /// The first `LANES` elements.
-    fn load(self, src: &[f32]) -> Self::F;
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> Self::F {
+        assert!(src.len() >= Self::LANES);
+        // SAFETY: as many elements were just asserted.
+        unsafe { self.load_ptr(src.as_ptr()) }
+    }
     /// Writes the first `LANES` elements.
-    fn store(self, x: Self::F, dst: &mut [f32]);
+    #[inline(always)]
+    fn store(self, x: Self::F, dst: &mut [f32]) {
+        assert!(dst.len() >= Self::LANES);
+        // SAFETY: as many elements were just asserted.
+        unsafe { self.store_ptr(x, dst.as_mut_ptr()) }
+    }
+    /// All lanes as an array, whose rest is 0.
+    #[inline(always)]
+    fn lanes(self, x: Self::F) -> [f32; MAX_LANES] {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(x, &mut lanes);
+        lanes
+    }
     /// Reads `LANES` floats from any address.
     ///
     /// # Safety
@@ -140,7 +162,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The larger; where `b` is NaN, or `a` is, any of the two.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// Without its sign.
+    /// Absolute value.
     fn abs(self, a: Self::F) -> Self::F;
     /// The size of `a` with the sign of `sign`.
     fn copysign(self, a: Self::F, sign: Self::F) -> Self::F;
@@ -160,63 +182,39 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// Widens the first `LANES` elements; exact.
     #[inline(always)]
     fn load_f16(self, src: &[f16]) -> Self::F {
-        let mut lanes = [0.0; 16];
-        for (x, h) in lanes.iter_mut().zip(&src[..Self::LANES]) {
-            *x = widen_f16(*h);
-        }
-        self.load(&lanes)
+        assert!(src.len() >= Self::LANES);
+        // SAFETY: as many elements were just asserted.
+        unsafe { self.load_f16_ptr(src.as_ptr()) }
     }
     /// Widens the first `LANES` elements; exact.
     #[inline(always)]
     fn load_bf16(self, src: &[bf16]) -> Self::F {
-        let mut lanes = [0.0; 16];
-        for (x, h) in lanes.iter_mut().zip(&src[..Self::LANES]) {
-            *x = f32::from_bits(u32::from(h.to_bits()) << 16);
-        }
-        self.load(&lanes)
+        assert!(src.len() >= Self::LANES);
+        // SAFETY: as many elements were just asserted.
+        unsafe { self.load_bf16_ptr(src.as_ptr()) }
     }
     /// Rounds to nearest even and writes the first `LANES` elements.
     #[inline(always)]
     fn store_f16(self, x: Self::F, dst: &mut [f16]) {
-        let mut lanes = [0.0; 16];
-        self.store(x, &mut lanes);
-        for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
-            *h = f16::from_f32(x);
-        }
+        fallback::store_f16(&self.lanes(x), &mut dst[..Self::LANES]);
     }
-
     /// Rounds to nearest even and writes the first `LANES` elements; a NaN stays one.
     #[inline(always)]
     fn store_bf16(self, x: Self::F, dst: &mut [bf16]) {
-        let mut lanes = [0.0; 16];
-        self.store(x, &mut lanes);
-        for (h, x) in dst[..Self::LANES].iter_mut().zip(lanes) {
-            *h = narrow_bf16(x);
-        }
+        fallback::store_bf16(&self.lanes(x), &mut dst[..Self::LANES]);
     }
 
     /// Rounds to the nearest bfloat16, ties away from zero, and leaves it as a float. Infinity stays; a NaN stays one
     /// unless all bits of its payload are set.
     #[inline(always)]
     fn round_bf16(self, x: Self::F) -> Self::F {
-        let mut lanes = [0.0; 16];
-        self.store(x, &mut lanes);
-        for x in &mut lanes {
-            *x = f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000);
-        }
-        self.load(&lanes)
+        self.load(&fallback::round_bf16(self.lanes(x)))
     }
     /// The upper halves of the lanes of `even` and `odd`, side by side: as words `odd << 16 | even`, that is pairs of
-    /// bfloat16. What is returned is a vector of words; arithmetic on it has no meaning.
+    /// bfloat16. The result is a vector of words; arithmetic on it has no meaning.
     #[inline(always)]
     fn pair_bf16(self, even: Self::F, odd: Self::F) -> Self::F {
-        let (mut low, mut high) = ([0.0; 16], [0.0; 16]);
-        self.store(even, &mut low);
-        self.store(odd, &mut high);
-        for (low, high) in low.iter_mut().zip(high) {
-            *low = f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000);
-        }
-        self.load(&low)
+        self.load(&fallback::pair_bf16(self.lanes(even), self.lanes(odd)))
     }
 
     /// Widens `LANES` halves at any address; exact.
@@ -226,7 +224,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn load_f16_ptr(self, src: *const f16) -> Self::F {
         // SAFETY: the caller vouches for as many elements.
-        self.load_f16(unsafe { core::slice::from_raw_parts(src, Self::LANES) })
+        self.load(&fallback::load_f16(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
     /// Widens `LANES` bfloat16 at any address; exact.
     ///
@@ -234,12 +232,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// `src` is valid for reading `LANES` elements.
     #[inline(always)]
     unsafe fn load_bf16_ptr(self, src: *const bf16) -> Self::F {
-        let mut lanes = [0.0; 16];
-        for (n, x) in lanes.iter_mut().take(Self::LANES).enumerate() {
-            // SAFETY: n is below LANES, and the caller vouches for as many elements.
-            *x = f32::from_bits(u32::from(unsafe { (*src.add(n)).to_bits() }) << 16);
-        }
-        self.load(&lanes)
+        // SAFETY: the caller vouches for as many elements.
+        self.load(&fallback::load_bf16(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
     /// Widens `LANES` signed bytes at any address; exact.
     ///
@@ -247,12 +241,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// `src` is valid for reading `LANES` elements.
     #[inline(always)]
     unsafe fn load_i8_ptr(self, src: *const i8) -> Self::F {
-        let mut lanes = [0.0; 16];
-        for (n, x) in lanes.iter_mut().take(Self::LANES).enumerate() {
-            // SAFETY: n is below LANES, and the caller vouches for as many elements.
-            *x = f32::from(unsafe { *src.add(n) });
-        }
-        self.load(&lanes)
+        // SAFETY: the caller vouches for as many elements.
+        self.load(&fallback::load_i8(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
 
     /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be
@@ -264,9 +254,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// The largest lane; where one is NaN, any.
     #[inline(always)]
     fn max_across(self, x: Self::F) -> f32 {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        self.store(x, &mut lanes);
-        lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+        fallback::max_across(&self.lanes(x)[..Self::LANES])
     }
 
     /// 64 bools as bits, the first in the lowest.
@@ -293,45 +281,4 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// # Safety
     /// `LANES` rows of `LANES` floats, a stride apart, are readable from `src` on and writable from `dst` on.
     unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every level rounds to halves as `half` does, whatever the number.
-    #[test]
-    fn halves_are_rounded_to_nearest_even_everywhere() {
-        struct Narrow<'n>(&'n [f32; 16], &'n mut [bf16; 16], &'n mut [f16; 16]);
-        impl crate::level::Run<()> for Narrow<'_> {
-            #[inline(always)]
-            fn run<I: Isa>(self, isa: I) {
-                for (n, src) in self.0.chunks_exact(I::LANES).enumerate() {
-                    isa.store_bf16(isa.load(src), &mut self.1[n * I::LANES..]);
-                    isa.store_f16(isa.load(src), &mut self.2[n * I::LANES..]);
-                }
-            }
-        }
-        for level in crate::level::Level::available() {
-            for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 40_000_003 } else { 65_521 }) {
-                let src = std::array::from_fn(|n| f32::from_bits(bits.wrapping_add(n as u32 * 0x8000 / 4)));
-                let (mut brain, mut half) = ([bf16::ZERO; 16], [f16::ZERO; 16]);
-                level.run(Narrow(&src, &mut brain, &mut half));
-                for (n, x) in src.into_iter().enumerate() {
-                    let (got, want) = (brain[n], bf16::from_f32(x));
-                    assert!(got == want || got.is_nan() && want.is_nan(), "{level:?} {x:e}: {got}, not {want}");
-                    let (got, want) = (half[n], f16::from_f32(x));
-                    assert!(got == want || got.is_nan() && want.is_nan(), "{level:?} {x:e}: {got}, not {want}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_f16_widens_exactly() {
-        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 97 } else { 1 }) {
-            let (got, want) = (widen_f16(f16::from_bits(bits)), f16::from_bits(bits).to_f32());
-            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:#06x}: {got}, not {want}");
-        }
-    }
 }

@@ -6,7 +6,7 @@ use attn_core::row::Row;
 
 use crate::dtype::Input;
 use crate::gemm::Panel;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 
 /// Reads the elements from `from` on of one row, widened, into `dst`.
 #[inline(always)]
@@ -51,17 +51,17 @@ fn gather<T: Copy + Default + Into<f32>>(row: Row<'_, T>, from: usize, dst: &mut
 /// Widens halves that lie side by side.
 #[inline(always)]
 fn widen<I: Isa, T: Copy + Default>(isa: I, src: &[T], dst: &mut [f32], load: impl Fn(I, &[T]) -> I::F) {
-    let (whole, tail) = src.as_chunks::<16>();
-    let (to, rest) = dst.split_at_mut(whole.len() * 16);
-    for (src, dst) in whole.iter().zip(to.as_chunks_mut::<16>().0) {
-        for lane in (0..16).step_by(I::LANES) {
+    let (whole, tail) = src.as_chunks::<MAX_LANES>();
+    let (to, rest) = dst.split_at_mut(whole.len() * MAX_LANES);
+    for (src, dst) in whole.iter().zip(to.as_chunks_mut::<MAX_LANES>().0) {
+        for lane in (0..MAX_LANES).step_by(I::LANES) {
             isa.store(load(isa, &src[lane..]), &mut dst[lane..]);
         }
     }
     if !tail.is_empty() {
-        let (mut wide, mut narrow) = ([0.0f32; 16], [T::default(); 16]);
+        let (mut wide, mut narrow) = ([0.0f32; MAX_LANES], [T::default(); MAX_LANES]);
         narrow[..tail.len()].copy_from_slice(tail);
-        for lane in (0..16).step_by(I::LANES) {
+        for lane in (0..MAX_LANES).step_by(I::LANES) {
             isa.store(load(isa, &narrow[lane..]), &mut wide[lane..]);
         }
         rest.copy_from_slice(&wide[..tail.len()]);
@@ -81,7 +81,7 @@ pub(crate) fn transposed<I: Isa>(
     dst: &mut [f32],
 ) {
     let lanes = I::LANES;
-    let mut stage = [0.0f32; 16 * 16];
+    let mut stage = [0.0f32; MAX_LANES * MAX_LANES];
     for (group, row) in (0..count).step_by(lanes).enumerate() {
         let rows = (count - row).min(lanes);
         for (block, channel) in channels.clone().step_by(lanes).enumerate() {
@@ -117,7 +117,7 @@ fn widened_square<I: Isa>(
     [batch, head, seq]: [usize; 3],
     rows: usize,
     channel: usize,
-    stage: &mut [f32; 256],
+    stage: &mut [f32; MAX_LANES * MAX_LANES],
 ) -> bool {
     stage[rows * I::LANES..].fill(0.0);
     let stage = &mut stage[..rows * I::LANES];

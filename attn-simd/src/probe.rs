@@ -8,7 +8,7 @@ use core::hint::black_box;
 use std::time::Instant;
 
 use crate::amx::product::{Products, SIDE, Square, Tile, TileProduct};
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::level::{Level, Run};
 
 /// Steps of one timed piece: some tens of microseconds.
@@ -123,7 +123,7 @@ fn chains<I: Isa, const N: usize>(isa: I) -> usize {
     for x in acc {
         sum = isa.add(sum, x);
     }
-    let mut lanes = [0.0; 16];
+    let mut lanes = [0.0; MAX_LANES];
     isa.store(sum, &mut lanes);
     black_box(lanes);
     N

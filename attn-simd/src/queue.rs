@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, ViewMut};
 
-use crate::isa::{Isa, narrow_bf16};
+use crate::isa::{Isa, MAX_LANES, narrow_bf16};
 
 /// An output of any element type that the kernels take.
 #[derive(Debug)]
@@ -305,7 +305,7 @@ impl<'o> Claim<'_, 'o> {
                         values,
                         #[inline(always)]
                         |dst| {
-                            let (mut wide, mut narrow) = ([0.0; 16], [f16::ZERO; 16]);
+                            let (mut wide, mut narrow) = ([0.0; MAX_LANES], [f16::ZERO; MAX_LANES]);
                             wide[..values.len()].copy_from_slice(values);
                             isa.store_f16(isa.load(&wide), &mut narrow);
                             dst.copy_from_slice(&narrow[..values.len()]);
@@ -320,7 +320,7 @@ impl<'o> Claim<'_, 'o> {
                         values,
                         #[inline(always)]
                         |dst| {
-                            let (mut wide, mut narrow) = ([0.0; 16], [bf16::ZERO; 16]);
+                            let (mut wide, mut narrow) = ([0.0; MAX_LANES], [bf16::ZERO; MAX_LANES]);
                             wide[..values.len()].copy_from_slice(values);
                             isa.store_bf16(isa.load(&wide), &mut narrow);
                             dst.copy_from_slice(&narrow[..values.len()]);

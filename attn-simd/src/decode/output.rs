@@ -4,7 +4,7 @@ use attn_core::ViewMut;
 use attn_core::half::f16;
 
 use crate::dtype::RowTarget;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::level::Run;
 
 /// Writes one row, `values · factor`, rounded once where the output is narrower.
@@ -34,7 +34,7 @@ impl Run<()> for Write<'_, '_> {
                 dst.iter_mut().zip(src).for_each(|(d, &x)| *d = product(x));
             }),
             RowTarget::F16(view) => put(view, at, values, |dst, src| {
-                let (mut wide, mut narrow) = ([0.0f32; 16], [f16::ZERO; 16]);
+                let (mut wide, mut narrow) = ([0.0f32; MAX_LANES], [f16::ZERO; MAX_LANES]);
                 for (dst, src) in dst.chunks_mut(I::LANES).zip(src.chunks(I::LANES)) {
                     wide.iter_mut().zip(src).for_each(|(w, &x)| *w = product(x));
                     isa.store_f16(isa.load(&wide), &mut narrow);

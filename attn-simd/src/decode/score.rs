@@ -6,7 +6,7 @@
 use attn_core::{AttnShape, Bias};
 
 use crate::gemv::TILE;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::level::Run;
 use crate::math::tanh;
 use crate::scoring::{Scoring, TileAt};
@@ -44,7 +44,7 @@ pub(super) fn finish<I: Isa>(
     if let Some(alibi) = scoring.alibi {
         let slope = isa.splat(-alibi.slopes[tile.head]);
         let at = alibi.align.offset(shape.q_len, shape.kv_len).saturating_add_unsigned(tile.query);
-        let mut lane = [0.0f32; 16];
+        let mut lane = [0.0f32; MAX_LANES];
         for (n, x) in s.chunks_exact_mut(I::LANES).enumerate() {
             let key = tile.key + n * I::LANES;
             for (l, d) in lane.iter_mut().enumerate().take(I::LANES) {

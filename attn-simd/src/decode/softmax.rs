@@ -5,7 +5,7 @@
 //! lanes, once per row and tile. Sums stay in lanes until a chunk of keys ends.
 
 use crate::gemv::TILE;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::math::{add_compensated, exp2, finite_or_zero};
 
 /// Running state of some rows.
@@ -75,7 +75,7 @@ impl State<'_> {
     /// Maximum and sum of one row.
     #[inline(always)]
     pub(super) fn of_row<I: Isa>(&self, r: usize) -> (f32, f32) {
-        let mut lanes = [0.0f32; 16];
+        let mut lanes = [0.0f32; MAX_LANES];
         lanes[..I::LANES].copy_from_slice(&self.sums[r * I::LANES..][..I::LANES]);
         lanes.iter_mut().zip(&self.rest[r * I::LANES..][..I::LANES]).for_each(|(x, rest)| *x += rest);
         let mut half = I::LANES / 2;

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Isa, hint};
+use super::{Isa, address_ops, hint, lane_ops};
 
 /// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,140 +38,95 @@ impl Isa for Avx2 {
         unsafe { Self::with_features(f) }
     }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    fn load(self, src: &[f32]) -> __m256 {
-        assert!(src.len() >= 8);
-        // SAFETY: eight floats were asserted above; the token proves AVX.
-        unsafe { _mm256_loadu_ps(src.as_ptr()) }
-    }
-    #[inline(always)]
-    fn store(self, x: __m256, dst: &mut [f32]) {
-        assert!(dst.len() >= 8);
-        // SAFETY: eight floats were asserted above; the token proves AVX.
-        unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), x) }
-    }
-    #[inline(always)]
-    unsafe fn load_ptr(self, src: *const f32) -> __m256 {
-        // SAFETY: the caller vouches for eight readable floats; the token proves AVX.
-        unsafe { _mm256_loadu_ps(src) }
-    }
-    #[inline(always)]
-    unsafe fn store_ptr(self, x: __m256, dst: *mut f32) {
-        // SAFETY: the caller vouches for eight writable floats; the token proves AVX.
-        unsafe { _mm256_storeu_ps(dst, x) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the token proves FMA.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-    #[inline(always)]
-    fn abs(self, a: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
-    }
-    #[inline(always)]
-    fn copysign(self, a: __m256, sign: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe {
+    lane_ops! {
+        splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        abs(a: __m256) -> __m256 = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        copysign(a: __m256, sign: __m256) -> __m256 = {
             let bit = _mm256_set1_ps(-0.0);
             _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, a))
-        }
-    }
-    #[inline(always)]
-    fn eq(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
-    }
-    #[inline(always)]
-    fn select(self, mask: __m256, t: __m256, f: __m256) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_blendv_ps(f, t, mask) }
-    }
-    #[inline(always)]
-    fn mask_from_bits(self, bits: u64) -> __m256 {
-        // SAFETY: the token proves AVX2.
-        unsafe {
+        };
+        eq(a: __m256, b: __m256) -> __m256 = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
+        select(mask: __m256, t: __m256, f: __m256) -> __m256 = _mm256_blendv_ps(f, t, mask);
+        mask_from_bits(bits: u64) -> __m256 = {
             let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
             let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), bit);
             _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit))
-        }
-    }
-    #[inline(always)]
-    fn split(self, x: __m256) -> (__m256, __m256) {
-        // SAFETY: the token proves AVX.
-        unsafe {
+        };
+        split(x: __m256) -> (__m256, __m256) = {
             // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later.
             // A NaN stays.
             let x = _mm256_max_ps(_mm256_set1_ps(-126.0), x);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
             (n, _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
-        }
-    }
-    #[inline(always)]
-    fn scale_by_pow2(self, p: __m256, n: __m256, y: __m256) -> __m256 {
-        // SAFETY: the token proves AVX2.
-        unsafe {
+        };
+        scale_by_pow2(p: __m256, n: __m256, y: __m256) -> __m256 = {
             // n + 127 becomes an exponent; a NaN in p stays one whatever it is multiplied by.
             let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
             let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
             _mm256_and_ps(keep, _mm256_mul_ps(p, pow))
-        }
+        };
+        sum_fours([a, b, c, d]: [__m256; 4]) -> __m256 = {
+            let pair = |a, b| _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+            let (ab, cd) = (pair(a, b), pair(c, d));
+            let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
+            _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high))
+        };
+        join_fours([a, b, _, _]: [__m256; 4]) -> __m256 = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        max_across(x: __m256) -> f32 = {
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        };
     }
 
-    #[inline(always)]
-    fn load_f16(self, src: &[f16]) -> __m256 {
-        assert!(src.len() >= 8);
-        // SAFETY: eight halves of two bytes were asserted above, `f16` is a transparent u16; the token proves F16C.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())) }
+    address_ops! {
+        load_ptr(src: *const f32) -> __m256 = _mm256_loadu_ps(src);
+        store_ptr(x: __m256, dst: *mut f32) = _mm256_storeu_ps(dst, x);
+        load_f16_ptr(src: *const f16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(src.cast()));
+        load_bf16_ptr(src: *const bf16) -> __m256 = {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        };
+        load_i8_ptr(src: *const i8) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(src.cast())));
+        transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
+            // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.
+            for g in 0..2 {
+                let gather = |r: isize| {
+                    let at = |row: isize| _mm_loadu_ps(src.offset(row * src_stride + 4 * g));
+                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4))
+                };
+                let (a, b, c, d) = (gather(0), gather(1), gather(2), gather(3));
+                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                let pair = |lo, hi| (_mm256_castps_pd(lo), _mm256_castps_pd(hi));
+                let ((al, cl), (ah, ch)) = (pair(ab_low, cd_low), pair(ab_high, cd_high));
+                let columns = [
+                    _mm256_unpacklo_pd(al, cl),
+                    _mm256_unpackhi_pd(al, cl),
+                    _mm256_unpacklo_pd(ah, ch),
+                    _mm256_unpackhi_pd(ah, ch),
+                ];
+                for (c, column) in columns.into_iter().enumerate() {
+                    _mm256_storeu_ps(dst.offset((4 * g + c as isize) * dst_stride), _mm256_castpd_ps(column));
+                }
+            }
+        };
     }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16]) -> __m256 {
-        assert!(src.len() >= 8);
-        // SAFETY: eight halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves AVX2.
-        unsafe {
-            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.as_ptr().cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-        }
-    }
+
     #[inline(always)]
     fn store_f16(self, x: __m256, dst: &mut [f16]) {
         assert!(dst.len() >= 8);
         // SAFETY: eight halves were asserted above; the token proves F16C. Immediate 0: round to nearest even.
         unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(x)) }
     }
+
     #[inline(always)]
     fn store_bf16(self, x: __m256, dst: &mut [bf16]) {
         assert!(dst.len() >= 8);
@@ -186,50 +141,6 @@ impl Isa for Avx2 {
             // Words of 16 bits, within each half of the vector: the first and the third quarter hold the eight.
             let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(rounded, rounded));
             _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_castsi256_si128(packed));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16_ptr(self, src: *const f16) -> __m256 {
-        // SAFETY: the caller vouches for eight halves; the token proves F16C.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(src.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_ptr(self, src: *const bf16) -> __m256 {
-        // SAFETY: the caller vouches for eight elements of two bytes; the token proves AVX2.
-        unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_i8_ptr(self, src: *const i8) -> __m256 {
-        // SAFETY: the caller vouches for eight bytes; the token proves AVX2.
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(src.cast()))) }
-    }
-
-    #[inline(always)]
-    fn sum_fours(self, [a, b, c, d]: [__m256; 4]) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe {
-            let pair = |a, b| _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
-            let (ab, cd) = (pair(a, b), pair(c, d));
-            let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
-            _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high))
-        }
-    }
-    #[inline(always)]
-    fn join_fours(self, [a, b, _, _]: [__m256; 4]) -> __m256 {
-        // SAFETY: the token proves AVX.
-        unsafe { _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)) }
-    }
-    #[inline(always)]
-    fn max_across(self, x: __m256) -> f32 {
-        // SAFETY: the token proves AVX.
-        unsafe {
-            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
         }
     }
 
@@ -254,34 +165,6 @@ impl Isa for Avx2 {
                 hint::WRITE => _mm_prefetch::<_MM_HINT_ET0>(address.cast()),
                 hint::SECOND => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
                 _ => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
-        // SAFETY: the caller vouches for 8 rows of 8 floats on either side. The token proves the instructions.
-        unsafe {
-            // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.
-            for g in 0..2 {
-                let gather = |r: isize| {
-                    let at = |row: isize| _mm_loadu_ps(src.offset(row * src_stride + 4 * g));
-                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(r)), at(r + 4))
-                };
-                let (a, b, c, d) = (gather(0), gather(1), gather(2), gather(3));
-                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-                let pair = |lo, hi| (_mm256_castps_pd(lo), _mm256_castps_pd(hi));
-                let ((al, cl), (ah, ch)) = (pair(ab_low, cd_low), pair(ab_high, cd_high));
-                let columns = [
-                    _mm256_unpacklo_pd(al, cl),
-                    _mm256_unpackhi_pd(al, cl),
-                    _mm256_unpacklo_pd(ah, ch),
-                    _mm256_unpackhi_pd(ah, ch),
-                ];
-                for (c, column) in columns.into_iter().enumerate() {
-                    _mm256_storeu_ps(dst.offset((4 * g + c as isize) * dst_stride), _mm256_castpd_ps(column));
-                }
             }
         }
     }

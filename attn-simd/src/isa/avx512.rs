@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Isa, hint};
+use super::{Isa, address_ops, hint, lane_ops};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,73 +35,16 @@ impl Isa for Avx512 {
         unsafe { Self::with_features(f) }
     }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    fn load(self, src: &[f32]) -> __m512 {
-        assert!(src.len() >= 16);
-        // SAFETY: sixteen floats were asserted above; the token proves AVX-512F.
-        unsafe { _mm512_loadu_ps(src.as_ptr()) }
-    }
-    #[inline(always)]
-    fn store(self, x: __m512, dst: &mut [f32]) {
-        assert!(dst.len() >= 16);
-        // SAFETY: sixteen floats were asserted above; the token proves AVX-512F.
-        unsafe { _mm512_storeu_ps(dst.as_mut_ptr(), x) }
-    }
-    #[inline(always)]
-    unsafe fn load_ptr(self, src: *const f32) -> __m512 {
-        // SAFETY: the caller vouches for sixteen readable floats; the token proves AVX-512F.
-        unsafe { _mm512_loadu_ps(src) }
-    }
-    #[inline(always)]
-    unsafe fn store_ptr(self, x: __m512, dst: *mut f32) {
-        // SAFETY: the caller vouches for sixteen writable floats; the token proves AVX-512F.
-        unsafe { _mm512_storeu_ps(dst, x) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-    #[inline(always)]
-    fn abs(self, a: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_abs_ps(a) }
-    }
-    #[inline(always)]
-    fn copysign(self, a: __m512, sign: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe {
+    lane_ops! {
+        splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        abs(a: __m512) -> __m512 = _mm512_abs_ps(a);
+        copysign(a: __m512, sign: __m512) -> __m512 = {
             let bit = _mm512_set1_epi32(i32::MIN);
             // 0xca: where the first operand's bit is set take the second, else the third.
             _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xca>(
@@ -109,164 +52,51 @@ impl Isa for Avx512 {
                 _mm512_castps_si512(sign),
                 _mm512_castps_si512(a),
             ))
-        }
-    }
-    #[inline(always)]
-    fn eq(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
-    }
-    #[inline(always)]
-    fn select(self, mask: __mmask16, t: __m512, f: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_mask_blend_ps(mask, f, t) }
-    }
-    #[inline(always)]
-    fn mask_from_bits(self, bits: u64) -> __mmask16 {
-        bits as __mmask16
-    }
-    #[inline(always)]
-    fn split(self, x: __m512) -> (__m512, __m512) {
-        // SAFETY: the token proves AVX-512DQ and F.
-        unsafe {
+        };
+        eq(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
+        select(mask: __mmask16, t: __m512, f: __m512) -> __m512 = _mm512_mask_blend_ps(mask, f, t);
+        split(x: __m512) -> (__m512, __m512) = {
             // Immediate 8: no fraction bits, round to nearest even, no exceptions.
             let f = _mm512_reduce_ps::<8>(x);
             (_mm512_sub_ps(x, f), f)
-        }
-    }
-    #[inline(always)]
-    fn scale_by_pow2(self, p: __m512, n: __m512, y: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe {
+        };
+        scale_by_pow2(p: __m512, n: __m512, y: __m512) -> __m512 = {
             // Not less than −126, or unordered: a subnormal result would cost an assist.
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(y, _mm512_set1_ps(-126.0));
             _mm512_maskz_scalef_ps(keep, p, n)
-        }
-    }
-
-    #[inline(always)]
-    fn load_f16(self, src: &[f16]) -> __m512 {
-        assert!(src.len() >= 16);
-        // SAFETY: sixteen halves of two bytes were asserted above, `f16` is a transparent u16; the token proves
-        // AVX-512F.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.as_ptr().cast())) }
-    }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16]) -> __m512 {
-        assert!(src.len() >= 16);
-        // SAFETY: sixteen halves of two bytes were asserted above, `bf16` is a transparent u16; the token proves
-        // AVX-512F.
-        unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
-    }
-    #[inline(always)]
-    fn store_f16(self, x: __m512, dst: &mut [f16]) {
-        assert!(dst.len() >= 16);
-        // SAFETY: sixteen halves were asserted above; the token proves AVX-512F. Immediate 0: round to nearest even.
-        unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(x)) }
-    }
-    #[inline(always)]
-    fn store_bf16(self, x: __m512, dst: &mut [bf16]) {
-        assert!(dst.len() >= 16);
-        // SAFETY: sixteen elements of two bytes were asserted above; the token proves AVX-512F.
-        unsafe {
-            let bits = _mm512_castps_si512(x);
-            let cut = _mm512_srli_epi32::<16>(bits);
-            let half = _mm512_add_epi32(_mm512_and_si512(cut, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
-            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-            let rounded = _mm512_mask_or_epi32(rounded, nan, cut, _mm512_set1_epi32(0x40));
-            _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(rounded));
-        }
-    }
-
-    #[inline(always)]
-    fn round_bf16(self, x: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe {
+        };
+        round_bf16(x: __m512) -> __m512 = {
             let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
             _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
-        }
-    }
-    #[inline(always)]
-    fn pair_bf16(self, even: __m512, odd: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512BW and F.
-        unsafe {
+        };
+        pair_bf16(even: __m512, odd: __m512) -> __m512 = {
             let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
             _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(odd)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_f16_ptr(self, src: *const f16) -> __m512 {
-        // SAFETY: the caller vouches for sixteen halves; the token proves AVX-512F.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(src.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_ptr(self, src: *const bf16) -> __m512 {
-        // SAFETY: the caller vouches for sixteen elements of two bytes; the token proves AVX-512F.
-        unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_i8_ptr(self, src: *const i8) -> __m512 {
-        // SAFETY: the caller vouches for sixteen bytes; the token proves AVX-512F.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(src.cast()))) }
-    }
-
-    #[inline(always)]
-    fn sum_fours(self, [a, b, c, d]: [__m512; 4]) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe {
+        };
+        sum_fours([a, b, c, d]: [__m512; 4]) -> __m512 = {
             let pair = |a, b| _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
             let (ab, cd) = (pair(a, b), pair(c, d));
             let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
             _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-        }
-    }
-    #[inline(always)]
-    fn join_fours(self, [a, b, c, d]: [__m512; 4]) -> __m512 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe {
+        };
+        join_fours([a, b, c, d]: [__m512; 4]) -> __m512 = {
             // Even quarters of both, and odd ones of both, are added; twice.
             let fold = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
             fold(fold(a, b), fold(c, d))
-        }
-    }
-    #[inline(always)]
-    fn max_across(self, x: __m512) -> f32 {
-        // SAFETY: the token proves AVX-512F.
-        unsafe { _mm512_reduce_max_ps(x) }
+        };
+        max_across(x: __m512) -> f32 = _mm512_reduce_max_ps(x);
     }
 
-    #[inline(always)]
-    fn pack_bools(self, keep: &[bool; 64]) -> u64 {
-        // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX-512BW.
-        unsafe {
-            let bytes = _mm512_loadu_si512(keep.as_ptr().cast());
-            _mm512_test_epi8_mask(bytes, bytes)
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch<const HINT: u8>(self, address: *const u8) {
-        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
-        unsafe {
-            match HINT {
-                hint::WRITE => _mm_prefetch::<_MM_HINT_ET0>(address.cast()),
-                hint::SECOND => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
-                _ => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_ptr(self, src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) {
-        // SAFETY: the caller vouches for 16 rows of 16 floats on either side. The token proves the instructions.
-        unsafe {
+    address_ops! {
+        load_ptr(src: *const f32) -> __m512 = _mm512_loadu_ps(src);
+        store_ptr(x: __m512, dst: *mut f32) = _mm512_storeu_ps(dst, x);
+        load_f16_ptr(src: *const f16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(src.cast()));
+        load_bf16_ptr(src: *const bf16) -> __m512 = {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        };
+        load_i8_ptr(src: *const i8) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(src.cast())));
+        transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
             // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one
             // per 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.
             for g in 0..4 {
@@ -291,6 +121,54 @@ impl Isa for Avx512 {
                 for (c, column) in columns.into_iter().enumerate() {
                     _mm512_storeu_ps(dst.offset((4 * g + c as isize) * dst_stride), _mm512_castpd_ps(column));
                 }
+            }
+        };
+    }
+
+    #[inline(always)]
+    fn mask_from_bits(self, bits: u64) -> __mmask16 {
+        bits as __mmask16
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: __m512, dst: &mut [f16]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen halves were asserted above; the token proves AVX-512F. Immediate 0: round to nearest even.
+        unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(x)) }
+    }
+
+    #[inline(always)]
+    fn store_bf16(self, x: __m512, dst: &mut [bf16]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen elements of two bytes were asserted above; the token proves AVX-512F.
+        unsafe {
+            let bits = _mm512_castps_si512(x);
+            let cut = _mm512_srli_epi32::<16>(bits);
+            let half = _mm512_add_epi32(_mm512_and_si512(cut, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let rounded = _mm512_mask_or_epi32(rounded, nan, cut, _mm512_set1_epi32(0x40));
+            _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(rounded));
+        }
+    }
+
+    #[inline(always)]
+    fn pack_bools(self, keep: &[bool; 64]) -> u64 {
+        // SAFETY: a bool is one byte, 0 or 1, and there are 64; the token proves AVX-512BW.
+        unsafe {
+            let bytes = _mm512_loadu_si512(keep.as_ptr().cast());
+            _mm512_test_epi8_mask(bytes, bytes)
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<const HINT: u8>(self, address: *const u8) {
+        // SAFETY: a prefetch is a hint: it reads nothing and faults on no address.
+        unsafe {
+            match HINT {
+                hint::WRITE => _mm_prefetch::<_MM_HINT_ET0>(address.cast()),
+                hint::SECOND => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
+                _ => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
             }
         }
     }

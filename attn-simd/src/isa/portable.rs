@@ -127,13 +127,9 @@ impl Isa for Portable {
 
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     #[inline(always)]
-    fn load_f16(self, src: &[f16]) -> f32x4 {
-        f32x4::new(neon::widen_f16(&src.as_chunks().0[0]))
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16]) -> f32x4 {
-        f32x4::new(neon::widen_bf16(&src.as_chunks().0[0]))
+    unsafe fn load_f16_ptr(self, src: *const f16) -> f32x4 {
+        // SAFETY: the caller vouches for four elements.
+        f32x4::new(neon::widen_f16(unsafe { &*src.cast() }))
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     #[inline(always)]

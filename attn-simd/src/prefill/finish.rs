@@ -2,7 +2,7 @@
 
 use super::job::Job;
 use super::layout::MAX_Q_TILE;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::queue::Claim;
 use crate::scoring::finish_row;
 
@@ -72,7 +72,7 @@ pub(crate) fn write<I: Isa>(
             isa.store(if outputs == 1.0 { exact } else { isa.mul(exact, isa.splat(outputs)) }, x);
         }
     }
-    let mut stage = [0.0f32; 16 * 16];
+    let mut stage = [0.0f32; MAX_LANES * MAX_LANES];
     for channel in (0..channels).step_by(lanes) {
         let there = (channels - channel).min(lanes);
         for first in (0..rows.count).step_by(lanes) {

@@ -7,7 +7,7 @@
 
 use super::job::Job;
 use crate::gemm::{self, Panel, Reach};
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::pack;
 use crate::scoring::TileAt;
 
@@ -30,7 +30,7 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
         }
     }
     let [a, b, c, d] = sums;
-    let mut lanes = [0.0; 16];
+    let mut lanes = [0.0; MAX_LANES];
     isa.store(isa.add(isa.add(a, b), isa.add(c, d)), &mut lanes);
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }

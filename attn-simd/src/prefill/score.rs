@@ -5,7 +5,7 @@ use attn_core::Bias;
 
 use super::job::Job;
 use crate::dtype::Input;
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::math::tanh;
 use crate::pack;
 use crate::scoring::TileAt;
@@ -44,7 +44,7 @@ pub(crate) fn finish<I: Isa, const NQ: usize>(
     if let Some(alibi) = job.alibi {
         let slope = isa.splat(-alibi.slopes[tile.head]);
         let first = alibi.align.offset(job.shape.q_len, job.shape.kv_len).saturating_add_unsigned(tile.query);
-        let mut lane = [0.0f32; 16];
+        let mut lane = [0.0f32; MAX_LANES];
         let distance: [I::F; NQ] = core::array::from_fn(|n| {
             for (l, x) in lane.iter_mut().enumerate() {
                 *x = (first.saturating_add_unsigned(n * I::LANES + l)).saturating_sub_unsigned(tile.key) as f32;

@@ -11,7 +11,7 @@
 //! [`GROUP`]: crate::prefill::layout::GROUP
 //! [`GROUPS`]: crate::prefill::layout::GROUPS
 
-use crate::isa::Isa;
+use crate::isa::{Isa, MAX_LANES};
 use crate::math::{add_compensated, exp2};
 
 /// What a group of tiles has added up.
@@ -83,7 +83,7 @@ impl Total<'_> {
             let max = isa.load(&part.max[lane..]);
             if !(first && n == 0) {
                 factors[n] = factor(isa, to_log2, old, max);
-                let mut lanes = [1.0; 16];
+                let mut lanes = [1.0; MAX_LANES];
                 isa.store(factors[n], &mut lanes);
                 grown |= lanes.iter().any(|&x| x != 1.0);
             }
@@ -147,7 +147,7 @@ fn add<I: Isa, const N: usize>(
         isa.store(missing, rest);
         check = isa.mul_add(sum, zero, check);
     }
-    let mut lanes = [0.0; 16];
+    let mut lanes = [0.0; MAX_LANES];
     isa.store(check, &mut lanes);
     if lanes.iter().any(|&x| x != 0.0) {
         // Nothing is missing in an infinite sum.

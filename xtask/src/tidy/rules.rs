@@ -7,6 +7,7 @@ pub(super) const UNSAFE_LEAVES: &[&str] = &[
     "attn-simd/src/isa.rs",
     "attn-simd/src/isa/",
     "attn-simd/src/gemm.rs",
+    "attn-simd/src/gemm/",
     "attn-simd/src/gemv.rs",
     "attn-simd/src/gemv/",
     "attn-simd/src/workspace.rs",
