@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WORD", num_args = 1.., conflicts_with_all = ["model", "heads_of"])]
     tokens: Vec<String>,
     /// Queries, keys and values of all layers, as `cargo xtask demo minilm --save FILE` writes them: JSON with title,
-    /// note, tokens and layers, each with q, k and v as [heads][tokens][dim].
+    /// note, tokens and layers, each with q, k and v as `[heads][tokens][dim]`.
     #[arg(long = "heads-of", value_name = "FILE", conflicts_with = "model")]
     heads_of: Option<PathBuf>,
     /// A real model: `cargo xtask demo fetch minilm` gets it.
