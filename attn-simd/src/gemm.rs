@@ -1,5 +1,5 @@
-//! The register-blocked micro-kernel that both products of many queries share, and the product of scores; [`values`] is
-//! the other one.
+//! The register-blocked micro-kernel that both products of many queries share, and the product of scores;
+//! [`values()`] is the other one.
 //!
 //! Lanes are queries. Either product is `C[m][lane] = Σₖ A[m, k]·B[k][lane]`: `A` is read where the caller keeps it and
 //! broadcast, `B` is packed with `NQ` vectors to a row, and `M × NQ` accumulators stay in registers.
@@ -69,7 +69,7 @@ pub(crate) const fn padded(rows: usize, m: usize) -> usize {
 /// rounded up to `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called
 /// before each group of `M`.
 ///
-/// A function of its own, as [`values`] is: what the kernel around it keeps in registers is not in the way of its
+/// A function of its own, as [`values()`] is: what the kernel around it keeps in registers is not in the way of its
 /// loops.
 #[inline(never)]
 pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(

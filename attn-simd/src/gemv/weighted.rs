@@ -31,7 +31,7 @@ impl<'s> Sums<'s> {
 /// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
 /// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a
-/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`](crate::gemm::PART)).
+/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`]).
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
