@@ -30,9 +30,10 @@ use crate::machine::Machine;
 pub const THRESHOLD: f64 = 0.05;
 
 /// How the columns of a comparison are read.
-pub const LEGEND: &str = "Then and now are medians in seconds of the clock. The ratio is that of time times peak, now over then: \
-    each sample is weighed by the peak probed beside it (of multiply-adds, or of a plain read), so that a faster or slower clock counts for nothing, and \
-    the ratio may differ from now over then. The band is what it may be off by before it counts: the threshold and twice the noise of both runs.";
+pub const LEGEND: &str = "Then and now are medians in seconds of the clock. The ratio is that of time times peak, \
+    now over then: each sample is weighed by the peak probed beside it (of multiply-adds, or of a plain read), so that \
+    a faster or slower clock counts for nothing, and the ratio may differ from now over then. The band is what it may \
+    be off by before it counts: the threshold and twice the noise of both runs.";
 
 /// Taken for the noise of a case with fewer than two samples.
 const UNKNOWN_NOISE: f64 = 0.1;

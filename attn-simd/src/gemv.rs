@@ -162,14 +162,14 @@ impl<T> Rows<'_, T> {
         unsafe { self.data.as_ptr().add(start) }
     }
 
-    /// Bytes from a row to the one that is asked for while it is read. Exact where rows are evenly apart, as they are
+    /// Bytes from a row to the one that is requested while it is read. Exact where rows are evenly apart, as they are
     /// but at the ends of pages; a hint elsewhere.
     #[inline(always)]
     fn lead(&self, row: usize, ahead: usize) -> usize {
         self.at(row + ahead).addr().wrapping_sub(self.at(row).addr())
     }
 
-    /// How many rows lie in a distance in bytes; at most a tile.
+    /// How many rows lie in a distance in bytes; at least one, at most a tile.
     #[inline(always)]
     fn rows_in(&self, bytes: usize) -> usize {
         (bytes / (self.columns * size_of::<T>())).clamp(1, TILE)

@@ -89,7 +89,7 @@ pub use level::{Level, TileModel};
 pub use plan::{Explain, Kernel, Plan, Work};
 pub use prefetch::Prefetch;
 pub use prefill::call::Blocks;
-#[doc(hidden)]
+#[doc(hidden)] // for attn-parallel
 pub use recomputed::with_weights;
 pub use workspace::{Line, Workspace};
 

@@ -96,8 +96,8 @@ fn save(tokenizer: &Tokenizer, encoder: &Encoder, texts: &[String], file: &Path)
     let heads = |x: &Tensor| x.squeeze(0)?.to_vec3::<f32>();
     let layers = attend.trace.iter().flatten();
     let layers = layers.map(|call| Ok(Layer { q: heads(&call.q)?, k: heads(&call.k)?, v: heads(&call.v)? }));
-    let note = "all-MiniLM-L6-v2 as it reads this sentence: every token sees every other one. [CLS] and [SEP] mark its ends; \
-                ## goes on with the word before.";
+    let note = "all-MiniLM-L6-v2 as it reads this sentence: every token sees every other one. [CLS] and [SEP] mark its \
+                ends; ## goes on with the word before.";
     let all = Heads { title: &texts[0], note, tokens: encoded.get_tokens(), layers: layers.collect::<Result<_>>()? };
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;

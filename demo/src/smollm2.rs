@@ -34,7 +34,8 @@ pub(crate) struct Args {
     #[arg(long)]
     chat: bool,
     /// Compare with the activations in this folder instead.
-    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "../shared/models/smollm2-135m-instruct-q4_1")]
+    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    #[arg(default_missing_value = "../shared/models/smollm2-135m-instruct-q4_1")]
     check: Option<PathBuf>,
 }
 
@@ -77,7 +78,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let time = begin.elapsed();
     println!();
     eprintln!(
-        "{} tokens of prompt: first token after {:.0} ms ({:.0} tokens/s); {decoded} more: {:.1} tokens/s; loaded in {:.1} s",
+        "{} tokens of prompt: first token after {:.0} ms ({:.0} tokens/s); {decoded} more: {:.1} tokens/s; loaded in \
+         {:.1} s",
         ids.len(),
         1e3 * first.as_secs_f64(),
         ids.len() as f64 / first.as_secs_f64(),

@@ -18,6 +18,7 @@ mod scene;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use attn_bench::report::plot::Theme;
 use attn_bench::report::table;
 
 use scene::{Drop, Look, Scene};
@@ -75,7 +76,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn show(args: &Args) -> Result<(), String> {
     let scene = scene(args)?;
     write(&args.out, page::html(&scene).as_bytes())?;
-    for (name, theme) in picture::Theme::ALL {
+    for (theme, name) in Theme::ALL {
         if let (Some(folder), Some(svg)) = (&args.pictures, picture::svg(&scene, theme)) {
             write(&folder.join(format!("heatmap-{name}.svg")), svg.as_bytes())?;
         }

@@ -86,33 +86,34 @@ fn cards(report: &CurveReport) -> Vec<Card> {
     cards
 }
 
-const GROWTH: &str = "Power laws fitted by least squares on the logarithms, over the larger lengths (from a sixteenth of an \
-    engine's largest on), where the quadratic part rules; ± is the 95 % confidence interval of the exponent. Memory is beyond \
-    inputs and output; n^0 is flat.";
+const GROWTH: &str = "Power laws fitted by least squares on the logarithms, over the larger lengths (from a \
+    sixteenth of an engine's largest on), where the quadratic part rules; ± is the 95 % confidence interval of the \
+    exponent. Memory is beyond inputs and output; n^0 is flat.";
 
-const ONE_THREAD: &str = "Medians of the time that the thread ran: other programs on the machine take nothing from it. \
-    windowed and linear compute something else.";
+const ONE_THREAD: &str = "Medians of the time that the thread ran: other programs on the machine take nothing from \
+    it. windowed and linear compute something else.";
 
 const THREADS: &str = "Medians by the wall's clock, all columns: on a busy machine they are too long.";
 
 const MEMORY: &str = "At the worst moment of a call, beyond inputs and output.";
 
-const FOOTPRINTS: &str = "Beyond inputs and output, one call. Counted where the length was run; elsewhere predicted: four \
-    bytes a score, and the size of the workspace that the plan asks for.";
+const FOOTPRINTS: &str = "Beyond inputs and output, one call. Counted where the length was run; elsewhere predicted: \
+    four bytes a score, and the size of the workspace that the plan asks for.";
 
 const ROOFS: &str = "The best piece of several; all threads at once in the last column.";
 
 /// How times and memory were measured.
-const METHOD: &str = "Times are medians over samples; a sample is one call, or the mean of several where a call is short. \
-    Engines on one thread are timed by the wall's clock and by the thread's own, which on an idle machine agree; on a busy \
-    one the second leaves out what other programs take, so that growth and shares are taken from it. All cases are gone \
-    through in several passes. The single-thread engines and the peak probe take turns within a round; the parallel engine \
-    has rounds of its own against a probe on all of its threads. Spread is the distance between the quartiles relative to the \
-    median. FLOPs count 4·heads·n²·dimension, halved where causal. Extra memory is the peak of the program's counted heap \
-    during a first call on empty scratch, worker threads included, stacks not; resident is the growth of the process's \
-    resident set over the same call. The naive engine builds the whole score matrix of a head in plain f32, compiled for the \
-    build's own instruction set; streaming keeps one output row and takes one key at a time; windowed is the SIMD engine \
-    where a query sees 256 keys around itself; linear is attention without a softmax.";
+const METHOD: &str = "Times are medians over samples; a sample is one call, or the mean of several where a call is \
+    short. Engines on one thread are timed by the wall's clock and by the thread's own, which on an idle machine \
+    agree; on a busy one the second leaves out what other programs take, so that growth and shares are taken from it. \
+    All cases are gone through in several passes. The single-thread engines and the peak probe take turns within a \
+    round; the parallel engine has rounds of its own against a probe on all of its threads. Spread is the distance \
+    between the quartiles relative to the median. FLOPs count 4·heads·n²·dimension, halved where causal. Extra memory \
+    is the peak of the program's counted heap during a first call on empty scratch, worker threads included, stacks \
+    not; resident is the growth of the process's resident set over the same call. The naive engine builds the whole \
+    score matrix of a head in plain f32, compiled for the build's own instruction set; streaming keeps one output row \
+    and takes one key at a time; windowed is the SIMD engine where a query sees 256 keys around itself; linear is \
+    attention without a softmax.";
 
 /// Time of every engine on one thread against n; rate and share of peak of the kernels.
 fn one_thread(curve: &Curve) -> Table {

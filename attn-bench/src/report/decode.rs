@@ -26,12 +26,13 @@ pub fn document(report: &DecodeReport, earlier: Option<&Comparison>) -> Document
     }
 }
 
-const NOTE: &str = "Sizes are sequences × heads (key/value heads) × 1 query (keys) × head_dim. A plain read goes over as \
-    many bytes on as many threads, right beside each step; beyond it is what a step takes longer. NAME / ours: that library's \
-    time divided by ours on the same numbers.";
+const NOTE: &str = "Sizes are sequences × heads (key/value heads) × 1 query (keys) × head_dim. A plain read goes \
+    over as many bytes on as many threads, right beside each step; beyond it is what a step takes longer. NAME / ours: \
+    that library's time divided by ours on the same numbers.";
 
-const METHOD: &str = "A step is everything from the caller's view: checks, plan and run. Warm steps follow each other on \
-    the same cache; before a cold one the processor's caches are filled with something else. Medians by the wall's clock.";
+const METHOD: &str = "A step is everything from the caller's view: checks, plan and run. Warm steps follow each \
+    other on the same cache; before a cold one the processor's caches are filled with something else. Medians by the \
+    wall's clock.";
 
 /// One line per row; a column per peer, where there are any.
 fn steps(rows: &[Row]) -> Table {

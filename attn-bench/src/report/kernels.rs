@@ -39,15 +39,15 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
     }
 }
 
-const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys) × head_dim. Rates count 4·B·H·Sq·Skv·D \
-    FLOPs, halved where causal. The peak is a loop of multiply-adds, measured beside each sample. NAME / ours: that \
-    library's time divided by ours on the same inputs, in turn with it.";
+const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys) × head_dim. Rates count \
+    4·B·H·Sq·Skv·D FLOPs, halved where causal. The peak is a loop of multiply-adds, measured beside each sample. NAME \
+    / ours: that library's time divided by ours on the same inputs, in turn with it.";
 
 const ERROR: &str = "Largest error against the reference in f64 | growth of the resident set over a call.";
 
-const METHOD: &str = "Samples are taken in rounds: probe, ours, probe, each peer on the same inputs. Times and ratios are \
-    medians over the rounds of several passes. On one thread all times are those of the processor; on several, by the \
-    wall's clock.";
+const METHOD: &str = "Samples are taken in rounds: probe, ours, probe, each peer on the same inputs. Times and \
+    ratios are medians over the rounds of several passes. On one thread all times are those of the processor; on \
+    several, by the wall's clock.";
 
 /// The peers that ran any of the shapes.
 fn peers<'r>(results: &[&'r KernelResult]) -> Vec<&'r str> {

@@ -6,26 +6,15 @@
 use std::fmt::Write;
 
 use comfy_table::Table;
+use textwrap::WordSplitter;
 
 use super::document::{Document, Part, Section, Weight};
 use super::escape::markdown as escape;
 
 /// A paragraph in lines of at most 118 columns, as the house's Markdown has them.
 fn wrapped(text: &str) -> String {
-    let (mut out, mut column) = (String::new(), 0);
-    for word in text.split_whitespace() {
-        let width = word.chars().count();
-        if column > 0 && column + 1 + width > 118 {
-            out.push('\n');
-            column = 0;
-        } else if column > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out += word;
-        column += width;
-    }
-    out
+    let options = textwrap::Options::new(118).break_words(false).word_splitter(WordSplitter::NoHyphenation);
+    textwrap::fill(text, options)
 }
 
 /// The block of a run.

@@ -52,9 +52,10 @@ pub(super) fn of_curve(curve: &Curve, footprints: &[Footprint]) -> Vec<Picture> 
     vec![
         Picture {
             title: "Time per call",
-            note: "against sequence length, by the wall's clock. Both axes are logarithmic: a straight line of slope 2 is \
-                   O(n²), one of slope 1 is O(n). windowed and linear compute something else, cheaper."
-                .into(),
+            note:
+                "against sequence length, by the wall's clock. Both axes are logarithmic: a straight line of slope 2 \
+                   is O(n²), one of slope 1 is O(n). windowed and linear compute something else, cheaper."
+                    .into(),
             plot: over_length(
                 "Time per call against sequence length",
                 Axis::Log { base: 10.0, label: seconds_tick },
@@ -116,8 +117,9 @@ pub(super) fn roofline(report: &CurveReport) -> Option<Picture> {
         roofs.push(Series { label_at: LabelAt::Start, ..guide(label, points) });
     }
     series.append(&mut roofs);
-    let note = "FLOP/s against FLOPs per byte that the cost model says are moved (no key stays in a cache between blocks of queries), \
-                one thread. Dashed: what multiply-adds and reading allow; a point above the slope of memory finds its keys in a cache.";
+    let note = "FLOP/s against FLOPs per byte that the cost model says are moved (no key stays in a cache between blocks \
+                of queries), one thread. Dashed: what multiply-adds and reading allow; a point above the slope of memory \
+                finds its keys in a cache.";
     let title = "Roofline of the engines on one thread".into();
     let plot = Plot { title, x: X::Intensity, axis: Axis::Log { base: 10.0, label: flops_tick }, series };
     Some(Picture { title: "Roofline", note: note.into(), plot })

@@ -54,6 +54,11 @@ pub enum Theme {
     Dark,
 }
 
+impl Theme {
+    /// Both, and how names of files call them.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Light, "light"), (Self::Dark, "dark")];
+}
+
 /// The CSS variables of all colours in a theme.
 pub fn variables(theme: Theme) -> String {
     INKS.map(|ink| format!("--{}: {};", ink.variable, ink.of(theme))).join(" ")

@@ -232,7 +232,7 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
             base: 0,
             len: self.keys,
             columns: wide,
-            prefetch: Prefetch::detect(),
+            prefetch: Prefetch::OTHER,
         };
         level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
         for j in 0..self.keys {

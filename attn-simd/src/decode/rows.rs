@@ -23,6 +23,7 @@ pub(super) struct Located<'s, 'c, T> {
     starts: Starts,
     /// Where the present tile's are.
     base: usize,
+    prefetch: Prefetch,
 }
 
 /// [`gemv::evenly`] by itself.
@@ -52,7 +53,17 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
     ) -> Self {
         let ([.., columns], [.., unit]) = (view.sizes(), view.strides());
         let direct = unit == 1 && columns > 0 && columns.is_multiple_of(level.lanes());
-        let mut this = Self { cache, view, sequence, head, padded, direct, starts: [0; 2 * TILE], base: TILE };
+        let mut this = Self {
+            cache,
+            view,
+            sequence,
+            head,
+            padded,
+            direct,
+            starts: [0; 2 * TILE],
+            base: TILE,
+            prefetch: Prefetch::detect(),
+        };
         this.find_next(level, token, tokens);
         this.advance();
         this
@@ -104,7 +115,7 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
     pub(super) fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
         if self.direct {
             let (data, starts, base, columns) = (self.view.data(), &self.starts, self.base, self.padded);
-            return Unchecked { data, starts, base, len: tokens, columns, prefetch: Prefetch::detect() };
+            return Unchecked { data, starts, base, len: tokens, columns, prefetch: self.prefetch };
         }
         let copy = elements_of::<T>(scratch);
         self.starts.fill(0);
@@ -124,7 +135,7 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
             base: 0,
             len: tokens,
             columns: self.padded,
-            prefetch: Prefetch::detect(),
+            prefetch: self.prefetch,
         }
     }
 }

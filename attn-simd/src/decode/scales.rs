@@ -107,7 +107,7 @@ impl Copied<'_> {
             base: 0,
             len: self.len,
             columns: self.columns,
-            prefetch: Prefetch::detect(),
+            prefetch: Prefetch::OTHER,
         }
     }
 }

@@ -78,7 +78,10 @@ impl Isa for Avx2 {
             let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
             _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high))
         };
-        join_fours([a, b, _, _]: [__m256; 4]) -> __m256 = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        join_fours([a, b, _, _]: [__m256; 4]) -> __m256 = {
+            let (low, high) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            _mm256_add_ps(low, high)
+        };
         max_across(x: __m256) -> f32 = {
             let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
             let x = _mm_max_ps(x, _mm_movehl_ps(x, x));

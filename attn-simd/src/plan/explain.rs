@@ -110,8 +110,8 @@ impl fmt::Display for Explain {
                 let exact = if self.precision == Precision::Fast { "fast" } else { "exact" };
                 write!(
                     f,
-                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} {products} for \
-                     scores and {values} for values"
+                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} \
+                     {products} for scores and {values} for values"
                 )?;
                 let fast = Method::of(self.dtype, self.output, Precision::Fast);
                 if fast.scores != layout.method.scores || fast.values != layout.method.values {

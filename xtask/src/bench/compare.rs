@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use attn_bench::compare::{Comparison, LEGEND, Run};
+use attn_bench::filter::Filter;
 use attn_bench::report::document::comparison_table;
 
 use super::args::{Args, Failure};
@@ -22,8 +23,36 @@ pub(super) fn old(args: &Args) -> Result<Option<Run>, Failure> {
 }
 
 /// The share that `--threshold` names.
-pub(super) fn threshold(args: &Args) -> f64 {
+fn threshold(args: &Args) -> f64 {
     args.threshold / 100.0
+}
+
+/// How often the slower cases of a comparison are measured again.
+const AGAIN: usize = 2;
+
+/// Compares what was measured with the earlier run, if one was named, after the cases that seem slower were measured
+/// again: a disturbance passes, a regression stays. `run` makes a run of what was measured; `again` measures the cases
+/// of a filter once more, for the n-th time.
+pub(super) fn confirmed<M>(
+    args: &Args,
+    old: Option<&Run>,
+    measured: &mut M,
+    run: impl Fn(&M) -> Run,
+    mut again: impl FnMut(&mut M, &Filter, usize) -> Result<(), Failure>,
+) -> Result<Option<Comparison>, Failure> {
+    let Some(old) = old else { return Ok(None) };
+    let look = |measured: &M| Comparison::new(old, &run(measured), threshold(args));
+    let mut comparison = look(measured);
+    for n in 0..AGAIN {
+        let count = comparison.slower().count();
+        if count == 0 {
+            break;
+        }
+        println!("{count} cases seem slower: measuring them again");
+        again(measured, &Filter::names(comparison.slower()), n)?;
+        comparison = look(measured);
+    }
+    Ok(Some(comparison))
 }
 
 /// `--with NEW.json`: two files, nothing is measured.
@@ -39,7 +68,8 @@ pub(super) fn conclude(args: &Args, old: &Run, comparison: &Comparison) -> Resul
     if comparison.rows.is_empty() {
         let theirs = old.cases.first().map_or("", |case| &case.name);
         return Err(Failure::Argument(format!(
-            "the two runs have no case in common: the old one has {} such as {theirs}; --list shows those of this command",
+            "the two runs have no case in common: the old one has {} such as {theirs}; --list shows those of this \
+             command",
             old.cases.len()
         )));
     }

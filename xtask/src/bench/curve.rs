@@ -2,9 +2,9 @@
 
 use attn_bench::case::{Case, Number};
 use attn_bench::clock::{Deadline, Repeat};
-use attn_bench::compare::{Comparison, Run};
+use attn_bench::compare::Run;
+use attn_bench::curve::Who;
 use attn_bench::curve::measure::{self, Settings, Tools};
-use attn_bench::curve::{Curve, Who};
 use attn_bench::curve_report::CurveReport;
 use attn_bench::engine::{self, Engine};
 use attn_bench::filter::Filter;
@@ -19,9 +19,6 @@ use super::args::{Args, Failure};
 use super::compare;
 use super::output::{COUNTED, command_line, show, some_case, write};
 use super::progress::Terminal;
-
-/// How often the slower cases of a comparison are measured again.
-const AGAIN: usize = 2;
 
 /// How long to take.
 struct Effort {
@@ -153,10 +150,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut tools = Tools { pools: &pools, heap: COUNTED, journal: &mut journal, progress: &mut progress };
     let failed = |error: measure::MeasureError| Failure::Other(error.to_string());
     let mut curves = measure::measure(&settings, &mut tools).map_err(failed)?;
-    let comparison = match &old {
-        Some(old) => Some(confirmed(args, &settings, &mut tools, &machine, &mut curves, old)?),
-        None => None,
-    };
+    let comparison = compare::confirmed(
+        args,
+        old.as_ref(),
+        &mut curves,
+        |curves| Run::of_curves(&machine, curves),
+        |curves, filter, n| measure::again(&settings, &mut tools, curves, filter, settings.passes + n).map_err(failed),
+    )?;
     let roofs = Roofs::measure(settings.level, most_threads(&pools)?, 8.0 * settings.probe_seconds);
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let document = document(&report, comparison.as_ref());
     show(args, &format!("curve, {}", settings.level.name()), &document, &report)?;
     for (name, picture) in PICTURES.into_iter().zip(document.parts.iter().filter_map(picture)) {
-        for (theme, suffix) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
+        for (theme, suffix) in Theme::ALL {
             if let Some(folder) = &args.pictures {
                 write(&folder.join(format!("{name}-{suffix}.svg")), &picture.plot.file(theme))?;
             }
@@ -182,32 +182,6 @@ const PICTURES: [&str; 3] = ["time", "memory", "share"];
 
 fn picture(part: &Part) -> Option<&Picture> {
     if let Part::Picture(picture) = part { Some(picture) } else { None }
-}
-
-/// Compares with an earlier run, after the cases that seem slower were measured again: a disturbance passes, a
-/// regression stays.
-fn confirmed(
-    args: &Args,
-    settings: &Settings,
-    tools: &mut Tools<'_>,
-    machine: &Machine,
-    curves: &mut [Curve],
-    old: &Run,
-) -> Result<Comparison, Failure> {
-    let look = |curves: &[Curve]| Comparison::new(old, &Run::of_curves(machine, curves), compare::threshold(args));
-    let mut comparison = look(curves);
-    for round in 0..AGAIN {
-        let filter = Filter::names(comparison.slower());
-        let count = comparison.slower().count();
-        if count == 0 {
-            break;
-        }
-        println!("{count} cases seem slower: measuring them again");
-        measure::again(settings, tools, curves, &filter, settings.passes + round)
-            .map_err(|error| Failure::Other(error.to_string()))?;
-        comparison = look(curves);
-    }
-    Ok(comparison)
 }
 
 /// The largest pool.

@@ -1,8 +1,8 @@
 //! `--decode`: one token against caches of keys and values, beside a plain read of as many bytes.
 
 use attn_bench::clock::Repeat;
-use attn_bench::compare::{Comparison, Run};
-use attn_bench::decode::{self, DecodeReport, Setup, Shape, Stored, case_name};
+use attn_bench::compare::Run;
+use attn_bench::decode::{self, DecodeReport, Row, Setup, Shape, Stored, case_name};
 use attn_bench::engine;
 use attn_bench::machine::Machine;
 use attn_bench::peer::Peer;
@@ -14,18 +14,18 @@ use super::compare;
 use super::output::{command_line, show, some_case, threads_text};
 use super::progress::Terminal;
 
+/// A shape over a type.
+type Case = (Shape, Stored);
+
 /// What cold calls find in the processor's caches instead: more than they hold.
 const SWEEP: usize = 256 << 20;
-
-/// How often the slower cases of a comparison are measured again.
-const AGAIN: usize = 2;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (level, threads, filter) = (args.level()?, args.one_thread_count(1)?, args.filter()?);
     let cases = || decode::shapes().into_iter().flat_map(|shape| Stored::ALL.map(|stored| (shape.clone(), stored)));
-    let name = |(shape, stored): &(Shape, Stored)| case_name(shape, *stored, threads);
+    let name = |(shape, stored): &Case| case_name(shape, *stored, threads);
     let all: Vec<String> = cases().map(|case| name(&case)).collect();
-    let chosen: Vec<(Shape, Stored)> = cases().filter(|case| filter.accepts(&name(case))).collect();
+    let chosen: Vec<Case> = cases().filter(|case| filter.accepts(&name(case))).collect();
     let names: Vec<String> = chosen.iter().map(name).collect();
     some_case(args, &names, &all)?;
     if args.list {
@@ -42,6 +42,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");
     }
+    let key = format!("decode {names:?} {repeat:?} {passes} {} {threads} {:?}", level.name(), args.python);
+    let mut journal = args.journal("decode", &machine, &key)?;
     let mut report = DecodeReport::new(machine);
     let mut peer = match &args.python {
         Some(python) => Some(Peer::start(python, threads, false).map_err(|error| Failure::Other(error.to_string()))?),
@@ -56,33 +58,37 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let setup = |pass| Setup { level, pool: &pool, repeat: repeat.split(passes), sweep: SWEEP, pass };
     let mut progress = Terminal::new();
     progress.begin(&vec![1.0; chosen.len() * passes]);
-    let mut one_pass = |pass: usize, chosen: &[(Shape, Stored)], report: &mut DecodeReport| -> Result<(), Failure> {
+    let mut one_pass = |pass: usize, chosen: &[&Case], report: &mut DecodeReport| -> Result<(), Failure> {
         for case @ (shape, stored) in chosen {
-            progress.step(&format!("{}/pass{pass}", name(case)));
-            let measured = decode::measure(shape, *stored, &setup(pass), peer.as_mut());
-            measured.map_err(|error| Failure::Other(error.to_string()))?.into_iter().for_each(|row| report.take(row));
+            let step = format!("{}/pass{pass}", name(case));
+            let rows = match journal.get::<Vec<Row>>(&step) {
+                Some(rows) => {
+                    progress.known();
+                    rows
+                }
+                None => {
+                    progress.step(&step);
+                    let rows = decode::measure(shape, *stored, &setup(pass), peer.as_mut());
+                    let rows = rows.map_err(|error| Failure::Other(error.to_string()))?.to_vec();
+                    journal.put(&step, &rows).map_err(|error| Failure::Other(format!("the journal: {error}")))?;
+                    rows
+                }
+            };
+            rows.into_iter().for_each(|row| report.take(row));
         }
         Ok(())
     };
+    let all: Vec<&Case> = chosen.iter().collect();
     for pass in 0..passes {
-        one_pass(pass, &chosen, &mut report)?;
+        one_pass(pass, &all, &mut report)?;
     }
-    let look = |report: &DecodeReport| {
-        old.as_ref().map(|old| Comparison::new(old, &Run::of_decode(report), compare::threshold(args)))
-    };
-    let mut comparison = look(&report);
-    for round in 0..AGAIN {
-        let slower: Vec<&str> = comparison.iter().flat_map(Comparison::slower).collect();
-        if slower.is_empty() {
-            break;
-        }
-        println!("{} cases seem slower: measuring them again", slower.len());
-        let again: Vec<(Shape, Stored)> =
-            chosen.iter().filter(|case| slower.iter().any(|slow| slow.starts_with(&name(case)))).cloned().collect();
-        one_pass(passes + round, &again, &mut report)?;
-        comparison = look(&report);
-    }
+    let comparison = compare::confirmed(args, old.as_ref(), &mut report, Run::of_decode, |report, filter, n| {
+        let slower = |case: &&&Case| ["warm", "cold"].iter().any(|of| filter.accepts(&format!("{}/{of}", name(case))));
+        one_pass(passes + n, &all.iter().filter(slower).copied().collect::<Vec<_>>(), report)
+    })?;
     progress.end();
+    // All is measured: what follows is computed from it. A file that stays behind does no harm.
+    let _ = journal.finish();
     show(
         args,
         &format!("decoding, {}, {}", level.name(), threads_text(threads)),

@@ -1,7 +1,7 @@
 //! `--kernels`: single shapes beside the machine's peak and, with `--python`, beside torch and onnxruntime.
 
 use attn_bench::clock::Repeat;
-use attn_bench::compare::{Comparison, Run};
+use attn_bench::compare::Run;
 use attn_bench::engine;
 use attn_bench::filter::Filter;
 use attn_bench::journal::Journal;
@@ -20,9 +20,6 @@ use crate::peers;
 
 /// A level and the rows to run at it.
 type Batch = (Level, Vec<Kernel>);
-
-/// How often the slower cases of a comparison are measured again.
-const AGAIN: usize = 2;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let level = args.level()?;
@@ -78,21 +75,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         one_pass(&batches, setup, pass, &mut peers, &mut report, (&mut journal, &mut progress))?;
     }
     progress.end();
-    let look = |report: &KernelReport| {
-        old.as_ref().map(|old| Comparison::new(old, &Run::of_kernels(report), compare::threshold(args)))
-    };
-    let mut comparison = look(&report);
-    for round in 0..AGAIN {
-        let slower: Vec<&str> = comparison.iter().flat_map(Comparison::slower).collect();
-        if slower.is_empty() {
-            break;
-        }
-        println!("{} cases seem slower: measuring them again", slower.len());
+    let comparison = compare::confirmed(args, old.as_ref(), &mut report, Run::of_kernels, |report, filter, n| {
         let mut again = batches.clone();
-        narrow(&mut again, threads, &Filter::names(slower));
-        one_pass(&again, setup, passes + round, &mut peers, &mut report, (&mut journal, &mut progress))?;
-        comparison = look(&report);
-    }
+        narrow(&mut again, threads, filter);
+        one_pass(&again, setup, passes + n, &mut peers, report, (&mut journal, &mut progress))
+    })?;
     // All is measured: what follows is computed from it. A file that stays behind does no harm.
     let _ = journal.finish();
 

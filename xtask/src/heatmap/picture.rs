@@ -5,26 +5,15 @@
 use std::fmt::Write;
 
 use attn_bench::report::escape::html;
+use attn_bench::report::plot::Theme;
 
 use super::scene::Scene;
 
-/// For which background a picture is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Theme {
-    Light,
-    Dark,
-}
-
-impl Theme {
-    /// Both, as file names call them.
-    pub(super) const ALL: [(&'static str, Self); 2] = [("light", Self::Light), ("dark", Self::Dark)];
-
-    /// Page, text, and cells that a query does not see.
-    const fn colours(self) -> [&'static str; 3] {
-        match self {
-            Self::Light => ["#ffffff", "#1c1f23", "#eceff2"],
-            Self::Dark => ["#14171a", "#e8eaed", "#24292e"],
-        }
+/// Page, text, and cells that a query does not see.
+const fn colours(theme: Theme) -> [&'static str; 3] {
+    match theme {
+        Theme::Light => ["#ffffff", "#1c1f23", "#eceff2"],
+        Theme::Dark => ["#14171a", "#e8eaed", "#24292e"],
     }
 }
 
@@ -37,12 +26,13 @@ const TOP: usize = 52;
 pub(super) fn svg(scene: &Scene, theme: Theme) -> Option<String> {
     let rows = &scene.layers.first()?.heads.first()?.views.first()?.before;
     let largest = rows.iter().flatten().flatten().copied().fold(f32::MIN_POSITIVE, f32::max);
-    let [page, text, hidden] = theme.colours();
+    let [page, text, hidden] = colours(theme);
     let side = CELL * scene.tokens.len();
     let (width, height) = (LEFT + side + 8, TOP + side + 8);
     let mut out = format!(
-        "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" xmlns=\"http://www.w3.org/2000/svg\" \
-         font-family=\"system-ui, sans-serif\" font-size=\"14\" fill=\"{text}\">\n<title>{}</title>\n\
+        "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+         xmlns=\"http://www.w3.org/2000/svg\" font-family=\"system-ui, sans-serif\" font-size=\"14\" fill=\"{text}\">\n\
+         <title>{}</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"{page}\"/>\n",
         html(&format!("Attention weights: {}", scene.title))
     );
@@ -109,12 +99,12 @@ mod tests {
     #[test]
     fn every_visible_weight_has_its_number() {
         let scene = example::scene(&attn_layers::worked_example::TOKENS, 1, &[Look::Causal], None).unwrap();
-        for (_, theme) in Theme::ALL {
+        for (theme, _) in Theme::ALL {
             let svg = svg(&scene, theme).unwrap();
             assert_eq!(svg.matches("<rect").count(), 1 + 36);
             // Two per token, one word for the axis, and a number for each key up to the query.
             assert_eq!(svg.matches("<text").count(), 2 * 6 + 1 + 21);
-            assert!(svg.contains(">1.00</text>") && svg.contains(theme.colours()[0]), "{svg}");
+            assert!(svg.contains(">1.00</text>") && svg.contains(colours(theme)[0]), "{svg}");
         }
     }
 
