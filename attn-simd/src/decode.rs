@@ -1,6 +1,6 @@
 //! Attention with few queries over many keys, at the speed of reading keys and values once.
 //!
-//! Generating text asks for one query, or a few, against everything before. The tiled kernel, whose lanes are queries,
+//! Text is generated with one query, or a few, against everything before. The prefill kernel, whose lanes are queries,
 //! would leave most lanes idle and read keys and values once per query head. Here lanes are channels, all query heads
 //! of a group and all queries (up to `MAX_ROWS` rows) share one pass over keys and values, and the pass can be cut over
 //! the keys:
@@ -16,7 +16,7 @@
 //! phases      what happens to one tile of keys, compiled per level
 //! rows        where the rows of a tile are, in place or in a copy
 //! scales      int8 keys and values; rope applied to keys
-//! isa::rows   the products: a vector of a key or value meets all rows in registers
+//! (gemv)      the products: a vector of a key or value meets all rows in registers
 //! score       soft-cap, bias, ALiBi, mods
 //! mask        which keys rows see
 //! softmax     maxima, sums and factors of a tile, where lanes are keys

@@ -28,48 +28,70 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Build, measure and check the attn workspace.
+/// Measure and see attention on this machine; build and check the attn workspace.
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = FOR_CONTRIBUTORS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// The commands that users see first, then those that clap hides and this text names.
+const FOR_CONTRIBUTORS: &str = "\
+For contributors (each has --help):
+  ci           Run the CI steps
+  tidy         Check the house rules that the compiler does not check
+  api          Compare the libraries' public interface with the committed text
+  random       Compare random calls with float64, and check the documented bound on the error
+  embedded     Run attn-core on emulated microcontrollers; report flash, RAM, stack and instructions
+  emulated     Run the tests of the AMX kernel on an emulated processor
+  no-panic     Prove from machine code that attn-core cannot panic
+  capi         Use the C library from C, C++, CMake and Python; run it under sanitizers
+  vectors      Choose the conformance cases to commit";
+
 #[derive(Subcommand)]
 enum Command {
     /// Measure the cost of attention against sequence length and write a report.
     Bench(Box<bench::Args>),
-    /// Run the conformance suites on every engine and level.
-    Conformance(conformance::Args),
-    /// Compare random calls with float64, and check the documented bound on the error.
-    Random(random::Args),
-    /// Run attn-core on emulated microcontrollers, compare with the host, report flash, RAM, stack and instructions.
-    Embedded(embedded::Args),
-    /// Run the tests of the AMX kernel on an emulated processor.
-    Emulated(emulated::Args),
     /// Write a page with heat maps, scores, weights and vectors of every token.
     Heatmap(heatmap::Args),
     /// Show the instruction-set levels of this machine and the kernels that would run.
     Levels(levels::Args),
-    /// Run the CI steps.
-    Ci(ci::Args),
     /// Run real models: sentence similarity, text generation.
     #[command(disable_help_flag = true)]
     Demo(demo::Args),
-    /// Compare the libraries' public interface with the committed text.
-    Api(api::Args),
-    /// Build the C library for distribution, in target/dist.
-    Dist(dist::Args),
-    /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
-    Capi(capi::Args),
     /// Install the libraries that `bench --peers` compares with, in target/peers.
     Peers(peers::Args),
-    /// Prove from machine code that attn-core cannot panic.
-    NoPanic(no_panic::Args),
+    /// Run the conformance suites on every engine and level; also folders of your own.
+    Conformance(conformance::Args),
+    /// Build the C library for distribution, in target/dist.
+    Dist(dist::Args),
+    /// Run the CI steps.
+    #[command(hide = true)]
+    Ci(ci::Args),
     /// Check the house rules that the compiler does not check.
+    #[command(hide = true)]
     Tidy(tidy::Args),
+    /// Compare the libraries' public interface with the committed text.
+    #[command(hide = true)]
+    Api(api::Args),
+    /// Compare random calls with float64, and check the documented bound on the error.
+    #[command(hide = true)]
+    Random(random::Args),
+    /// Run attn-core on emulated microcontrollers, compare with the host, report flash, RAM, stack and instructions.
+    #[command(hide = true)]
+    Embedded(embedded::Args),
+    /// Run the tests of the AMX kernel on an emulated processor.
+    #[command(hide = true)]
+    Emulated(emulated::Args),
+    /// Prove from machine code that attn-core cannot panic.
+    #[command(hide = true)]
+    NoPanic(no_panic::Args),
+    /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
+    #[command(hide = true)]
+    Capi(capi::Args),
     /// Choose the conformance cases to commit.
+    #[command(hide = true)]
     Vectors(vectors::Args),
 }
 
@@ -104,5 +126,21 @@ fn main() -> ExitCode {
         Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
         Command::Vectors(args) => vectors::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_command_is_in_one_of_the_two_lists() {
+        let command = Cli::command();
+        let hidden: Vec<&str> =
+            command.get_subcommands().filter(|of| of.is_hide_set()).map(clap::Command::get_name).collect();
+        let named: Vec<&str> =
+            FOR_CONTRIBUTORS.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(named, hidden);
     }
 }

@@ -1,7 +1,7 @@
 //! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, mods; and
 //! what hides a score.
 //!
-//! The order is that of `attn_core::score::Problem::score`, as in the [tiled kernel](crate::prefill::score).
+//! The order is that of `attn_core::score::Problem::score`, as in the [prefill kernel](crate::prefill::score).
 
 use attn_core::{AttnShape, Bias};
 

@@ -1,7 +1,7 @@
 //! The streaming softmax of one tile where lanes are keys: new maxima, factors on what came before, scores become
 //! weights.
 //!
-//! The same steps as in the [tiled kernel](crate::prefill::softmax), row by row: only the maximum is needed across
+//! The same steps as in the [prefill kernel](crate::prefill::softmax), row by row: only the maximum is needed across
 //! lanes, once per row and tile. Sums stay in lanes until a chunk of keys ends.
 
 use crate::gemv::TILE;
