@@ -3,8 +3,8 @@
 //! With as many queries as lanes, [`gemm`](crate::gemm) keeps all lanes busy and reads keys by broadcast. With a
 //! few, most of its lanes would idle, and an element would cost an instruction. Here a vector of a key's channels is
 //! loaded (and widened) once and meets `R` query rows in registers; `K` keys are taken together, so that their `R·K`
-//! sums over lanes are formed in one go ([`Isa::sum_fours`]). More than four keys at once would be as many streams from
-//! memory, which prefetchers do not like: measured on Zen 4, 16 keys at a time read memory at 0.6 of the speed of 4.
+//! sums over lanes are formed in one go ([`Isa::sum_fours`]). Where memory is what limits, they are read one after the
+//! other all the same: processors prefetch best what is read in order.
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
@@ -12,8 +12,9 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are bound by memory where the rows are few. Lines are prefetched twice, far ahead and near, one by one between
-//! the products, never in bursts; how far is a [policy of the processor](crate::prefetch).
+//! Both are bound by memory where the rows are few. Lines are requested far ahead and near, a few at a time between the
+//! products; how far is a [policy of the processor](crate::prefetch). Requests are without branches, since a branch
+//! between products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
 //! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`
@@ -111,7 +112,7 @@ impl<'a, T> Unchecked<'a, T> {
         let last = data.len().checked_sub(columns);
         let largest = starts.iter().fold(0, |max, &start| if start > max { start } else { max });
         assert!(last.is_some_and(|last| largest <= last), "a row reaches outside of its slice");
-        assert!(len > 0 && len <= TILE && columns > 0);
+        assert!(len > 0 && len <= TILE && columns > 0 && base <= TILE);
         Rows { data, starts, base, len, columns, prefetch }
     }
 }
@@ -127,22 +128,30 @@ pub(crate) struct Rows<'a, T> {
     prefetch: Prefetch,
 }
 
-/// How far ahead the lines of some rows are prefetched: the policy's distances as their rows lie.
+/// How far ahead the lines of some rows are requested, in bytes: the policy's distances as their rows lie. Three
+/// requests instead of a choice between two, because a branch between the products would keep the compiler from
+/// having their sums in registers; one more request costs nothing.
 #[derive(Clone, Copy)]
 struct Ahead {
-    far: usize,
-    into: Into,
+    second: usize,
+    first: usize,
     near: usize,
 }
 
 impl Ahead {
-    /// Prefetches what lies ahead of a line.
     #[inline(always)]
-    fn of<I: Isa>(self, isa: I, line: *const u8) {
-        match self.into {
-            Into::First => isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.far)),
-            Into::Second => isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.far)),
+    fn of(into: Into, far: usize, near: usize) -> Self {
+        match into {
+            Into::First => Self { second: near, first: far, near },
+            Into::Second => Self { second: far, first: near, near },
         }
+    }
+
+    /// Requests what lies ahead of a line.
+    #[inline(always)]
+    fn request<I: Isa>(self, isa: I, line: *const u8) {
+        isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.second));
+        isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.first));
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
     }
 }
@@ -160,6 +169,18 @@ impl<T> Rows<'_, T> {
         let start = self.starts[(self.base + n) % (2 * TILE)];
         // SAFETY: `Unchecked::check` has found that every row lies inside the slice.
         unsafe { self.data.as_ptr().add(start) }
+    }
+
+    /// Address of a row of this tile.
+    ///
+    /// # Safety
+    /// `n` is below [`TILE`].
+    #[inline(always)]
+    unsafe fn here(&self, n: usize) -> *const T {
+        debug_assert!(n < TILE && self.base <= TILE);
+        // SAFETY: the base is 0 or TILE, and the row below TILE; `Unchecked::check` has found that every row lies
+        // inside the slice.
+        unsafe { self.data.as_ptr().add(*self.starts.get_unchecked(self.base + n)) }
     }
 
     /// Bytes from a row to the one that is requested while it is read. Exact where rows are evenly apart, as they are
@@ -180,7 +201,7 @@ impl<T> Rows<'_, T> {
     fn ahead(&self, row: usize, [far, near]: [usize; 2]) -> Ahead {
         // Below a row the distance is one in bytes.
         let near = if near == 0 { self.prefetch.near } else { self.lead(row, near) };
-        Ahead { far: self.lead(row, far), into: self.prefetch.into, near }
+        Ahead::of(self.prefetch.into, self.lead(row, far), near)
     }
 
     /// Prefetches the start of a row far ahead of this one.
@@ -258,7 +279,7 @@ pub(crate) const fn padded(rows: usize, lanes: usize) -> usize {
 macro_rules! with_rows {
     ($I:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $rows, $R, $K, $S, $C, $body;
-            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 4] [6 2 1 4] [8 2 1 2],
+            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 2] [6 2 1 2] [8 2 1 1],
             8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 1],
             4 => [1 4 1 8] [2 2 1 4] [4 1 1 2])
     };

@@ -1,13 +1,15 @@
 //! Sums of the values of a tile, weighted by some rows of weights.
+//!
+//! A part of the tile at a time, C vectors of channels of R rows at a time: where a value has more channels than
+//! registers can add up, several blocks pass over the part, and all but the first find it in the nearest cache.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
-use core::ops::Range;
-
-use super::{Rows, Stored, TILE, in_line, with_rows};
+use super::{Rows, Stored, TILE, with_rows};
 use crate::gemm::PART;
-use crate::isa::Isa;
+use crate::isa::{Isa, hint};
 use crate::math::{add_compensated, finite_or_zero};
+use crate::prefetch::Into;
 
 /// Outputs of some rows: `[rows][columns]` each.
 pub(crate) struct Sums<'s> {
@@ -56,10 +58,11 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     });
 }
 
-/// Values whose weighted sum is added to the outputs at once. Where rows and channels are too many for the registers,
-/// several blocks pass over the same values; with few values at a time all but the first find them in the nearest
-/// cache, and memory is asked as steadily as it can answer.
-const SUM: usize = PART;
+/// Parts of a tile that its blocks pass over together. Their sums are joined in registers where R·C of them leave room,
+/// which saves stores; all blocks of the values must find them in the nearest cache.
+const fn parts(lanes: usize, rows: usize, vectors: usize) -> usize {
+    if lanes < 16 || rows * vectors > 12 { 1 } else { 2 }
+}
 
 /// # Safety
 /// `p` is readable for R rows of TILE floats, `factor` for R; the arrays `o` readable and writable for R rows of
@@ -72,112 +75,195 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     factor: *const f32,
     o: [*mut f32; 5],
 ) {
-    let columns = values.columns;
-    let vectors = columns / I::LANES;
-    for first in (0..values.len()).step_by(SUM) {
-        let some = first..values.len().min(first + SUM);
+    let vectors = values.columns / I::LANES;
+    let step = const { PART * parts(I::LANES, R, C) };
+    for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // SAFETY: each block of vectors lies below `columns`, and the caller vouches for the rest.
         unsafe {
             while vectors - done >= C {
-                block::<I, T, R, C>(isa, values, some.clone(), p, factor, o, done * I::LANES);
+                block::<I, T, R, C>(isa, values, first, step, p, factor, o, done * I::LANES);
                 done += C;
             }
             if C > 4 && vectors - done >= 4 {
-                block::<I, T, R, 4>(isa, values, some.clone(), p, factor, o, done * I::LANES);
+                block::<I, T, R, 4>(isa, values, first, step, p, factor, o, done * I::LANES);
                 done += 4;
             }
             while C > 1 && vectors > done {
-                block::<I, T, R, 1>(isa, values, some.clone(), p, factor, o, done * I::LANES);
+                block::<I, T, R, 1>(isa, values, first, step, p, factor, o, done * I::LANES);
                 done += 1;
             }
         }
     }
 }
 
-/// While the `j`-th of some values is read by the block of C vectors from `from` on: the part of all their rows that is
-/// then due, if 2^`blocks` blocks go through them, one after another, and all is asked for once, in the order of
-/// memory.
-///
-/// # Safety
-/// `j` is one of the values, and the block one of those that make up their columns.
-#[inline(always)]
-unsafe fn in_order<I: Isa, T: Stored, const C: usize>(
-    values: &Rows<'_, T>,
-    some: &Range<usize>,
-    blocks: u32,
-    from: usize,
-    j: usize,
-) -> *const T {
-    let width = C * I::LANES;
-    let nth = from / width * some.len() + (j - some.start);
-    // SAFETY: the quotient is below the number of those values, and the part inside their columns.
-    unsafe { values.at(some.start + (nth >> blocks)).add((nth & ((1 << blocks) - 1)) * width) }
-}
-
-/// Values that one lead serves.
+/// Values whose lines are requested together.
 const GROUP: usize = 4;
 
-/// C vectors of channels from `from` on, of some values of a tile.
+/// Which lines are requested while a block reads its values: each line once, in the order of memory, over all blocks
+/// that pass over some values.
+#[derive(Clone, Copy)]
+struct Requests {
+    /// Lines of a row, as a power of two; otherwise blocks request what they read themselves.
+    lines: Option<u32>,
+    /// Rows from a line's row to those that are requested: into the second cache, and into the first.
+    second: usize,
+    first: usize,
+}
+
+impl Requests {
+    /// For values that are passed over `step` at a time.
+    #[inline(always)]
+    fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
+        let row = values.columns * size_of::<T>();
+        let lines = (row.is_multiple_of(64) && (row / 64).is_power_of_two()).then(|| (row / 64).trailing_zeros());
+        let (far, near) = (values.rows_in(values.prefetch.far).max(step), step);
+        match values.prefetch.into {
+            Into::First => Self { lines, second: near, first: far },
+            Into::Second => Self { lines, second: far, first: near },
+        }
+    }
+
+    /// Requests what is due while the block of C vectors from `from` on reads a group of values from `first + n` on, of
+    /// the `step` from `first` on.
+    #[inline(always)]
+    fn send<I: Isa, T: Stored, const C: usize>(
+        self,
+        isa: I,
+        values: &Rows<'_, T>,
+        from: usize,
+        (first, n, step): (usize, usize, usize),
+    ) {
+        let bytes = C * I::LANES * size_of::<T>();
+        let Some(lines) = self.lines else {
+            for j in first + n..first + n + GROUP {
+                self.send_lines(isa, values, j, from * size_of::<T>(), bytes.div_ceil(64));
+            }
+            return;
+        };
+        let at = from * size_of::<T>() * step + n * bytes;
+        if GROUP * bytes < 64 && !at.is_multiple_of(64) {
+            return;
+        }
+        let (line, count) = (at / 64, (GROUP * bytes).div_ceil(64));
+        let (mut row, of_row) = (first + (line >> lines), 1 << lines);
+        if count <= of_row {
+            self.send_lines(isa, values, row, line % of_row * 64, count);
+        } else {
+            for _ in 0..count >> lines {
+                self.send_lines(isa, values, row, 0, of_row);
+                row += 1;
+            }
+        }
+    }
+
+    /// Requests some lines that lie side by side in the rows ahead of a row, from a byte on.
+    #[inline(always)]
+    fn send_lines<I: Isa, T>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
+        let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
+        let (second, first) = (at(row + self.second), at(row + self.first));
+        for n in 0..count {
+            isa.prefetch::<{ hint::SECOND }>(second.wrapping_add(n * 64));
+            isa.prefetch::<{ hint::READ }>(first.wrapping_add(n * 64));
+        }
+    }
+}
+
+/// Adds one value to a chain.
 ///
 /// # Safety
-/// As [`weighted_of`]; the vectors lie below `columns`, the values in the tile.
+/// As [`chain`].
 #[inline(always)]
+unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
+    isa: I,
+    values: &Rows<'_, T>,
+    p: *const f32,
+    from: usize,
+    j: usize,
+    acc: &mut [[I::F; C]; R],
+) {
+    // SAFETY: `Rows` has checked the value, in whole vectors; the caller vouches for the weights.
+    unsafe {
+        let value = values.here(j).add(from);
+        let x: [I::F; C] = core::array::from_fn(
+            #[inline(always)]
+            |c| T::load(isa, value.add(c * I::LANES)),
+        );
+        for r in 0..R {
+            let weight = isa.splat(*p.add(r * TILE + j));
+            for c in 0..C {
+                acc[r][c] = isa.mul_add(weight, x[c], acc[r][c]);
+            }
+        }
+    }
+}
+
+/// The chain of the `nth` part of a tile: `Σ_j p[r][j]·value_j[c…]` for R rows and C vectors of channels.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
+    isa: I,
+    (values, requests): (&Rows<'_, T>, Requests),
+    p: *const f32,
+    from: usize,
+    (first, nth, step): (usize, usize, usize),
+) -> [[I::F; C]; R] {
+    let mut acc = [[isa.splat(0.0); C]; R];
+    let (mut j, end) = (first + nth * PART, values.len().min(first + (nth + 1) * PART));
+    while j < end {
+        requests.send::<I, T, C>(isa, values, from, (first, j - first, step));
+        // SAFETY: values of the tile; the caller vouches for the rest.
+        unsafe {
+            if end - j >= GROUP {
+                for n in 0..GROUP {
+                    add_value::<I, T, R, C>(isa, values, p, from, j + n, &mut acc);
+                }
+            } else {
+                for j in j..end {
+                    add_value::<I, T, R, C>(isa, values, p, from, j, &mut acc);
+                }
+            }
+        }
+        j += GROUP;
+    }
+    acc
+}
+
+/// C vectors of channels from `from` on, of the `step` values from `first` on.
+///
+/// # Safety
+/// As [`weighted_of`]; the vectors lie below `columns`, the first value in the tile.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "a loop's body")]
 unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
     values: Rows<'_, T>,
-    some: Range<usize>,
+    first: usize,
+    step: usize,
     p: *const f32,
     factor: *const f32,
     o: [*mut f32; 5],
     from: usize,
 ) {
     let columns = values.columns;
-    // Blocks ask for what they read themselves, but of f32, whose rows are long, for their part in the order of memory.
-    // (Measured on Zen 5: 1.06 times as fast; halves 0.97.)
-    let blocks = columns / (C * I::LANES);
-    let shared = I::LANES == 16
-        && size_of::<T>() == 4
-        && C > 1
-        && columns.is_multiple_of(C * I::LANES)
-        && blocks.is_power_of_two()
-        && blocks > 1;
-    let blocks = blocks.max(1).trailing_zeros();
-    let mut acc = [[isa.splat(0.0); C]; R];
-    let [far, near, pages] = values.distances();
+    let of = (&values, Requests::of::<I, T>(&values, step));
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
-        for first in some.clone().step_by(GROUP) {
-            let ahead = values.ahead(first, [far, near]);
-            if from == 0 {
-                values.prefetch_page(isa, first, pages);
-            }
-            for j in first..some.end.min(first + GROUP) {
-                let value = values.at(j).add(from);
-                // Of blocks that share a line, the first asks for it.
-                if C >= in_line::<T>(I::LANES) || (from * size_of::<T>()).is_multiple_of(64) {
-                    let line_start = if shared { in_order::<I, _, C>(&values, &some, blocks, from, j) } else { value };
-                    for c in (0..C).step_by(const { in_line::<T>(I::LANES) }) {
-                        let line = line_start.add(c * I::LANES).cast::<u8>();
-                        ahead.of(isa, line);
-                    }
-                }
-                let weight: [I::F; R] = core::array::from_fn(
-                    #[inline(always)]
-                    |r| isa.splat(*p.add(r * TILE + j)),
-                );
+        let mut acc = chain::<I, T, R, C>(isa, of, p, from, (first, 0, step));
+        if step > PART && first + PART < values.len() {
+            let other = chain::<I, T, R, C>(isa, of, p, from, (first, 1, step));
+            for r in 0..R {
                 for c in 0..C {
-                    let x = T::load(isa, value.add(c * I::LANES));
-                    for r in 0..R {
-                        acc[r][c] = isa.mul_add(weight[r], x, acc[r][c]);
-                    }
+                    acc[r][c] = isa.add(acc[r][c], other[r][c]);
                 }
             }
         }
-        // The n-th part ends as many nodes of the tree as n has ones at its end, and the last one all.
+        // The n-th sum ends as many nodes of the tree as n has ones at its end, and the last one all.
         let [o, rest, waiting @ ..] = o;
-        let (nth, last) = (some.start / SUM, some.end == values.len());
+        let (nth, last) = (first / step, first + step >= values.len());
         let ends = nth.trailing_ones() as usize;
         for (level, slots) in waiting.into_iter().enumerate() {
             if nth >> level & 1 == 1 && (last || level < ends) {
@@ -206,13 +292,18 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
             }
         }
         for r in 0..R {
-            let factor = isa.splat(*factor.add(r));
+            let by = *factor.add(r);
+            // A factor of 1 changes no bit.
+            let factor = (by != 1.0).then(
+                #[inline(always)]
+                || isa.splat(by),
+            );
             for c in 0..C {
                 let at = r * columns + from + c * I::LANES;
                 let (o, rest) = (o.add(at), rest.add(at));
                 let before = (isa.load_ptr(o), isa.load_ptr(rest));
                 let part = isa.load_ptr(tile[r][c].as_ptr().cast());
-                let (sum, missing) = add_compensated(isa, before, Some(factor), part);
+                let (sum, missing) = add_compensated(isa, before, factor, part);
                 isa.store_ptr(sum, o);
                 isa.store_ptr(finite_or_zero(isa, missing), rest);
             }
