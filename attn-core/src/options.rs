@@ -41,7 +41,7 @@ pub struct Attention<'a, M = ()> {
 /// and `S` is the row's largest `scale·Σ|q·k|`.
 ///
 /// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and
-/// level computes in f32 and is `Exact` either way. What each costs there, in products of bf16 tiles for the scores +
+/// level computes in f32 and is `Exact` either way. What each costs there, in products of bf16 on AMX for the scores +
 /// for the values:
 ///
 /// | inputs | `Exact`, output of that type | `Exact`, of another | `Fast`, of that type | `Fast`, of another |

@@ -7,7 +7,7 @@
 //!
 //! `unsafe` stands in the leaves [`portable`], [`avx2`], [`avx512`], `neon` and `amx`, in `gemm` and `gemv` on their
 //! addresses, in `workspace` and in `queue`, and nowhere else. AMX multiplies no vectors: its seam is
-//! `amx::product::TileProduct`.
+//! `amx::product::AmxUnit`.
 
 #![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
 

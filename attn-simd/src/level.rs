@@ -33,7 +33,7 @@ use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512};
 /// is then absent, and `avx512` runs.
 ///
 /// A program that needs small signal stacks never asks: it sets `ATTN_LEVEL=avx512` and leaves out `available`, or it
-/// hands `Level::by_name("avx512")` to every call. Neither asks for tiles, nor does
+/// hands `Level::by_name("avx512")` to every call. Neither asks for AMX, nor does
 /// [`Plan::explain`](crate::Plan::explain).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -50,19 +50,19 @@ pub enum Level {
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
     /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512,
-    /// hundreds of times slower. Few queries run on tiles too, where another level decodes them. For tests; chosen by
+    /// hundreds of times slower. Few queries run on AMX too, where another level decodes them. For tests; chosen by
     /// name only.
-    AmxModel(TileModel),
+    AmxModel(AmxModel),
 }
 
 /// The vectors beside the model of the tile instructions: AVX-512, or those of the build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileModel {
+pub struct AmxModel {
     #[cfg(target_arch = "x86_64")]
     avx512: Option<Avx512>,
 }
 
-impl TileModel {
+impl AmxModel {
     fn detect() -> Self {
         Self {
             #[cfg(target_arch = "x86_64")]
@@ -182,7 +182,7 @@ impl Level {
                 None => Ok(Self::Amx(Amx { vectors: Avx512 { _proof: () }, _proof: () })),
                 Some(obstacle) => Err(obstacle),
             },
-            MODEL => Ok(Self::AmxModel(TileModel::detect())),
+            MODEL => Ok(Self::AmxModel(AmxModel::detect())),
             _ if NAMES.contains(&name) => Err(LevelError::Missing),
             _ => Err(LevelError::Unknown),
         }
@@ -202,21 +202,21 @@ impl Level {
         }
     }
 
-    /// The level of the vectors: of what runs beside matrix tiles, or instead of them; of other levels the level
+    /// The level of the vectors: of what runs beside AMX, or instead of them; of other levels the level
     /// itself.
     pub const fn vectors(self) -> Self {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx(amx) => Self::Avx512(amx.vectors),
             #[cfg(target_arch = "x86_64")]
-            Self::AmxModel(TileModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
+            Self::AmxModel(AmxModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
             Self::AmxModel(_) => Self::portable(),
             vectors => vectors,
         }
     }
 
-    /// Whether the level multiplies matrix tiles.
-    pub const fn has_tiles(self) -> bool {
+    /// Whether the level multiplies on AMX.
+    pub const fn has_amx(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx(_) => true,
@@ -287,13 +287,13 @@ fn has_avx512() -> bool {
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 static AMX_OBSTACLE: std::sync::OnceLock<Option<LevelError>> = std::sync::OnceLock::new();
 
-/// What keeps this process from matrix tiles, if anything does: the system is asked for permission, once per process.
+/// What keeps this process from AMX, if anything does: the system is asked for permission, once per process.
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 fn amx_obstacle() -> Option<LevelError> {
     *AMX_OBSTACLE.get_or_init(Amx::obstacle)
 }
 
-/// What is known to keep this process from matrix tiles. Asks for no permission, so that a text changes nothing in the
+/// What is known to keep this process from AMX. Asks for no permission, so that a text changes nothing in the
 /// process.
 pub(crate) fn known_obstacle() -> Option<LevelError> {
     #[cfg(all(target_arch = "x86_64", feature = "std"))]

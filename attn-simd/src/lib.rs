@@ -85,7 +85,7 @@ pub use boxed::BoxedMods;
 pub use caches::Caches;
 pub use dtype::{Input, KernelElement};
 pub use isa::LevelError;
-pub use level::{Level, TileModel};
+pub use level::{AmxModel, Level};
 pub use plan::{Explain, Kernel, Plan, Work};
 pub use prefetch::Prefetch;
 pub use prefill::call::Blocks;

@@ -52,7 +52,7 @@ pub struct Plan<'p, 'a, M = ()> {
 #[non_exhaustive]
 pub enum Kernel {
     /// Blocks of queries over tiles of keys: lanes are queries.
-    Tiled,
+    Prefill,
     /// Few queries over many keys, all heads of a group at once: lanes are channels.
     Decode,
 }
@@ -75,7 +75,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         // tile unit is there for tests, and leaves nothing to it that tiles can do.
         let few = decode::is_few(&shape) && !matches!(level, Level::AmxModel(_));
         let decode = attn.is_reproducible() || few;
-        let kernel = if decode { Kernel::Decode } else { Kernel::Tiled };
+        let kernel = if decode { Kernel::Decode } else { Kernel::Prefill };
         Ok(Self { problem, level, tiles, caches: Caches::detect(), kernel })
     }
 
@@ -134,7 +134,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let (shape, attn) = (self.shape(), self.problem.attn());
         let few_are_enough = matches!(self.level, Level::AmxModel(_));
         match obstacle(shape, few_are_enough, log2_scale(&self.problem), self.problem.scale()) {
-            _ if !self.level.has_tiles() => Err(Obstacle::Level),
+            _ if !self.level.has_amx() => Err(Obstacle::Level),
             Some(obstacle) => Err(obstacle),
             None => {
                 let method = Method::of(input, output, attn.get_precision());

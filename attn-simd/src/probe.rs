@@ -7,7 +7,7 @@
 use core::hint::black_box;
 use std::time::Instant;
 
-use crate::amx::product::{Products, SIDE, Square, Tile, TileProduct};
+use crate::amx::product::{AmxUnit, Operand, Products, SIDE, Square};
 use crate::isa::{Isa, MAX_LANES};
 use crate::level::{Level, Run};
 
@@ -77,10 +77,10 @@ pub fn tile_peak(level: Level, seconds: f64) -> Option<f64> {
 
 /// Products of tiles that stay in the first cache: four per step, two tiles of each operand loaded for them.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has tiles"))]
-fn tiles(unit: &mut dyn TileProduct, seconds: f64) -> f64 {
+fn tiles(unit: &mut dyn AmxUnit, seconds: f64) -> f64 {
     const DEPTH: usize = 8; // steps: 16 KiB of each operand
     const WORDS: usize = 32; // bf16 numbers that a step sums over
-    let operand = [Tile([0.0; 256]); 2 * DEPTH];
+    let operand = [Operand([0.0; 256]); 2 * DEPTH];
     let mut sums: Square = [0.0; SIDE * SIDE];
     let (start, mut best) = (Instant::now(), f64::INFINITY);
     while start.elapsed().as_secs_f64() < seconds || best == f64::INFINITY {

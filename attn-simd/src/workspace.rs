@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
 
-use crate::amx::product::Tile;
+use crate::amx::product::Operand;
 use crate::gemv::Stored;
 
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
@@ -97,12 +97,12 @@ impl<'w> Cutter<'w> {
     }
 
     /// The next `count` tiles.
-    pub(crate) fn tiles(&mut self, count: usize) -> &'w mut [Tile] {
+    pub(crate) fn tiles(&mut self, count: usize) -> &'w mut [Operand] {
         let floats = self.floats(count * 256);
-        // SAFETY: a `Tile` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they
+        // SAFETY: a `Operand` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they
         // start on a line, which is as far as a tile must be aligned. The borrow of the floats is given up for that of
         // the tiles.
-        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Tile>(), count) }
+        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Operand>(), count) }
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         let mut cutter = Cutter::new(&mut lines);
         let (a, b, tiles, c) = (cutter.floats(17), cutter.floats(0), cutter.tiles(2), cutter.floats(96));
         a.fill(1.0);
-        tiles.fill(Tile([3.0; 256]));
+        tiles.fill(Operand([3.0; 256]));
         c.fill(2.0);
         assert_eq!((tiles.len(), tiles.as_ptr().addr() % 64), (2, 0));
         assert!(tiles.iter().all(|tile| tile.0 == [3.0; 256]));

@@ -1,16 +1,16 @@
 //! Scratch of a thread, by name; [`layout`](super::layout) has its sizes.
 
 use super::layout::Layout;
-use super::product::{SIDE, Tile};
+use super::product::{Operand, SIDE};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one thread; [`Layout::lines`] is its size.
 pub(super) struct Buffers<'w> {
-    pub(super) q: &'w mut [Tile],
-    pub(super) k: &'w mut [Tile],
-    pub(super) v: &'w mut [Tile],
+    pub(super) q: &'w mut [Operand],
+    pub(super) k: &'w mut [Operand],
+    pub(super) v: &'w mut [Operand],
     /// Weights of two groups of chunks.
-    pub(super) p: [&'w mut [Tile]; 2],
+    pub(super) p: [&'w mut [Operand]; 2],
     pub(super) out: &'w mut [f32],
     pub(super) max: &'w mut [f32],
     pub(super) sum: &'w mut [f32],

@@ -1,11 +1,11 @@
-//! Which split a call uses, and why it may not use tiles at all: pure functions of types, options and sizes.
+//! Which split a call uses, and why it may not run on AMX at all: pure functions of types, options and sizes.
 
 use attn_core::{AttnShape, Dtype, Precision};
 
 use super::product::Products;
 use crate::decode::MAX_QUERIES;
 
-/// How the two products of a call are computed on tiles.
+/// How the two products of a call are computed on AMX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Method {
     /// A = keys, B = queries.
@@ -65,7 +65,7 @@ const fn same(a: Dtype, b: Dtype) -> bool {
     matches!((a, b), (Dtype::F32, Dtype::F32) | (Dtype::F16, Dtype::F16) | (Dtype::Bf16, Dtype::Bf16))
 }
 
-/// Longest rows that tiles are used for: beyond, the packed keys would fall out of the cache.
+/// Longest rows that run on AMX: beyond, the packed keys would fall out of the cache.
 pub(crate) const MAX_DIM: usize = 512;
 
 /// Fewest queries of a head that are worth a tile's 32 columns and the packing of all keys: the first number that is
@@ -73,7 +73,7 @@ pub(crate) const MAX_DIM: usize = 512;
 /// one pass.
 pub(crate) const MIN_QUERIES: usize = MAX_QUERIES + 1;
 
-/// Why a call does not run on tiles.
+/// Why a call does not run on AMX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     /// The level has none.
@@ -89,7 +89,7 @@ pub(crate) enum Obstacle {
 impl core::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Level => write!(f, "this level has no tiles"),
+            Self::Level => write!(f, "this level has no AMX"),
             Self::FewQueries(n) => write!(f, "{n} queries a head, fewer than {MIN_QUERIES}"),
             Self::LongRows(n) => write!(f, "rows of {n}, longer than {MAX_DIM}"),
             Self::Scale => write!(f, "a scale above 2^16"),
@@ -97,7 +97,7 @@ impl core::fmt::Display for Obstacle {
     }
 }
 
-/// What keeps a shape and a scale from tiles, if anything does.
+/// What keeps a shape and a scale from AMX, if anything does.
 pub(crate) fn obstacle(shape: &AttnShape, few_are_enough: bool, log2_scale: f32, scale: f64) -> Option<Obstacle> {
     let dim = shape.head_dim.max(shape.value_dim);
     if dim > MAX_DIM {
@@ -116,10 +116,10 @@ mod tests {
     use super::*;
     use crate::decode::is_few;
 
-    /// Whatever is decoded does not run on tiles, and one query more than is ever decoded does: no number of queries is
+    /// Whatever is decoded does not run on AMX, and one query more than is ever decoded does: no number of queries is
     /// claimed by both kernels, and which one runs depends on nothing but the shape.
     #[test]
-    fn decoding_ends_where_tiles_begin() {
+    fn decoding_ends_where_amx_begins() {
         for (q_heads, kv_heads) in [(1, 1), (2, 1), (3, 1), (8, 2), (32, 1)] {
             for q_len in 0..40 {
                 let kv = [1, kv_heads, 100, 64];

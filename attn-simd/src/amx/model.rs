@@ -12,7 +12,7 @@
 //! is exact wherever it comes that near: the smaller term then begins no lower than the 25th bit of the sum, and has at
 //! most 24 bits itself.
 
-use super::product::{Load, Products, SIDE, Square, Tile, TileProduct};
+use super::product::{AmxUnit, Load, Operand, Products, SIDE, Square};
 
 /// Rows of a tile, and words of a row.
 const ROWS: usize = 16;
@@ -101,10 +101,10 @@ fn rounded(x: f64) -> f32 {
     if x.abs() < TINY { if x.is_sign_negative() { -0.0 } else { 0.0 } } else { x as f32 }
 }
 
-impl TileProduct for Model {
+impl AmxUnit for Model {
     fn refresh(&mut self) {}
 
-    fn block(&mut self, products: Products, a: &[Tile], b: &[Tile], steps: usize, fresh: bool, c: &mut Square) {
+    fn block(&mut self, products: Products, a: &[Operand], b: &[Operand], steps: usize, fresh: bool, c: &mut Square) {
         products.check(a, b, steps);
         // The same tiles as the leaf: sums in 0 to 3, A in 4 and 5, B in 6 and 7.
         const SUMS: [(usize, usize); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
@@ -285,11 +285,11 @@ mod tests {
         for products in &[One, OneByTwo, OneByThree, Three, Four, Five, Six][all] {
             let (in_a, in_b) = products.parts();
             // Small integers, so that everything is exact: number `n` of a part.
-            let tiles = |parts: usize, scale: usize| -> Vec<Tile> {
+            let tiles = |parts: usize, scale: usize| -> Vec<Operand> {
                 (0..steps * parts * 2)
                     .map(|tile| {
                         let numbers: Vec<f32> = (0..512).map(|n| ((n * scale + tile * 5) % 7) as f32 - 3.0).collect();
-                        Tile(words(&numbers).try_into().expect("a tile"))
+                        Operand(words(&numbers).try_into().expect("a tile"))
                     })
                     .collect()
             };

@@ -15,7 +15,7 @@
 use attn_core::half::bf16;
 use attn_core::{Dtype, View};
 
-use super::product::{SIDE, Tile};
+use super::product::{Operand, SIDE};
 use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::math::RAISE;
@@ -178,7 +178,7 @@ fn transpose<I: Isa>(isa: I, src: &[f32; 256], dst: &mut [f32; 256]) {
 
 /// Rows of words as a tile.
 #[inline(always)]
-fn put<I: Isa, const TRANSPOSED: bool>(isa: I, words: &[f32; 256], tile: &mut Tile) {
+fn put<I: Isa, const TRANSPOSED: bool>(isa: I, words: &[f32; 256], tile: &mut Operand) {
     if TRANSPOSED {
         transpose(isa, words, &mut tile.0);
     } else {
@@ -196,7 +196,7 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     channels: usize,
     (parts, factor): (usize, f32),
     stage: &mut [f32],
-    tiles: &mut [Tile],
+    tiles: &mut [Operand],
 ) -> u32 {
     let squares = channels.div_ceil(SIDE);
     if squares == 0 {
@@ -244,7 +244,7 @@ pub(crate) fn along_rows<I: Isa>(
     rows: Rows,
     (channels, parts): (usize, usize),
     stage: &mut [f32],
-    tiles: &mut [Tile],
+    tiles: &mut [Operand],
     place: impl Fn(usize) -> usize,
 ) -> u32 {
     let squares = channels.div_ceil(SIDE);

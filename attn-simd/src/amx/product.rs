@@ -17,7 +17,7 @@
 /// meaning.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Tile(pub(crate) [f32; 256]);
+pub(crate) struct Operand(pub(crate) [f32; 256]);
 
 /// Rows and columns of a square of sums.
 pub(crate) const SIDE: usize = 32;
@@ -100,15 +100,15 @@ with_products!(define);
 impl Products {
     /// Panics unless the operands hold all parts of all steps: what every unit relies on.
     #[inline(always)]
-    pub(crate) fn check(self, a: &[Tile], b: &[Tile], steps: usize) {
+    pub(crate) fn check(self, a: &[Operand], b: &[Operand], steps: usize) {
         let (in_a, in_b) = self.parts();
-        let holds = |tiles: &[Tile], parts: usize| steps <= tiles.len() / (2 * parts);
+        let holds = |tiles: &[Operand], parts: usize| steps <= tiles.len() / (2 * parts);
         assert!(holds(a, in_a) && holds(b, in_b), "tiles of {steps} steps");
     }
 }
 
 /// What multiplies tiles, on this thread.
-pub(crate) trait TileProduct {
+pub(crate) trait AmxUnit {
     /// Makes the unit ready again after code that may have used it for something else: the caller's mods.
     fn refresh(&mut self);
 
@@ -119,7 +119,7 @@ pub(crate) trait TileProduct {
     ///
     /// # Panics
     /// Unless `a` and `b` hold that many steps.
-    fn block(&mut self, products: Products, a: &[Tile], b: &[Tile], steps: usize, fresh: bool, c: &mut Square);
+    fn block(&mut self, products: Products, a: &[Operand], b: &[Operand], steps: usize, fresh: bool, c: &mut Square);
 }
 
 #[cfg(test)]

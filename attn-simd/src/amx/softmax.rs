@@ -13,7 +13,7 @@
 //! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the
 //! smallest weight that is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
 
-use super::product::Tile;
+use super::product::Operand;
 use crate::isa::Isa;
 use crate::math::{exp2, exp2_raised};
 use crate::prefill::softmax::State;
@@ -109,7 +109,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         scores: &[f32],
         pairs: core::ops::Range<usize>,
         kept: Option<&[u64]>,
-        tiles: &mut [Tile],
+        tiles: &mut [Operand],
     ) {
         let width = NQ * I::LANES;
         let tiles = &mut tiles[..2 * PARTS];

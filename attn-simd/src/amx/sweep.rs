@@ -19,7 +19,7 @@ use super::buffers::Buffers;
 use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
-use super::product::{SIDE, TileProduct, square};
+use super::product::{AmxUnit, SIDE, square};
 use super::softmax::{Weigher, lag, multiply, raise};
 use super::values::Values;
 use crate::isa::Isa;
@@ -58,7 +58,7 @@ pub(crate) fn work(
 /// The unit is called through a pointer: a call costs little beside the products of a square, and the kernel is
 /// compiled once.
 fn items(
-    unit: &mut dyn TileProduct,
+    unit: &mut dyn AmxUnit,
     job: &Job<'_>,
     layout: &Layout,
     queue: &Queue<'_>,
@@ -97,7 +97,7 @@ fn items(
 
 /// One item: `NQ` vectors make 32 queries.
 struct Item<'i, 'q, 'o, 'w, const NQ: usize> {
-    unit: &'i mut dyn TileProduct,
+    unit: &'i mut dyn AmxUnit,
     job: &'i Job<'i>,
     layout: &'i Layout,
     claim: &'i mut Claim<'q, 'o>,

@@ -1,7 +1,7 @@
 //! The value product of a block, a group of chunks behind the scores: which weights wait, and what is multiplied when.
 
 use super::layout::Layout;
-use super::product::{Tile, TileProduct, square};
+use super::product::{AmxUnit, Operand, square};
 
 /// Which weights wait for their values: a group of neighbouring chunks is multiplied at once.
 pub(crate) struct Values {
@@ -25,10 +25,10 @@ impl Values {
     pub(crate) fn turn_to(
         &mut self,
         chunk: usize,
-        unit: &mut dyn TileProduct,
+        unit: &mut dyn AmxUnit,
         layout: &Layout,
-        v: &[Tile],
-        p: &[&mut [Tile]; 2],
+        v: &[Operand],
+        p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) -> usize {
         let together = layout.method.chunks();
@@ -52,7 +52,12 @@ impl Values {
 
     /// The tiles for the weights of a chunk of the open group.
     #[inline(always)]
-    pub(crate) fn weights<'p>(&self, layout: &Layout, chunk: usize, p: &'p mut [&mut [Tile]; 2]) -> &'p mut [Tile] {
+    pub(crate) fn weights<'p>(
+        &self,
+        layout: &Layout,
+        chunk: usize,
+        p: &'p mut [&mut [Operand]; 2],
+    ) -> &'p mut [Operand] {
         let parts = 2 * layout.method.p_parts();
         &mut p[self.buffer][chunk % layout.method.chunks() * parts..][..parts]
     }
@@ -61,10 +66,10 @@ impl Values {
     #[inline(always)]
     pub(crate) fn piece(
         &mut self,
-        unit: &mut dyn TileProduct,
+        unit: &mut dyn AmxUnit,
         layout: &Layout,
-        v: &[Tile],
-        p: &[&mut [Tile]; 2],
+        v: &[Operand],
+        p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) {
         let Some((_, chunks, piece)) = &mut self.ready else { return };
@@ -81,10 +86,10 @@ impl Values {
     #[inline(always)]
     pub(crate) fn all(
         &mut self,
-        unit: &mut dyn TileProduct,
+        unit: &mut dyn AmxUnit,
         layout: &Layout,
-        v: &[Tile],
-        p: &[&mut [Tile]; 2],
+        v: &[Operand],
+        p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) {
         while self.ready.is_some() {
@@ -102,12 +107,12 @@ impl Values {
 /// `o[piece] += v·p` over some chunks of one group.
 #[inline(always)]
 fn multiply_values(
-    unit: &mut dyn TileProduct,
+    unit: &mut dyn AmxUnit,
     layout: &Layout,
     chunks: core::ops::Range<usize>,
     piece: usize,
-    v: &[Tile],
-    p: &[Tile],
+    v: &[Operand],
+    p: &[Operand],
     out: &mut [f32],
 ) {
     if !chunks.is_empty() {

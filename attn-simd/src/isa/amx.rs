@@ -7,7 +7,7 @@
 //! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, restores the one before. It cannot be
 //! sent to another thread, and a call inside a call (from a caller's closure) leaves the outer configuration as it was.
 //! By the calling convention any function may use the unit for itself, so code that has called closures calls
-//! [`refresh`](TileProduct::refresh).
+//! [`refresh`](AmxUnit::refresh).
 //!
 //! **State.** No tile lives longer than one assembly block: each loads its sums, does all its steps and stores them.
 //! The compiler knows nothing of tiles and need not.
@@ -24,7 +24,7 @@ mod permission;
 use permission::{cpu_and_system, permission, verdict};
 
 use super::avx512::Avx512;
-use crate::amx::product::{Products, Square, Tile, TileProduct, with_products};
+use crate::amx::product::{AmxUnit, Operand, Products, Square, with_products};
 use crate::isa::LevelError;
 
 /// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else.
@@ -205,7 +205,7 @@ macro_rules! blocks {
     };
 }
 
-impl TileProduct for Unit {
+impl AmxUnit for Unit {
     #[inline]
     fn refresh(&mut self) {
         static SQUARE: Config = Config::SQUARE;
@@ -216,7 +216,7 @@ impl TileProduct for Unit {
     }
 
     #[inline(always)]
-    fn block(&mut self, products: Products, a: &[Tile], b: &[Tile], steps: usize, fresh: bool, c: &mut Square) {
+    fn block(&mut self, products: Products, a: &[Operand], b: &[Operand], steps: usize, fresh: bool, c: &mut Square) {
         products.check(a, b, steps);
         if steps == 0 {
             if fresh {
@@ -257,13 +257,13 @@ mod tests {
     }
 
     /// Any bits: subnormal numbers, infinities and NaN among them where `wild`.
-    fn tiles(count: usize, seed: &mut u64, wild: bool) -> Vec<Tile> {
+    fn tiles(count: usize, seed: &mut u64, wild: bool) -> Vec<Operand> {
         let mut word = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (*seed >> 32) as u32;
             f32::from_bits(if wild { bits } else { (bits & 0x9fff_9fff) | 0x2000_2000 })
         };
-        (0..count).map(|_| Tile(core::array::from_fn(|_| word()))).collect()
+        (0..count).map(|_| Operand(core::array::from_fn(|_| word()))).collect()
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         self.explain_into(dtype, dtype)
     }
 
-    /// As [`explain`](Self::explain), for an output of another type: on matrix tiles a wider one takes more products.
+    /// As [`explain`](Self::explain), for an output of another type: on AMX a wider one takes more products.
     ///
     /// ```
     /// use attn_core::{Attention, AttnShape, Dtype};
@@ -66,9 +66,9 @@ impl Explain {
         self.level
     }
 
-    /// Whether the call runs on matrix tiles.
-    pub fn uses_tiles(&self) -> bool {
-        self.kernel == Kernel::Tiled && self.layout.is_ok()
+    /// Whether the call runs on AMX.
+    pub fn uses_amx(&self) -> bool {
+        self.kernel == Kernel::Prefill && self.layout.is_ok()
     }
 }
 
@@ -110,7 +110,7 @@ impl fmt::Display for Explain {
                 let exact = if self.precision == Precision::Fast { "fast" } else { "exact" };
                 write!(
                     f,
-                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 tiles, {scores} \
+                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 on AMX, {scores} \
                      {products} for scores and {values} for values"
                 )?;
                 let fast = Method::of(self.dtype, self.output, Precision::Fast);
@@ -127,11 +127,11 @@ impl fmt::Display for Explain {
                     write!(f, "; computed in f32, widened tile by tile")?;
                 }
                 match (obstacle, known_obstacle()) {
-                    (Obstacle::Level, Some(absent)) => write!(f, "; no tiles: {absent} (amx)")?,
-                    _ => write!(f, "; no tiles: {obstacle}")?,
+                    (Obstacle::Level, Some(absent)) => write!(f, "; not on AMX: {absent} (amx)")?,
+                    _ => write!(f, "; not on AMX: {obstacle}")?,
                 }
                 match self.precision {
-                    Precision::Fast => write!(f, "; Precision::Fast changes nothing without tiles"),
+                    Precision::Fast => write!(f, "; Precision::Fast changes nothing without AMX"),
                     _ => Ok(()),
                 }
             }

@@ -170,12 +170,12 @@ fn the_plan_says_which_kernel_runs() {
     let (kernel, text) = plan(1, 8, &Attention::new());
     assert!(kernel == Kernel::Decode && text.contains("bf16-decode") && text.contains("share one pass"), "{text}");
     assert_eq!(plan(8, 8, &Attention::new()).0, Kernel::Decode);
-    assert_eq!(plan(9, 8, &Attention::new()).0, Kernel::Tiled);
-    assert_eq!(plan(17, 2, &Attention::new()).0, Kernel::Tiled);
+    assert_eq!(plan(9, 8, &Attention::new()).0, Kernel::Prefill);
+    assert_eq!(plan(17, 2, &Attention::new()).0, Kernel::Prefill);
     // Up to 16 queries are decoded, if a group of heads has at most 32 rows.
     assert_eq!(plan(16, 2, &Attention::new()).0, Kernel::Decode);
     assert_eq!(plan(16, 4, &Attention::new()).0, Kernel::Decode);
-    assert_eq!(plan(16, 6, &Attention::new()).0, Kernel::Tiled);
+    assert_eq!(plan(16, 6, &Attention::new()).0, Kernel::Prefill);
     let (kernel, text) = plan(500, 2, &Attention::new().reproducible());
     assert!(kernel == Kernel::Decode && text.contains("one order of accumulation"), "{text}");
 }

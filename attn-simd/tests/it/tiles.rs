@@ -329,18 +329,18 @@ fn a_plan_says_what_runs_and_why_not_something_faster() {
     let plan = |sizes: [usize; 4], attn: &Attention<'_>, dtype| {
         let shape = AttnShape::new(sizes, sizes, sizes).expect("a shape");
         let explain = Plan::new(attn, shape, level).expect("a plan").explain(dtype);
-        (explain.uses_tiles(), explain.to_string())
+        (explain.uses_amx(), explain.to_string())
     };
     let attn = Attention::new();
     let (tiles, text) = plan([1, 2, 100, 64], &attn, Dtype::F32);
-    assert!(tiles && text.contains("exact: bf16 tiles, 6 products for scores and 6 for values"), "{text}");
+    assert!(tiles && text.contains("exact: bf16 on AMX, 6 products for scores and 6 for values"), "{text}");
     let (_, text) = plan([1, 2, 100, 64], &attn.precision(Precision::Fast), Dtype::Bf16);
-    assert!(text.contains("fast: bf16 tiles, 1 product for scores and 1 for values"), "{text}");
+    assert!(text.contains("fast: bf16 on AMX, 1 product for scores and 1 for values"), "{text}");
     let sizes = [1, 2, 100, 64];
     let shape = AttnShape::new(sizes, sizes, sizes).expect("a shape");
     for (attn, want) in [
         (attn, "1 product for scores and 3 for values; Precision::Fast takes 1 + 2;"),
-        (attn.precision(Precision::Fast), "fast: bf16 tiles, 1 product for scores and 2 for values; up to"),
+        (attn.precision(Precision::Fast), "fast: bf16 on AMX, 1 product for scores and 2 for values; up to"),
     ] {
         let plan = Plan::new(&attn, shape, level).expect("a plan");
         for output in [Dtype::F16, Dtype::F32] {
@@ -349,9 +349,9 @@ fn a_plan_says_what_runs_and_why_not_something_faster() {
         }
     }
     let (tiles, text) = plan([1, 2, 100, 1000], &attn, Dtype::F32);
-    assert!(!tiles && text.contains("no tiles: rows of 1000, longer than 512"), "{text}");
+    assert!(!tiles && text.contains("not on AMX: rows of 1000, longer than 512"), "{text}");
     let (tiles, text) = plan([1, 2, 100, 64], &attn.scale(1e10), Dtype::F16);
-    assert!(!tiles && text.contains("no tiles: a scale above 2^16"), "{text}");
+    assert!(!tiles && text.contains("not on AMX: a scale above 2^16"), "{text}");
     let (tiles, text) = plan([1, 2, 100, 64], &attn.reproducible(), Dtype::F16);
     assert!(!tiles && text.contains("decode"), "{text}");
 }

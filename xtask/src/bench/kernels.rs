@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         batches.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
     }
     for (level, rows) in &mut batches {
-        if !level.has_tiles() {
+        if !level.has_amx() {
             let filter = args.filter()?;
             let wanted = |row: &Kernel| filter.accepts(&kernels::case_name(row, level.name(), threads));
             without_tiles(*level, rows.iter().filter(|row| row.fast && wanted(row)).count());
@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
-/// Says of a level without matrix tiles how many rows that need them are not measured: without tiles `Precision::Fast`
+/// Says of a level without matrix tiles how many rows that need them are not measured: without AMX `Precision::Fast`
 /// is the same kernel.
 fn without_tiles(level: Level, rows: usize) {
     if rows > 0 {

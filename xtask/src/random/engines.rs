@@ -18,7 +18,7 @@ const MODEL_SHARE: u64 = 10;
 const THREADS: usize = 3;
 
 fn slack(level: Level) -> f64 {
-    if level.has_tiles() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
+    if level.has_amx() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
 }
 
 struct Simd(Level);
