@@ -87,8 +87,8 @@ impl<M: Mods> Run<()> for Score<'_, M> {
             };
             match bits.map(|bits| bits[n]) {
                 None | Some(u64::MAX) => row.iter_mut().enumerate().for_each(|(lane, s)| *s = one(lane, *s)),
-                Some(shown) => {
-                    for (lane, s) in row.iter_mut().enumerate().filter(|(lane, _)| shown >> lane & 1 == 1) {
+                Some(visible) => {
+                    for (lane, s) in row.iter_mut().enumerate().filter(|(lane, _)| visible >> lane & 1 == 1) {
                         *s = one(lane, *s);
                     }
                 }
@@ -110,8 +110,8 @@ impl<M: Mods> Run<()> for Visible<'_, M> {
         let Self { mods, tile, rows } = self;
         for (lane, row) in rows.iter_mut().enumerate() {
             if *row == u64::MAX {
-                let shown: [bool; 64] = core::array::from_fn(|n| mods.mask_mod(tile.position(lane, n)));
-                *row = isa.pack_bools(&shown);
+                let visible: [bool; 64] = core::array::from_fn(|n| mods.mask_mod(tile.position(lane, n)));
+                *row = isa.pack_bools(&visible);
                 continue;
             }
             // Not every key is shown by the mask: mask_mod is called for those that are.
@@ -142,17 +142,17 @@ pub(crate) struct Scoring<'j> {
     pub(crate) dropout: &'j Dropout<'j>,
     pub(crate) mods: &'j dyn TileMods,
     /// What scores are multiplied by before soft-cap, bias and mods; `None` where there is none of them.
-    pub(crate) mod_scale: Option<f32>,
+    pub(crate) score_scale: Option<f32>,
     /// What queries are multiplied by while they are packed: the sign of the scale, or 0.
-    pub(crate) q_factor: f32,
+    pub(crate) q_sign: f32,
     /// Turns differences of scores as they stand in a tile into natural logarithms; above 0.
-    pub(crate) to_ln: f64,
+    pub(crate) ln_scale: f64,
 }
 
 impl<'j> Scoring<'j> {
     /// From checked options and the scale in force.
     pub(crate) fn new<M: Mods + Sync>(attn: &'j Attention<'j, M>, scale: f64, level: Level) -> Self {
-        let Factors { mod_scale, q_factor, to_ln } = Factors::of(attn, scale);
+        let Factors { score_scale, q_sign, ln_scale } = Factors::of(attn, scale);
         Self {
             level,
             mask: attn.get_mask(),
@@ -168,23 +168,23 @@ impl<'j> Scoring<'j> {
             sinks: attn.get_sinks(),
             dropout: attn.get_dropout(),
             mods: attn.get_mods(),
-            mod_scale,
-            q_factor,
-            to_ln,
+            score_scale,
+            q_sign,
+            ln_scale,
         }
     }
 
     /// Turns differences of scores in a tile into exponents of 2; above 0 and finite.
     pub(crate) fn log2_scale(&self) -> f32 {
-        to_log2(self.to_ln)
+        in_log2(self.ln_scale)
     }
 }
 
 /// Where the scale of a call goes.
 struct Factors {
-    mod_scale: Option<f32>,
-    q_factor: f32,
-    to_ln: f64,
+    score_scale: Option<f32>,
+    q_sign: f32,
+    ln_scale: f64,
 }
 
 impl Factors {
@@ -195,7 +195,7 @@ impl Factors {
         let per_temperature = 1.0 / attn.get_temperature().unwrap_or(1.0);
         // Without anything between the product and the softmax the scale goes into the exponent, where it costs
         // nothing. The running maximum needs it positive: its sign goes to the queries.
-        let (mod_scale, q_factor, to_ln) = if modified {
+        let (score_scale, q_sign, ln_scale) = if modified {
             (Some(rounded(scale)), 1.0, per_temperature)
         } else if scale == 0.0 {
             (None, 0.0, per_temperature)
@@ -203,17 +203,17 @@ impl Factors {
             (None, scale.signum() as f32, scale.abs() * per_temperature)
         };
         // A maximum of −∞ times 0 would be NaN. (The options hold nothing that is too large.)
-        Self { mod_scale, q_factor, to_ln: to_ln.max(f64::MIN_POSITIVE) }
+        Self { score_scale, q_sign, ln_scale: ln_scale.max(f64::MIN_POSITIVE) }
     }
 }
 
 /// What differences of a problem's scores in a tile will be multiplied by, before there are inputs.
 pub(crate) fn log2_scale<M: Mods>(problem: &Problem<'_, '_, M>) -> f32 {
-    to_log2(Factors::of(problem.attn(), problem.scale()).to_ln)
+    in_log2(Factors::of(problem.attn(), problem.scale()).ln_scale)
 }
 
-fn to_log2(to_ln: f64) -> f32 {
-    rounded(to_ln * core::f64::consts::LOG2_E)
+fn in_log2(ln_scale: f64) -> f32 {
+    rounded(ln_scale * core::f64::consts::LOG2_E)
 }
 
 /// Rounds a factor of scores to `f32`. One above 0 stays so: −∞ times it is −∞, not NaN.

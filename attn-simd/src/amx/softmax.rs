@@ -1,13 +1,13 @@
 //! The streaming softmax of one chunk of 32 keys by 32 queries, whose weights become tiles.
 //!
-//! Weights are taken against a reference that lags behind the largest score: only when a row's maximum has grown by
-//! more than a factor 2⁸ of its weight is the row brought up to date (FlashAttention-4's conditional rescaling, here
-//! per row, so that no row depends on its neighbours). Until then nothing is multiplied; weights up to 2⁸ lose nothing,
-//! because their precision is relative.
+//! The exponent of a weight is its score minus the row's base, and the base may stay below the largest score. Only when
+//! a weight would exceed 2⁸ does the base become the maximum, and outputs are rescaled (FlashAttention-4's conditional
+//! rescaling, here per row, so that no row depends on its neighbours). Weights up to 2⁸ lose nothing, because their
+//! precision is relative.
 //!
 //! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it,
 //! where they are rounded best. In the root mean square that is 1.31 against 1.40 of correct rounding. So there the
-//! reference catches up twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
+//! base follows twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
 //! a row's keys, and seldom enough to cost nothing.
 //!
 //! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the
@@ -18,24 +18,24 @@ use crate::isa::Isa;
 use crate::math::{exp2, exp2_raised};
 use crate::prefill::softmax::State;
 
-/// Most that a weight may grow to before the reference follows, as a power of 2, at a chunk of keys (its number from
+/// Most that a weight may grow to before the base follows, as a power of 2, at a chunk of keys (its number from
 /// the first key on).
-pub(crate) const fn lag(parts: usize, chunk: usize) -> f32 {
+pub(crate) const fn threshold(parts: usize, chunk: usize) -> f32 {
     // All bits below the two highest are 0.
-    let catches_up = chunk & (chunk.next_power_of_two() >> 2).wrapping_sub(1) == 0 || chunk < 4;
-    if parts == 1 && catches_up { 0.0 } else { 8.0 }
+    let follows = chunk & (chunk.next_power_of_two() >> 2).wrapping_sub(1) == 0 || chunk < 4;
+    if parts == 1 && follows { 0.0 } else { 8.0 }
 }
 
-/// Takes the scores `s[key][query]` of a chunk into account: the reference of each row follows where it lags too much.
-/// Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums already are.
+/// Takes the scores `s[key][query]` of a chunk into account: the base of each row follows where a weight would exceed
+/// the threshold. Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums already are.
 #[inline(always)]
-pub(crate) fn raise<I: Isa, const NQ: usize>(
+pub(crate) fn rescale<I: Isa, const NQ: usize>(
     isa: I,
-    (to_log2, lag): (f32, f32),
+    (log2_scale, threshold): (f32, f32),
     scores: &[f32],
     state: &mut State<'_>,
 ) -> bool {
-    let (c, lag) = (isa.splat(to_log2), isa.splat(lag));
+    let (c, threshold) = (isa.splat(log2_scale), isa.splat(threshold));
     let (none, least, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN), isa.splat(1.0));
     let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&state.max[n * I::LANES..]));
     let mut maxima = [old, old];
@@ -50,11 +50,11 @@ pub(crate) fn raise<I: Isa, const NQ: usize>(
         let new = isa.max(maxima[0][n], maxima[1][n]);
         // −∞ − −∞ would be an invalid operation, and compilers make one of a difference to a number that was selected.
         let growth = isa.mul(isa.sub(isa.max(least, new), old[n]), c);
-        let keeps = isa.eq(isa.max(growth, lag), lag);
+        let keeps = isa.eq(isa.max(growth, threshold), threshold);
         let max = isa.select(keeps, old[n], new);
-        let against = isa.max(least, max);
+        let base = isa.max(least, max);
         // A row that has seen nothing has nothing to be multiplied.
-        let fresh = isa.select(isa.eq(old[n], none), one, exp2(isa, isa.mul(isa.sub(old[n], against), c)));
+        let fresh = isa.select(isa.eq(old[n], none), one, exp2(isa, isa.mul(isa.sub(old[n], base), c)));
         isa.store(isa.select(keeps, one, fresh), &mut state.factor[n * I::LANES..]);
         isa.store(max, &mut state.max[n * I::LANES..]);
     }
@@ -80,7 +80,7 @@ pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor
 
 /// What the weights of one chunk are computed against, and their sums.
 pub(crate) struct Weigher<I: Isa, const NQ: usize> {
-    against: [I::F; NQ],
+    base: [I::F; NQ],
     c: I::F,
     /// Of each quarter of the chunk.
     sums: [[I::F; NQ]; 4],
@@ -88,14 +88,14 @@ pub(crate) struct Weigher<I: Isa, const NQ: usize> {
 
 impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     #[inline(always)]
-    pub(crate) fn new(isa: I, to_log2: f32, state: &State<'_>) -> Self {
+    pub(crate) fn new(isa: I, log2_scale: f32, state: &State<'_>) -> Self {
         let none = isa.splat(f32::NEG_INFINITY);
         Self {
-            against: core::array::from_fn(|n| {
+            base: core::array::from_fn(|n| {
                 let max = isa.load(&state.max[n * I::LANES..]);
                 isa.select(isa.eq(max, none), isa.splat(0.0), max)
             }),
-            c: isa.splat(to_log2),
+            c: isa.splat(log2_scale),
             sums: [[isa.splat(0.0); NQ]; 4],
         }
     }
@@ -150,7 +150,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     /// Scores of the `n`-th vector of queries become weights.
     #[inline(always)]
     fn weight<const DEGREE: usize>(&self, isa: I, scores: I::F, n: usize) -> I::F {
-        exp2_raised::<I, DEGREE>(isa, isa.mul(isa.sub(scores, self.against[n]), self.c))
+        exp2_raised::<I, DEGREE>(isa, isa.mul(isa.sub(scores, self.base[n]), self.c))
     }
 
     /// Adds the chunk's sums to those of the rows.
@@ -171,9 +171,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_catches_up_twice_per_octave() {
-        let caught: Vec<usize> = (0..70).filter(|&chunk| lag(1, chunk) == 0.0).collect();
-        assert_eq!(caught, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]);
-        assert!((0..70).all(|chunk| lag(2, chunk) == 8.0));
+    fn the_base_follows_twice_per_octave() {
+        let rescaled: Vec<usize> = (0..70).filter(|&chunk| threshold(1, chunk) == 0.0).collect();
+        assert_eq!(rescaled, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]);
+        assert!((0..70).all(|chunk| threshold(2, chunk) == 8.0));
     }
 }

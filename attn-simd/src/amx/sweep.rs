@@ -8,7 +8,7 @@
 //! for each super-block:  pack its keys and values
 //!   for each block:      s(first) = k·q
 //!     for each chunk:    finish s: mask, bias, …; largest scores
-//!                        where they have outgrown the reference: catch up, multiply o
+//!                        where they have outgrown the base: it follows, multiply o
 //!                        s(next) = k·q   |
 //!                        o += v·p(last)  |  p = weights of s, split into parts
 //! for each block:        o / sums, transpose, round, write
@@ -20,7 +20,7 @@ use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
 use super::product::{AmxUnit, SIDE, square};
-use super::softmax::{Weigher, lag, multiply, raise};
+use super::softmax::{Weigher, multiply, rescale, threshold};
 use super::values::Values;
 use crate::isa::Isa;
 use crate::level::Level;
@@ -172,7 +172,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             &self.job.q,
             pack::Rows { batch, head, first, count },
             self.job.shape.head_dim,
-            (layout.method.qk_parts(), self.job.q_factor),
+            (layout.method.qk_parts(), self.job.q_sign),
             buffers.stage,
             &mut buffers.q[block * layout.q_tiles()..][..layout.q_tiles()],
         )
@@ -218,7 +218,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         odd_keys: &[u32; MAX_CHUNKS],
     ) -> u32 {
         let (job, layout, unit) = (self.job, self.layout, &mut *self.unit);
-        let (at, to_log2) = (block * SIDE, job.log2_scale());
+        let (at, log2_scale) = (block * SIDE, job.log2_scale());
         let Buffers { q, k, v, p, out, max, sum, totals, factor, s, stage: _, bias } = &mut *self.buffers;
         let q = &q[block * layout.q_tiles()..][..layout.q_tiles()];
         let out = &mut out[block * layout.out_floats()..][..layout.out_floats()];
@@ -265,7 +265,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 if held.group.is_some() {
                     values.all(unit, layout, v, p, out);
                     let mut total = total_of(totals, layout, block);
-                    total.join(isa, to_log2, &[Part { out, sum: state.sum, max: state.max }], SIDE, !held.total);
+                    total.join(isa, log2_scale, &[Part { out, sum: state.sum, max: state.max }], SIDE, !held.total);
                     state.sum.fill(0.0);
                     out.fill(0.0);
                     held.total = true;
@@ -275,14 +275,14 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let chunk = tile.key / SIDE - base;
             let [one, other] = &mut *s;
             let (scores, target) = if turn == 0 { (one, other) } else { (other, one) };
-            if raise::<I, NQ>(isa, (to_log2, lag(layout.method.p_parts(), tile.key / SIDE)), scores, state) {
+            if rescale::<I, NQ>(isa, (log2_scale, threshold(layout.method.p_parts(), tile.key / SIDE)), scores, state) {
                 values.all(unit, layout, v, p, out);
                 multiply::<I, NQ>(isa, out, state.factor);
             }
             // Products and weights in turn: far enough apart in the program for either to run while the other waits.
             let pieces = values.turn_to(chunk, unit, layout, v, p, out) + usize::from(next.is_some());
             let kept = (!job.dropout.is_none()).then_some(&kept[..SIDE]);
-            let (mut weigher, mut done) = (Weigher::<I, NQ>::new(isa, to_log2, state), 0);
+            let (mut weigher, mut done) = (Weigher::<I, NQ>::new(isa, log2_scale, state), 0);
             for piece in 0..pieces.max(1) {
                 match next_keys {
                     Some(keys) if piece == 0 => {
@@ -342,7 +342,7 @@ fn finish_scores<I: Isa, const NQ: usize>(
 ) -> u32 {
     let (scores, beyond) = scores.split_at_mut(tile.keys * SIDE);
     beyond.fill(f32::NEG_INFINITY);
-    if let Some(scale) = job.mod_scale {
+    if let Some(scale) = job.score_scale {
         score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
         if job.mods.has_score_mod() {
             // What a bias hides stays hidden, whatever score_mod makes of −∞.
@@ -350,8 +350,8 @@ fn finish_scores<I: Isa, const NQ: usize>(
                 mask::hide_by_bias(tile, *cover, SIDE, bias, bits);
                 *cover = Cover::Partial;
             }
-            let shown = (*cover == Cover::Partial).then_some(&*bits);
-            job.mods.score_mod(job.level, tile, SIDE, shown, scores);
+            let visible = (*cover == Cover::Partial).then_some(&*bits);
+            job.mods.score_mod(job.level, tile, SIDE, visible, scores);
         }
         canonical_nan(isa, scores);
     }
@@ -366,7 +366,7 @@ fn finish_scores<I: Isa, const NQ: usize>(
     } else if *cover == Cover::Full {
         bits.fill(u64::MAX);
     }
-    (0..tile.keys).filter(|key| unfit >> key & 1 == 1).fold(0, |seen, key| seen | bits[key]) as u32
+    (0..tile.keys).filter(|key| unfit >> key & 1 == 1).fold(0, |visible, key| visible | bits[key]) as u32
 }
 
 /// Gives every NaN the same payload: one whose bits are all set, as a bias may hold, would round to a number.

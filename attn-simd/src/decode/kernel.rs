@@ -108,7 +108,7 @@ impl Over<'_, '_> {
         let scaling = scales.map(|scales| Scaling { cache, scales, of });
         // Scales of channels belong to keys if rope is applied to them, and to queries otherwise.
         let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| rope.is_none());
-        let (factor, head_dim) = (scoring.q_factor, shape.head_dim);
+        let (factor, head_dim) = (scoring.q_sign, shape.head_dim);
         level.run(Queries { factor, head_dim, q: &call.q, rows: rows.at, columns, padded, channels, dst: b.q });
         if let Some(tables) = &rope {
             for (shape, part) in rows.by_sequence() {
@@ -141,9 +141,9 @@ impl Over<'_, '_> {
             keys_at: Located::new(level, cache, cache.k(), of, columns, first),
             values_at: Located::new(level, cache, cache.v(), of, wide, first),
             mask,
-            seen: [Seen::NONE; TILES],
+            visible: [Visible::NONE; TILES],
         };
-        let (value_dim, to_ln) = (shape.value_dim, scoring.to_ln);
+        let (value_dim, ln_scale) = (shape.value_dim, scoring.ln_scale);
         let mut fold = Fold::new(b.states, n * (value_dim + 2), value_dim);
         let (mut key, mut fresh) = (start, true);
         while key < end {
@@ -159,7 +159,7 @@ impl Over<'_, '_> {
             key = tiles.weigh_tiles(key, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
             if key.is_multiple_of(CHUNK) || key == end {
                 let o = [&*b.o, &*b.rest];
-                level.run(Close { to_ln, state: &b.state, rows: n, o, wide, value_dim, slot: fold.slot() });
+                level.run(Close { ln_scale, state: &b.state, rows: n, o, wide, value_dim, slot: fold.slot() });
                 fold.push(0, (key - 1) / CHUNK);
                 fresh = true;
             }
@@ -196,18 +196,18 @@ struct Tiles<'p, 'c, T> {
     values_at: Located<'p, 'c, T>,
     mask: RowMask,
     /// What rows see of the tiles whose scores are there.
-    seen: [Seen; TILES],
+    visible: [Visible; TILES],
 }
 
 impl<T: Stored> Tiles<'_, '_, T> {
     /// Scores of some tiles from a key on, within a chunk. Returns how many.
     fn score_tiles(&mut self, key: usize, (q, copy): (&[f32], &mut [f32]), s: &mut [f32]) -> usize {
         let Self { call, rows, cache, scales, of, columns, padded, end, .. } = *self;
-        let Self { scaling, rope, keys_at, mask, seen, .. } = self;
+        let Self { scaling, rope, keys_at, mask, visible, .. } = self;
         let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
         let lanes = level.lanes();
         let (mut count, mut at) = (0, key);
-        for (tile, s) in seen.iter_mut().zip(s.chunks_exact_mut(padded * TILE)).take(tiles_for(padded)) {
+        for (tile, s) in visible.iter_mut().zip(s.chunks_exact_mut(padded * TILE)).take(tiles_for(padded)) {
             let keys = tile_at(at, end);
             // Where the rows of the next tile are, so that they can be prefetched.
             keys_at.find_next(level, at + keys, tile_at(at + keys, end));
@@ -226,7 +226,7 @@ impl<T: Stored> Tiles<'_, '_, T> {
                         level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                     }
                 }
-                if scoring.mod_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
+                if scoring.score_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
                     level.run(FinishScores { scoring, rows, tile: [at, keys], all, words: &mut mask.words, s });
                 }
                 tile.words[..n].copy_from_slice(&mask.words[..n]);
@@ -252,19 +252,19 @@ impl<T: Stored> Tiles<'_, '_, T> {
         s: &mut [f32],
     ) -> usize {
         let Self { call, rows, cache, of, wide, padded, end, .. } = *self;
-        let Self { scaling, values_at, seen, .. } = self;
+        let Self { scaling, values_at, visible, .. } = self;
         let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
         let lanes = level.lanes();
-        for (Seen { any, all, words }, s) in seen.iter().zip(s.chunks_exact_mut(padded * TILE)).take(count) {
+        for (Visible { any, all, words }, s) in visible.iter().zip(s.chunks_exact_mut(padded * TILE)).take(count) {
             let keys = tile_at(key, end);
             values_at.find_next(level, key + keys, tile_at(key + keys, end));
             if *any {
                 let vectors = keys.next_multiple_of(lanes);
-                level.run(Softmax { state, to_log2: scoring.log2_scale(), rows: n, keys: vectors, s });
+                level.run(Softmax { state, log2_scale: scoring.log2_scale(), rows: n, keys: vectors, s });
                 if !scoring.dropout.is_none() {
                     for (r, &RowAt { sequence, head, query, .. }) in rows.at.iter().enumerate() {
                         let kept = scoring.dropout.row_bits(rows.shape(), sequence, head, query, key);
-                        level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen: kept, other: 0.0 });
+                        level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible: kept, other: 0.0 });
                     }
                 }
                 if wide > 0 {
@@ -273,8 +273,8 @@ impl<T: Stored> Tiles<'_, '_, T> {
                     if let Some(scaling) = scaling {
                         level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s });
                         // A hidden value's scale may be anything, and 0·NaN is NaN.
-                        for (r, &seen) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
-                            level.run(score::Replace { row: &mut s[r * TILE..][..vectors], seen, other: 0.0 });
+                        for (r, &visible) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
+                            level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
                         }
                     }
                     let waiting = waiting.each_mut().map(|array| &mut **array);
@@ -296,12 +296,12 @@ impl<T: Stored> Tiles<'_, '_, T> {
 
 /// What rows see of a tile.
 #[derive(Clone, Copy)]
-struct Seen {
+struct Visible {
     any: bool,
     all: bool,
     words: [u64; MAX_ROWS],
 }
 
-impl Seen {
+impl Visible {
     const NONE: Self = Self { any: false, all: false, words: [0; MAX_ROWS] };
 }

@@ -12,7 +12,7 @@ use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows};
 use crate::scoring::{Scoring, TileAt};
 
 /// The keys that any of some rows sees, as far as ranges tell.
-fn keys_seen(scoring: &Scoring<'_>, rows: Rows<'_>) -> Range<usize> {
+fn visible_keys(scoring: &Scoring<'_>, rows: Rows<'_>) -> Range<usize> {
     if scoring.mask.is_none() && rows.at.iter().all(|row| row.sequence == rows.at[0].sequence) {
         return 0..rows.shape().kv_len;
     }
@@ -22,13 +22,13 @@ fn keys_seen(scoring: &Scoring<'_>, rows: Rows<'_>) -> Range<usize> {
 /// The chunks of keys that any row of a group sees.
 pub(super) fn chunks_of(call: &Call<'_>, group: &RowGroup) -> Range<usize> {
     let mut places = [RowAt::default(); MAX_ROWS];
-    let seen = keys_seen(&call.scoring, call.rows_of(group, &mut places));
-    let seen = match &call.prefix {
-        Some(prefix) if group.shared => seen.start..seen.end.min(prefix.len(0)),
-        Some(_) => seen.start.max(call.source.first())..seen.end,
-        None => seen,
+    let visible = visible_keys(&call.scoring, call.rows_of(group, &mut places));
+    let visible = match &call.prefix {
+        Some(prefix) if group.shared => visible.start..visible.end.min(prefix.len(0)),
+        Some(_) => visible.start.max(call.source.first())..visible.end,
+        None => visible,
     };
-    if seen.is_empty() { 0..0 } else { seen.start / CHUNK..seen.end.div_ceil(CHUNK) }
+    if visible.is_empty() { 0..0 } else { visible.start / CHUNK..visible.end.div_ceil(CHUNK) }
 }
 
 /// Which keys the rows of a group see.

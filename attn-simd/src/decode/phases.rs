@@ -99,7 +99,7 @@ impl<T: Stored> Run<bool> for IsFinite<'_, T> {
 /// Scores become weights.
 pub(super) struct Softmax<'a, 'w> {
     pub(super) state: &'a mut State<'w>,
-    pub(super) to_log2: f32,
+    pub(super) log2_scale: f32,
     pub(super) rows: usize,
     pub(super) keys: usize,
     pub(super) s: &'a mut [f32],
@@ -108,7 +108,7 @@ pub(super) struct Softmax<'a, 'w> {
 impl Run<()> for Softmax<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        self.state.push(isa, self.to_log2, self.rows, self.keys, self.s);
+        self.state.push(isa, self.log2_scale, self.rows, self.keys, self.s);
     }
 }
 
@@ -135,7 +135,7 @@ impl Run<()> for FinishScores<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { scoring, rows, tile: [key, keys], all, words, s } = self;
-        if let Some(scale) = scoring.mod_scale {
+        if let Some(scale) = scoring.score_scale {
             for (shape, part) in rows.by_sequence() {
                 for r in part {
                     let RowAt { sequence, head, query, .. } = rows.at[r];
@@ -160,7 +160,7 @@ impl Run<()> for FinishScores<'_> {
 /// Writes the state of a chunk: maxima in natural logarithms, sums, outputs.
 pub(super) struct Close<'a, 'w> {
     /// What makes natural logarithms of maxima.
-    pub(super) to_ln: f64,
+    pub(super) ln_scale: f64,
     pub(super) state: &'a State<'w>,
     pub(super) rows: usize,
     /// Outputs, and what they have lost to rounding.
@@ -173,12 +173,12 @@ pub(super) struct Close<'a, 'w> {
 impl Run<()> for Close<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { to_ln, state, rows, o: [o, rest], wide, value_dim, slot } = self;
+        let Self { ln_scale, state, rows, o: [o, rest], wide, value_dim, slot } = self;
         for (r, row) in slot.chunks_exact_mut(value_dim + 2).enumerate().take(rows) {
             let (max, sum) = state.of_row::<I>(r);
             // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is
             // made.
-            let exact = f64::from(max) * to_ln;
+            let exact = f64::from(max) * ln_scale;
             let finite = exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
             let natural = if max.is_finite() { finite } else { max };
             // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third

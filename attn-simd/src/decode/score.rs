@@ -19,7 +19,7 @@ pub(super) fn finish<I: Isa>(
     (scoring, shape): (&Scoring<'_>, &AttnShape),
     scale: f32,
     tile: TileAt,
-    seen: &mut u64,
+    visible: &mut u64,
     s: &mut [f32],
 ) {
     let s = &mut s[..tile.keys.next_multiple_of(I::LANES)];
@@ -39,7 +39,7 @@ pub(super) fn finish<I: Isa>(
         }
     }
     if let Some(bias) = scoring.bias {
-        add_bias(isa, bias, tile, seen, s);
+        add_bias(isa, bias, tile, visible, s);
     }
     if let Some(alibi) = scoring.alibi {
         let slope = isa.splat(-alibi.slopes[tile.head]);
@@ -56,14 +56,14 @@ pub(super) fn finish<I: Isa>(
     if scoring.mods.has_score_mod() {
         // Mods take a tile by key; of one row that is the row itself. They are called for visible keys only.
         let mut bits = [0u64; TILE];
-        bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *seen >> n & 1);
+        bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *visible >> n & 1);
         scoring.mods.score_mod(scoring.level, tile, 1, Some(&bits), s);
     }
 }
 
 /// Adds the bias of one row. An entry of −∞ hides the score, even one that is NaN.
 #[inline(always)]
-fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, seen: &mut u64, s: &mut [f32]) {
+fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s: &mut [f32]) {
     let mut row = [0.0f32; TILE];
     let [nb, nh, nq, nk] = bias.sizes();
     let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
@@ -88,7 +88,7 @@ fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, seen: &mut u64, s: &m
         isa.store(isa.select(isa.eq(b, hidden), hidden, isa.add(isa.load(s), b)), s);
     }
     for (n, &b) in row.iter().enumerate() {
-        *seen &= !(u64::from(b == f32::NEG_INFINITY) << n);
+        *visible &= !(u64::from(b == f32::NEG_INFINITY) << n);
     }
 }
 
@@ -101,23 +101,23 @@ fn narrow(bias: f64) -> f32 {
 /// [`replace_hidden`] by itself.
 pub(super) struct Replace<'a> {
     pub(super) row: &'a mut [f32],
-    pub(super) seen: u64,
+    pub(super) visible: u64,
     pub(super) other: f32,
 }
 
 impl Run<()> for Replace<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        replace_hidden(isa, self.row, self.seen, self.other);
+        replace_hidden(isa, self.row, self.visible, self.other);
     }
 }
 
 /// Puts `other` where the bits of a row are clear.
 #[inline(always)]
-pub(super) fn replace_hidden<I: Isa>(isa: I, row: &mut [f32], seen: u64, other: f32) {
+pub(super) fn replace_hidden<I: Isa>(isa: I, row: &mut [f32], visible: u64, other: f32) {
     let other = isa.splat(other);
     for (n, x) in row.chunks_exact_mut(I::LANES).enumerate() {
-        let mask = isa.mask_from_bits(seen >> (n * I::LANES));
+        let mask = isa.mask_from_bits(visible >> (n * I::LANES));
         isa.store(isa.select(mask, isa.load(x), other), x);
     }
 }

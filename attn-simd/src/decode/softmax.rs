@@ -31,9 +31,9 @@ impl State<'_> {
     /// Takes the scores of one tile, `s[row][key]`, which become weights. Hidden scores are −∞; `keys` is the number of
     /// keys rounded up to whole vectors.
     #[inline(always)]
-    pub(super) fn push<I: Isa>(&mut self, isa: I, to_log2: f32, rows: usize, keys: usize, s: &mut [f32]) {
+    pub(super) fn push<I: Isa>(&mut self, isa: I, log2_scale: f32, rows: usize, keys: usize, s: &mut [f32]) {
         let lanes = I::LANES;
-        let mut against = [0.0f32; super::MAX_ROWS];
+        let mut base = [0.0f32; super::MAX_ROWS];
         for r in 0..rows {
             let row = &s[r * TILE..][..keys];
             let mut top = isa.splat(f32::NEG_INFINITY);
@@ -44,15 +44,15 @@ impl State<'_> {
             // Not `f32::max`: a NaN is left to the weights, which become NaN by it.
             let max = if top > old { top } else { old };
             self.max[r] = max;
-            against[r] = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            self.factor[r] = old - against[r];
+            base[r] = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            self.factor[r] = old - base[r];
         }
-        let c = isa.splat(to_log2);
+        let c = isa.splat(log2_scale);
         for x in self.factor[..rows.next_multiple_of(lanes)].chunks_exact_mut(lanes) {
             isa.store(exp2(isa, isa.mul(isa.load(x), c)), x);
         }
         for r in 0..rows {
-            let (row, top) = (&mut s[r * TILE..][..keys], isa.splat(against[r]));
+            let (row, top) = (&mut s[r * TILE..][..keys], isa.splat(base[r]));
             let mut sum = isa.splat(0.0);
             // Four equal numbers are added up without an error.
             for vectors in row.chunks_mut(4 * lanes) {

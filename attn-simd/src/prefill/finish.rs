@@ -37,7 +37,7 @@ pub(crate) fn write<I: Isa>(
         let sum = (f64::from(state.sum[lane]) + state.rest.map_or(0.0, |rest| f64::from(rest[lane]))) * f64::from(sums);
         let (factor, lse) = match sink {
             None if !claim.wants_lse() && job.dropout.is_none() => (if sum == 0.0 { 0.0 } else { 1.0 / sum }, 0.0),
-            _ => finish_row(f64::from(state.max[lane]) * job.to_ln, sum, sink, kept),
+            _ => finish_row(f64::from(state.max[lane]) * job.ln_scale, sum, sink, kept),
         };
         if !I::FUSED {
             // One rounding too, if what is divided by is a float. A row without weight is divided by infinity.

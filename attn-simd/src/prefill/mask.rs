@@ -110,11 +110,11 @@ impl<const ROWS: usize> Ranges<ROWS> {
         }
         // Lanes without a row: whatever they compute is not written.
         let padding = if tile.rows >= 64 { 0 } else { u64::MAX << tile.rows };
-        let (mut seen, mut any, mut all) = (0, 0, u64::MAX);
+        let (mut visible, mut any, mut all) = (0, 0, u64::MAX);
         for (bits, turn) in bits.iter_mut().zip(turns).take(tile.keys) {
-            seen ^= turn;
-            any |= seen;
-            *bits = seen | padding;
+            visible ^= turn;
+            any |= visible;
+            *bits = visible | padding;
             all &= *bits;
         }
         Cover::of(any != 0, all == u64::MAX)

@@ -56,11 +56,11 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     }
     let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
     gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
-    for (key, &seen) in bits.iter().enumerate().take(keys) {
+    for (key, &visible) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);
             if !value.is_finite() {
-                for lane in (0..tile.rows).filter(|lane| seen >> lane & 1 == 1) {
+                for lane in (0..tile.rows).filter(|lane| visible >> lane & 1 == 1) {
                     out[channel * width + lane] += p[key * width + lane] * value;
                 }
             }

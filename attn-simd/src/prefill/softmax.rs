@@ -37,13 +37,13 @@ impl State<'_> {
     pub(crate) fn push<I: Isa, const NQ: usize>(
         &mut self,
         isa: I,
-        to_log2: f32,
+        log2_scale: f32,
         reach: (usize, &Reach<NQ>),
         scores: &mut [f32],
     ) {
         isa.vectorize(
             #[inline(always)]
-            || self.push_inlined(isa, to_log2, reach, scores),
+            || self.push_inlined(isa, log2_scale, reach, scores),
         );
     }
 
@@ -51,11 +51,11 @@ impl State<'_> {
     fn push_inlined<I: Isa, const NQ: usize>(
         &mut self,
         isa: I,
-        to_log2: f32,
+        log2_scale: f32,
         (phase, reach): (usize, &Reach<NQ>),
         scores: &mut [f32],
     ) {
-        let (c, none, zero) = (isa.splat(to_log2), isa.splat(f32::NEG_INFINITY), isa.splat(0.0));
+        let (c, none, zero) = (isa.splat(log2_scale), isa.splat(f32::NEG_INFINITY), isa.splat(0.0));
         let width = NQ * I::LANES;
         let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&self.max[n * I::LANES..]));
 
@@ -67,14 +67,14 @@ impl State<'_> {
                 with_vectors!(front, back, NQ, FRONT, BACK => largest::<I, NQ, FRONT, BACK>(isa, rows, &mut maxima));
             },
         );
-        let mut against = [zero; NQ];
-        let ahead = isa.splat(ahead(to_log2));
+        let mut base = [zero; NQ];
+        let ahead = isa.splat(ahead(log2_scale));
         for n in 0..NQ {
             let largest = isa.max(maxima[0][n], maxima[1][n]);
             let max = isa.select(isa.eq(largest, old[n]), old[n], isa.max(largest, isa.add(old[n], ahead)));
             isa.store(max, &mut self.max[n * I::LANES..]);
-            against[n] = isa.select(isa.eq(max, none), zero, max);
-            let factor = exp2(isa, isa.mul(isa.sub(old[n], against[n]), c));
+            base[n] = isa.select(isa.eq(max, none), zero, max);
+            let factor = exp2(isa, isa.mul(isa.sub(old[n], base[n]), c));
             isa.store(factor, &mut self.factor[n * I::LANES..]);
         }
 
@@ -87,7 +87,7 @@ impl State<'_> {
                     let to = keys.end.min(from + Sums::<I::F, NQ>::EACH - (phase + from) % Sums::<I::F, NQ>::EACH);
                     let rows = &mut scores[from * width..to * width];
                     with_vectors!(front, back, NQ, FRONT, BACK =>
-                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &against, c, &mut sums.levels[0]));
+                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &base, c, &mut sums.levels[0]));
                     sums.carry(isa, phase + to);
                     from = to;
                 }
@@ -104,8 +104,8 @@ impl State<'_> {
 
 /// How far a reference that has to follow the scores goes ahead of where it was, at least: a factor 2 of all weights.
 #[inline(always)]
-fn ahead(to_log2: f32) -> f32 {
-    let ahead = 1.0 / to_log2;
+fn ahead(log2_scale: f32) -> f32 {
+    let ahead = 1.0 / log2_scale;
     // 2¹⁰⁰ is less than a rounding of the largest scores, so that no reference overflows. Beyond, scores differ so
     // little that references need not go ahead.
     if ahead <= f32::from_bits((127 + 100) << 23) { ahead } else { 0.0 }
@@ -166,14 +166,14 @@ fn largest<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
 fn weigh<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
     scores: &mut [f32],
-    against: &[I::F; NQ],
+    base: &[I::F; NQ],
     c: I::F,
     sums: &mut [I::F; NQ],
 ) {
     for row in scores.chunks_exact_mut(NQ * I::LANES) {
         let mut y = [isa.splat(0.0); NQ];
         for n in FRONT..NQ - BACK {
-            y[n] = isa.mul(isa.sub(isa.load(&row[n * I::LANES..]), against[n]), c);
+            y[n] = isa.mul(isa.sub(isa.load(&row[n * I::LANES..]), base[n]), c);
         }
         let p = crate::math::exp2_each(isa, y);
         for n in FRONT..NQ - BACK {

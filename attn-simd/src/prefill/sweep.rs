@@ -169,8 +169,8 @@ fn start<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut B
     let (Rows { batch, head, first, count }, width) = (block.rows, block.vecs * I::LANES);
     let q = &mut buffers.q.of(n)[..job.shape.head_dim.next_multiple_of(I::LANES) * width];
     pack::transposed(isa, &job.q, [batch, head, first], count, 0..job.shape.head_dim, width, q);
-    if job.q_factor != 1.0 {
-        q.iter_mut().for_each(|x| *x *= job.q_factor);
+    if job.q_sign != 1.0 {
+        q.iter_mut().for_each(|x| *x *= job.q_sign);
     }
     State { max: buffers.max.of(n), sum: buffers.sum.of(n), factor: &mut [] }.reset();
 }
@@ -323,7 +323,7 @@ impl Visit<'_, '_> {
             || prefetch.step(isa),
         );
         let scores = &mut buffers.scores[..keys * width];
-        if let Some(scale) = job.mod_scale {
+        if let Some(scale) = job.score_scale {
             score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
             if job.mods.has_score_mod() {
                 // What a bias hides stays hidden, whatever score_mod makes of −∞.
@@ -331,8 +331,8 @@ impl Visit<'_, '_> {
                     mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
                     cover = Cover::Partial;
                 }
-                let shown = (cover == Cover::Partial).then_some(&*bits);
-                job.mods.score_mod(job.level, tile, width, shown, scores);
+                let visible = (cover == Cover::Partial).then_some(&*bits);
+                job.mods.score_mod(job.level, tile, width, visible, scores);
             }
         }
         if cover == Cover::Partial {
@@ -351,8 +351,8 @@ impl Visit<'_, '_> {
         let v = v.skip(key - from);
         let guarded = cover == Cover::Partial || job.bias.is_some();
         // Under a bias any key may be hidden from any row.
-        let seen = if job.bias.is_some() { &[0; KV_TILE] } else { &*bits };
-        if guarded && !nonfinite::is_finite(isa, v, &seen[..keys], shape.value_dim) {
+        let visible = if job.bias.is_some() { &[0; KV_TILE] } else { &*bits };
+        if guarded && !nonfinite::is_finite(isa, v, &visible[..keys], shape.value_dim) {
             if job.bias.is_some() {
                 mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }

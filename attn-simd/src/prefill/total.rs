@@ -38,12 +38,12 @@ pub(crate) struct Total<'w> {
 impl Total<'_> {
     /// Takes what some groups have added up, in their order. Without a total yet (`first`), that is what it becomes.
     /// Rows have `width` lanes.
-    pub(crate) fn join<I: Isa>(&mut self, isa: I, to_log2: f32, parts: &[Part<'_>], width: usize, first: bool) {
+    pub(crate) fn join<I: Isa>(&mut self, isa: I, log2_scale: f32, parts: &[Part<'_>], width: usize, first: bool) {
         match *parts {
-            [a] => self.join_some(isa, to_log2, [a], width, first),
-            [a, b] => self.join_some(isa, to_log2, [a, b], width, first),
-            [a, b, c] => self.join_some(isa, to_log2, [a, b, c], width, first),
-            [a, b, c, d] => self.join_some(isa, to_log2, [a, b, c, d], width, first),
+            [a] => self.join_some(isa, log2_scale, [a], width, first),
+            [a, b] => self.join_some(isa, log2_scale, [a, b], width, first),
+            [a, b, c] => self.join_some(isa, log2_scale, [a, b, c], width, first),
+            [a, b, c, d] => self.join_some(isa, log2_scale, [a, b, c, d], width, first),
             _ => unreachable!("between one group and all that wait"),
         }
     }
@@ -52,7 +52,7 @@ impl Total<'_> {
     fn join_some<I: Isa, const N: usize>(
         &mut self,
         isa: I,
-        to_log2: f32,
+        log2_scale: f32,
         parts: [Part<'_>; N],
         width: usize,
         first: bool,
@@ -61,7 +61,7 @@ impl Total<'_> {
             #[inline(always)]
             || {
                 for lane in (0..width).step_by(I::LANES) {
-                    self.join_lanes(isa, to_log2, &parts, (width, lane), first);
+                    self.join_lanes(isa, log2_scale, &parts, (width, lane), first);
                 }
             },
         );
@@ -72,7 +72,7 @@ impl Total<'_> {
     fn join_lanes<I: Isa, const N: usize>(
         &mut self,
         isa: I,
-        to_log2: f32,
+        log2_scale: f32,
         parts: &[Part<'_>; N],
         (width, lane): (usize, usize),
         first: bool,
@@ -82,7 +82,7 @@ impl Total<'_> {
         for (n, part) in parts.iter().enumerate() {
             let max = isa.load(&part.max[lane..]);
             if !(first && n == 0) {
-                factors[n] = factor(isa, to_log2, old, max);
+                factors[n] = factor(isa, log2_scale, old, max);
                 let mut lanes = [1.0; MAX_LANES];
                 isa.store(factors[n], &mut lanes);
                 grown |= lanes.iter().any(|&x| x != 1.0);
@@ -98,9 +98,9 @@ impl Total<'_> {
 
 /// What a sum relative to one maximum is multiplied by to be relative to a later one.
 #[inline(always)]
-fn factor<I: Isa>(isa: I, to_log2: f32, old: I::F, max: I::F) -> I::F {
-    let against = isa.select(isa.eq(max, isa.splat(f32::NEG_INFINITY)), isa.splat(0.0), max);
-    let factor = exp2(isa, isa.mul(isa.sub(old, against), isa.splat(to_log2)));
+fn factor<I: Isa>(isa: I, log2_scale: f32, old: I::F, max: I::F) -> I::F {
+    let base = isa.select(isa.eq(max, isa.splat(f32::NEG_INFINITY)), isa.splat(0.0), max);
+    let factor = exp2(isa, isa.mul(isa.sub(old, base), isa.splat(log2_scale)));
     isa.select(isa.eq(old, max), isa.splat(1.0), factor)
 }
 
