@@ -12,9 +12,9 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are bound by memory where the rows are few. Lines are requested far ahead and near, a few at a time between the
-//! products; how far is a [policy of the processor](crate::prefetch). Requests are without branches, since a branch
-//! between products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
+//! Both are bound by memory where the rows are few. Lines are prefetched far ahead and near, a few at a time between the
+//! products; how far is a [policy of the processor](crate::prefetch). No branch chooses between them: a branch between
+//! products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
 //! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`
@@ -128,17 +128,17 @@ pub(crate) struct Rows<'a, T> {
     prefetch: Prefetch,
 }
 
-/// How far ahead the lines of some rows are requested, in bytes: the policy's distances as their rows lie. Three
-/// requests instead of a choice between two, because a branch between the products would keep the compiler from
-/// having their sums in registers; one more request costs nothing.
+/// How far ahead the lines of some rows are prefetched, in bytes: the policy's distances as their rows lie. There are
+/// three prefetches instead of a choice between two, because a branch between the products would keep the compiler
+/// from holding their sums in registers. One more prefetch costs nothing.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct PrefetchAt {
     second: usize,
     first: usize,
     near: usize,
 }
 
-impl Ahead {
+impl PrefetchAt {
     #[inline(always)]
     fn of(into: Into, far: usize, near: usize) -> Self {
         match into {
@@ -147,9 +147,9 @@ impl Ahead {
         }
     }
 
-    /// Requests what lies ahead of a line.
+    /// Prefetches what lies ahead of a line.
     #[inline(always)]
-    fn request<I: Isa>(self, isa: I, line: *const u8) {
+    fn prefetch<I: Isa>(self, isa: I, line: *const u8) {
         isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.second));
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.first));
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
@@ -183,7 +183,7 @@ impl<T> Rows<'_, T> {
         unsafe { self.data.as_ptr().add(*self.starts.get_unchecked(self.base + n)) }
     }
 
-    /// Bytes from a row to the one that is requested while it is read. Exact where rows are evenly apart, as they are
+    /// Bytes from a row to the one that is prefetched while it is read. Exact where rows are evenly apart, as they are
     /// but at the ends of pages; a hint elsewhere.
     #[inline(always)]
     fn lead(&self, row: usize, ahead: usize) -> usize {
@@ -198,10 +198,10 @@ impl<T> Rows<'_, T> {
 
     /// Where the lines ahead of a row's lie: as many rows on as the distances hold.
     #[inline(always)]
-    fn ahead(&self, row: usize, [far, near]: [usize; 2]) -> Ahead {
+    fn prefetch_at(&self, row: usize, [far, near]: [usize; 2]) -> PrefetchAt {
         // Below a row the distance is one in bytes.
         let near = if near == 0 { self.prefetch.near } else { self.lead(row, near) };
-        Ahead::of(self.prefetch.into, self.lead(row, far), near)
+        PrefetchAt::of(self.prefetch.into, self.lead(row, far), near)
     }
 
     /// Prefetches the start of a row far ahead of this one.

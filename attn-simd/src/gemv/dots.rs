@@ -5,7 +5,7 @@
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{Ahead, Rows, Stored, TILE, in_line, with_rows};
+use super::{PrefetchAt, Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 
 /// Whether loops over channels are unrolled where a key has 64 or 128: as most models have, and so that the rows of
@@ -76,7 +76,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                     #[inline(always)]
                     |k| keys.at(at + k),
                 );
-                let ahead = keys.ahead(at, [far, near]);
+                let ahead = keys.prefetch_at(at, [far, near]);
                 let mut acc = [[isa.splat(0.0); K]; R];
                 // Written out, so that accumulators are registers.
                 macro_rules! some_keys {
@@ -150,13 +150,13 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     q: *const f32,
     columns: usize,
     some: Range<usize>,
-    ahead: Ahead,
+    ahead: PrefetchAt,
 ) -> [[I::F; K]; R] {
     let mut acc = [[isa.splat(0.0); K]; R];
     let vectors = const { in_line::<T>(I::LANES) };
     for from in some.clone().step_by(vectors * I::LANES) {
         for k in 0..K {
-            ahead.request(isa, key[k].wrapping_add(from).cast::<u8>());
+            ahead.prefetch(isa, key[k].wrapping_add(from).cast::<u8>());
         }
         // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
         compiler_fence(Ordering::SeqCst);

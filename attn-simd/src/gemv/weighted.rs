@@ -97,21 +97,21 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// Values whose lines are requested together.
+/// Values whose lines are prefetched together.
 const GROUP: usize = 4;
 
-/// Which lines are requested while a block reads its values: each line once, in the order of memory, over all blocks
+/// Which lines are prefetched while a block reads its values: each line once, in the order of memory, over all blocks
 /// that pass over some values.
 #[derive(Clone, Copy)]
-struct Requests {
-    /// Lines of a row, as a power of two; otherwise blocks request what they read themselves.
+struct Prefetcher {
+    /// Lines of a row, as a power of two; otherwise blocks prefetch what they read themselves.
     lines: Option<u32>,
-    /// Rows from a line's row to those that are requested: into the second cache, and into the first.
+    /// Rows from a line's row to those that are prefetched: into the second cache, and into the first.
     second: usize,
     first: usize,
 }
 
-impl Requests {
+impl Prefetcher {
     /// For values that are passed over `step` at a time.
     #[inline(always)]
     fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
@@ -124,10 +124,10 @@ impl Requests {
         }
     }
 
-    /// Requests what is due while the block of C vectors from `from` on reads a group of values from `first + n` on, of
+    /// Prefetches what is due while the block of C vectors from `from` on reads a group of values from `first + n` on, of
     /// the `step` from `first` on.
     #[inline(always)]
-    fn send<I: Isa, T: Stored, const C: usize>(
+    fn prefetch<I: Isa, T: Stored, const C: usize>(
         self,
         isa: I,
         values: &Rows<'_, T>,
@@ -137,7 +137,7 @@ impl Requests {
         let bytes = C * I::LANES * size_of::<T>();
         let Some(lines) = self.lines else {
             for j in first + n..first + n + GROUP {
-                self.send_lines(isa, values, j, from * size_of::<T>(), bytes.div_ceil(64));
+                self.prefetch_lines(isa, values, j, from * size_of::<T>(), bytes.div_ceil(64));
             }
             return;
         };
@@ -148,18 +148,18 @@ impl Requests {
         let (line, count) = (at / 64, (GROUP * bytes).div_ceil(64));
         let (mut row, of_row) = (first + (line >> lines), 1 << lines);
         if count <= of_row {
-            self.send_lines(isa, values, row, line % of_row * 64, count);
+            self.prefetch_lines(isa, values, row, line % of_row * 64, count);
         } else {
             for _ in 0..count >> lines {
-                self.send_lines(isa, values, row, 0, of_row);
+                self.prefetch_lines(isa, values, row, 0, of_row);
                 row += 1;
             }
         }
     }
 
-    /// Requests some lines that lie side by side in the rows ahead of a row, from a byte on.
+    /// Prefetches some lines that lie side by side in the rows ahead of a row, from a byte on.
     #[inline(always)]
-    fn send_lines<I: Isa, T>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
+    fn prefetch_lines<I: Isa, T>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
         let (second, first) = (at(row + self.second), at(row + self.first));
         for n in 0..count {
@@ -205,7 +205,7 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
 #[inline(always)]
 unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
-    (values, requests): (&Rows<'_, T>, Requests),
+    (values, prefetcher): (&Rows<'_, T>, Prefetcher),
     p: *const f32,
     from: usize,
     (first, nth, step): (usize, usize, usize),
@@ -213,7 +213,7 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
     let mut acc = [[isa.splat(0.0); C]; R];
     let (mut j, end) = (first + nth * PART, values.len().min(first + (nth + 1) * PART));
     while j < end {
-        requests.send::<I, T, C>(isa, values, from, (first, j - first, step));
+        prefetcher.prefetch::<I, T, C>(isa, values, from, (first, j - first, step));
         // SAFETY: values of the tile; the caller vouches for the rest.
         unsafe {
             if end - j >= GROUP {
@@ -248,7 +248,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     from: usize,
 ) {
     let columns = values.columns;
-    let of = (&values, Requests::of::<I, T>(&values, step));
+    let of = (&values, Prefetcher::of::<I, T>(&values, step));
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
