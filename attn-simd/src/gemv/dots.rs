@@ -63,6 +63,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
     s: *mut f32,
 ) {
     const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
+    const { assert!(K.is_power_of_two() && K <= 4, "what is written out below") }
     let columns = if D > 0 { D } else { keys.columns };
     let [far, near, pages] = keys.distances();
     for first in (0..keys.len()).step_by(K * S) {

@@ -11,6 +11,7 @@ use crate::amx::method::{Method, Obstacle};
 use crate::amx::product::SIDE;
 use crate::decode;
 use crate::level::{Level, known_obstacle};
+use crate::prefetch::Prefetch;
 use crate::prefill::layout::Tiles;
 
 impl<M: Mods + Sync> Plan<'_, '_, M> {
@@ -96,10 +97,11 @@ impl fmt::Display for Explain {
             if self.dtype != Dtype::F32 {
                 write!(f, "; computed in f32, widened in registers")?;
             }
-            return match self.reproducible {
+            match self.reproducible {
                 true => write!(f, "; one order of accumulation for every number of queries, which is slower for many"),
                 false => write!(f, "; few queries: all heads of a group share one pass over keys and values"),
-            };
+            }?;
+            return write!(f, "; prefetch: {}", Prefetch::detect());
         }
         match self.layout {
             Ok(layout) => {

@@ -169,6 +169,7 @@ fn the_plan_says_which_kernel_runs() {
     };
     let (kernel, text) = plan(1, 8, &Attention::new());
     assert!(kernel == Kernel::Decode && text.contains("bf16-decode") && text.contains("share one pass"), "{text}");
+    assert!(text.ends_with(&attn_simd::Prefetch::detect().to_string()), "{text}");
     assert_eq!(plan(8, 8, &Attention::new()).0, Kernel::Decode);
     assert_eq!(plan(9, 8, &Attention::new()).0, Kernel::Prefill);
     assert_eq!(plan(17, 2, &Attention::new()).0, Kernel::Prefill);
