@@ -12,9 +12,9 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are bound by memory where the rows are few. Lines are prefetched far ahead and near, a few at a time between the
-//! products; how far is a [policy of the processor](crate::prefetch). No branch chooses between them: a branch between
-//! products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
+//! Both are bound by memory where the rows are few. Lines are prefetched far ahead and near, a few at a time between
+//! the products; how far is a [policy of the processor](crate::prefetch). No branch chooses between them: a branch
+//! between products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
 //! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
 //! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`

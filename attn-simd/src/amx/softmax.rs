@@ -27,7 +27,8 @@ pub(crate) const fn threshold(parts: usize, chunk: usize) -> f32 {
 }
 
 /// Takes the scores `s[key][query]` of a chunk into account: the base of each row follows where a weight would exceed
-/// the threshold. Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums already are.
+/// the threshold. Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums
+/// already are.
 #[inline(always)]
 pub(crate) fn rescale<I: Isa, const NQ: usize>(
     isa: I,

@@ -124,8 +124,8 @@ impl Prefetcher {
         }
     }
 
-    /// Prefetches what is due while the block of C vectors from `from` on reads a group of values from `first + n` on, of
-    /// the `step` from `first` on.
+    /// Prefetches what is due while the block of C vectors from `from` on reads a group of values from `first + n` on,
+    /// of the `step` from `first` on.
     #[inline(always)]
     fn prefetch<I: Isa, T: Stored, const C: usize>(
         self,
