@@ -3,7 +3,7 @@
 //! Every measured case has a name of parts between slashes, from the general to the special:
 //! `curve/d64/f32/simd/t1/n4096`, `kernels/pf2048d64/avx512/t1`. The same names stand in reports, comparisons and JSON.
 
-use regex::Regex;
+use regex_lite::Regex;
 
 /// Accepts the names that its expression matches somewhere; without one, all.
 ///
@@ -29,7 +29,7 @@ impl Filter {
 
     /// Exactly these names.
     pub fn names<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
-        let any = names.into_iter().map(regex::escape).collect::<Vec<_>>().join("|");
+        let any = names.into_iter().map(regex_lite::escape).collect::<Vec<_>>().join("|");
         // Escaped names cannot fail to compile; no name at all accepts nothing.
         Self(Regex::new(&format!("^(?:{any})$")).ok())
     }

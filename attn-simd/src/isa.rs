@@ -20,8 +20,6 @@ pub(crate) mod avx512;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
 mod fallback;
-#[cfg(all(test, target_arch = "x86_64", feature = "std", not(miri)))]
-mod mxcsr;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
 pub(crate) mod portable;

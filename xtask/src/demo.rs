@@ -3,9 +3,9 @@
 //! Nobody who builds the workshop builds candle: it is built, in `target/demo`, when a demo is run.
 
 use std::ffi::OsString;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use crate::root::root;
+use crate::hand_over;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -16,7 +16,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match hand_over(&args.args) {
+    match demo(&args.args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("demo: {message}");
@@ -25,14 +25,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Builds the demos and runs one. It has said itself what went wrong in there.
-pub(crate) fn hand_over(args: &[OsString]) -> Result<(), String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--release", "--locked", "--manifest-path"]).arg(root().join("demo/Cargo.toml"));
-    command.arg("--target-dir").arg(root().join("target/demo")).arg("--").args(args);
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("ended with {status}")),
-        Err(error) => Err(format!("cannot start {}: {error}", command.get_program().display())),
-    }
+/// Builds the demos and runs one.
+pub(crate) fn demo(args: &[OsString]) -> Result<(), String> {
+    hand_over::run_apart("demo", "demo", args)
 }

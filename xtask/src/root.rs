@@ -1,11 +1,11 @@
 //! Where the workspace is.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The workspace's folder.
+/// The workspace's folder: the nearest above the package that holds its lock file.
 pub(crate) fn root() -> PathBuf {
-    // Cargo says so where it starts the program, which may have been built for another checkout.
+    // Cargo says where the package is when it starts the program, which may have been built for another checkout.
     let here = env::var_os("CARGO_MANIFEST_DIR").map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    here.parent().unwrap_or(&here).to_path_buf()
+    here.ancestors().find(|dir| dir.join("Cargo.lock").is_file()).map_or_else(|| here.clone(), Path::to_path_buf)
 }

@@ -1,5 +1,6 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
+mod boxed;
 mod caches;
 mod decode;
 mod edges;
@@ -8,6 +9,8 @@ mod guard;
 mod laws;
 mod level;
 mod long_sums;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod mxcsr;
 mod positions;
 mod prefix;
 mod quantized;

@@ -4,14 +4,13 @@
 //! browser's protocol. `xtask/browser/src/checks.rs` says what each page must show.
 
 use std::path::Path;
-use std::process::Command;
 
 use attn_core::{Layout, Result, View};
 use attn_layers::worked_example::TOKENS;
 
 use super::example::{self, MAX_TOKENS};
 use super::scene::{self, Drop, Look, Scene};
-use crate::root::root;
+use crate::hand_over;
 
 /// What every page drops.
 const DROP: Option<Drop> = Some(Drop { p: 0.5, seed: 1 });
@@ -47,13 +46,6 @@ fn layers() -> Result<Scene> {
 
 /// Uses the pages in a folder. The program says itself what it found.
 pub(super) fn run(folder: &Path) -> std::result::Result<(), String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--release", "--locked", "--quiet", "--manifest-path"]);
-    command.arg(root().join("xtask/browser/Cargo.toml"));
-    command.arg("--target-dir").arg(root().join("target/browser")).arg("--").arg(folder);
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("the browser's checks ended with {status}")),
-        Err(error) => Err(format!("cannot start {}: {error}", command.get_program().display())),
-    }
+    hand_over::run_apart("xtask/browser", "browser", &[folder])
+        .map_err(|error| format!("the browser's checks: {error}"))
 }

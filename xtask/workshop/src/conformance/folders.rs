@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use attn_testing::conformance::Suite;
 
+use crate::root::root;
+
 /// What is run without arguments, where it exists.
 pub(crate) const BESIDE: [&str; 2] = ["../shared/conformance", "../shared/conformance-new"];
 
@@ -22,8 +24,7 @@ pub(super) fn load(dirs: &[PathBuf]) -> Result<Found, String> {
     if !dirs.is_empty() {
         return of(dirs);
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("the workspace has no root")?;
-    beside(root, &BESIDE)
+    beside(&root(), &BESIDE)
 }
 
 /// Those of the default folders that are there, seen from the workspace's root.
@@ -71,12 +72,12 @@ mod tests {
 
     #[test]
     fn folders_that_are_not_there_are_counted() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
-        let found = beside(root, &["attn-testing/vectors", "no-such-folder"]).expect("the committed suites");
+        let root = root();
+        let found = beside(&root, &["attn-testing/vectors", "no-such-folder"]).expect("the committed suites");
         assert_eq!(found.absent, [root.join("no-such-folder")]);
         assert!(found.suites.len() >= 10 && found.unreadable.is_empty());
         // Without any, the committed ones are run, and what is missing is counted all the same.
-        let fallback = beside(root, &["nowhere", "no-such-folder"]).expect("the committed suites");
+        let fallback = beside(&root, &["nowhere", "no-such-folder"]).expect("the committed suites");
         assert_eq!((fallback.suites.len(), fallback.absent.len()), (found.suites.len(), 2));
         // One that somebody names must be there.
         assert!(of(&[root.join("no-such-folder")]).is_err());
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn suites_of_the_same_name_are_told_apart() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../attn-testing/vectors");
+        let dir = root().join("attn-testing/vectors");
         let found = of(&[dir.clone(), dir]).expect("the committed suites");
         let names: std::collections::BTreeSet<&str> = found.suites.iter().map(|suite| suite.name.as_str()).collect();
         assert_eq!(names.len(), found.suites.len());

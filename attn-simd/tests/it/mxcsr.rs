@@ -1,4 +1,4 @@
-//! A test: the caller's floating-point control register is as it was, whatever it says, and no flag is raised that is
+//! The caller's floating-point control register is as it was, whatever it says, and no flag is raised that is
 //! not due.
 #![allow(unsafe_code, reason = "reads and writes the register")]
 
@@ -10,7 +10,9 @@ use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, Precision, V
 use attn_testing::Number;
 use attn_testing::cases::{Case, Inputs, shape};
 
-use crate::{KernelElement, Level, Workspace, forward_at};
+use attn_simd::{KernelElement, Level, Workspace, forward_at};
+
+use crate::levels_and_model;
 
 /// Invalid operation, as a flag.
 const INVALID: u32 = 1;
@@ -18,11 +20,6 @@ const INVALID: u32 = 1;
 const FLUSH: u32 = 1 << 15 | 1 << 6;
 /// All exceptions masked, as programs start.
 const DEFAULT: u32 = 0x1f80;
-
-/// All levels, and the model of the tile unit, which `Level::available` leaves out.
-fn all_levels() -> Vec<Level> {
-    attn_testing::levels(Level::names().chain(["amx-model"]), Level::by_name)
-}
 
 fn read() -> u32 {
     let mut word = 0u32;
@@ -59,7 +56,7 @@ fn under<T: KernelElement, O: KernelElement>(
 #[test]
 fn the_control_register_is_as_before() {
     // A few keys and many, few queries (decoded) and many.
-    for (level, q_len) in all_levels().into_iter().flat_map(|level| [(level, 5), (level, 70)]) {
+    for (level, q_len) in levels_and_model().into_iter().flat_map(|level| [(level, 5), (level, 70)]) {
         for mask in [Mask::none(), Mask::causal(Align::BottomRight), Mask::window(3, 0, Align::BottomRight)] {
             let inputs = Inputs::<f32>::plain(shape((1, 1, 1, q_len, 150, 24, 24)), 61);
             let attn = Attention::new().mask(mask);
@@ -81,7 +78,7 @@ fn the_control_register_is_as_before() {
 /// How many of the calls of a type raise an invalid operation: on each level, under both precisions, into each type.
 fn invalid<T: KernelElement + Number>(attn: &Attention<'_>, inputs: &Inputs<T>, what: &str) -> usize {
     let mut count = 0;
-    for level in all_levels() {
+    for level in levels_and_model() {
         for precision in [Precision::Exact, Precision::Fast] {
             let attn = attn.precision(precision);
             let flags = [
@@ -90,7 +87,7 @@ fn invalid<T: KernelElement + Number>(attn: &Attention<'_>, inputs: &Inputs<T>, 
                 ("bf16", under::<T, bf16>(DEFAULT, level, &attn, inputs).1),
             ];
             for (to, _) in flags.iter().filter(|(_, flags)| flags & INVALID != 0) {
-                std::eprintln!("{level:?} {:?} to {to} {precision:?} {what}: an invalid operation", T::DTYPE);
+                eprintln!("{level:?} {:?} to {to} {precision:?} {what}: an invalid operation", T::DTYPE);
                 count += 1;
             }
         }

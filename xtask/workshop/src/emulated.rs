@@ -94,12 +94,18 @@ const BOOTS: &[Boot] = &[
         ],
     },
     Boot {
+        name: "mxcsr",
+        tests: Tests::Integration,
+        filters: &["mxcsr::"],
+        but: &[],
+        among: &["mxcsr::the_control_register_is_as_before"],
+    },
+    Boot {
         name: "isa",
         tests: Tests::Unit,
         filters: &["isa::"],
         but: &[],
         among: &[
-            "isa::mxcsr::the_control_register_is_as_before",
             "isa::amx::tests::the_processor_computes_what_the_model_says",
             "isa::amx::permission::tests::a_refused_permission_is_an_answer",
             "isa::amx::permission::tests::small_signal_stacks_and_the_permission_exclude_each_other",

@@ -167,7 +167,11 @@ fn command(run: &Run) -> Command {
             command.args(["run", toolchain, "cargo"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
             command
         }
-        Program::Xtask => Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into())),
+        Program::Xtask => {
+            let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            command.args(["run", "--release", "--quiet", "--package", "xtask", "--"]);
+            command
+        }
     };
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Files that stand in several places because each published crate must hold them itself.
+//! Files that stand in several places because each published crate must hold them itself, or is too small to share.
 //!
 //! `cargo package` takes nothing from outside of a crate's folder, and links do not survive every checkout: these are
 //! plain copies, which `cargo xtask tidy` compares and `cargo xtask tidy --fix` renews.
@@ -33,6 +33,7 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
             "attn-bench/LICENSE-APACHE",
         ],
     ),
+    ("xtask/src/root.rs", &["xtask/workshop/src/root.rs"]),
 ];
 
 /// The copies that differ from their original, with the original.
