@@ -76,7 +76,7 @@ pub(crate) mod tests {
     fn roofs() -> Roofs {
         let read = |bytes, one| Read { bytes, one, all: 2.0 * one };
         let reads = vec![read(32 << 10, 150e9), read(512 << 10, 80e9), read(256 << 20, 15e9)];
-        Roofs { fma_one: 200e9, fma_all: 400e9, tiles_one: None, reads }
+        Roofs { fma_one: 200e9, fma_all: 400e9, bf16_one: None, reads }
     }
 
     /// A made-up curve: quadratic times, quadratic memory for the naive engine and constant memory for the others.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use attn_simd::Level;
 use rayon::ThreadPool;
 
-pub use attn_simd::probe::{fma_peak, tile_peak};
+pub use attn_simd::probe::{bf16_peak, fma_peak};
 
 /// The largest rate of reading the same `bytes` over and over, seen in about `seconds` and at least three times, in
 /// bytes a second.

@@ -34,8 +34,8 @@ pub struct Roofs {
     pub fma_one: f64,
     /// On all threads at once.
     pub fma_all: f64,
-    /// FLOP/s of bf16 products on one thread's matrix tiles; `None` where it has none.
-    pub tiles_one: Option<f64>,
+    /// FLOP/s of bf16 products on one thread, by AMX or AVX512_BF16; `None` where it has none.
+    pub bf16_one: Option<f64>,
     /// Reading, by size.
     pub reads: Vec<Read>,
 }
@@ -53,7 +53,7 @@ impl Roofs {
         Self {
             fma_one: probe::fma_peak(level, seconds),
             fma_all: probe::fma_peak_of_pool(level, pool, seconds),
-            tiles_one: probe::tile_peak(level, seconds),
+            bf16_one: probe::bf16_peak(level, seconds),
             reads,
         }
     }
@@ -164,7 +164,8 @@ pub fn footprints(curve: &Curve, level: Level) -> Vec<Footprint> {
         let attn = case.attention();
         let plan = attn_simd::Plan::new(&attn, case.shape().ok()?, level).ok()?;
         let predicted = |bytes: u128| Bytes { bytes, measured: false };
-        let lines = plan.workspace_lines() as u128 * size_of::<attn_simd::Line>() as u128;
+        let dtype = curve.number.dtype();
+        let lines = plan.workspace_lines_for(dtype, dtype) as u128 * size_of::<attn_simd::Line>() as u128;
         Some(Footprint {
             n,
             matrix: counted(Engine::Naive, n)

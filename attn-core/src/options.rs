@@ -40,9 +40,10 @@ pub struct Attention<'a, M = ()> {
 /// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`,
 /// and `S` is the row's largest `scale·Σ|q·k|`.
 ///
-/// [`Exact`](Self::Exact) is the default. Only kernels on matrix tiles (AMX) know a difference; every other engine and
-/// level computes in f32 and is `Exact` either way. What each costs there, in products of bf16 on AMX for the scores +
-/// for the values:
+/// [`Exact`](Self::Exact) is the default. Only kernels that multiply bf16 (by AMX or AVX512_BF16) know a difference;
+/// every other engine and level computes in f32 and is `Exact` either way. What each costs there, in products of bf16
+/// for the scores + for the values. AVX512_BF16 runs the calls that take three products or fewer; vectors of f32 are
+/// faster for the others, and run them.
 ///
 /// | inputs | `Exact`, output of that type | `Exact`, of another | `Fast`, of that type | `Fast`, of another |
 /// |---|---|---|---|---|

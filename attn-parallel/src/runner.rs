@@ -3,7 +3,7 @@
 
 use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Outputs, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Outputs, Result, View};
 use attn_simd::decode::{DecodeCall, DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace, with_weights};
 
@@ -181,7 +181,7 @@ impl<'w> Runner<'w> {
         let threads = self.most_threads()?;
         let run = |outputs: Outputs<'_, O>| {
             let work = plan.work(q, k, v, outputs)?;
-            run_work(self.scratch(), threads, plan, work, size_of::<T>())
+            run_work(self.scratch(), threads, plan, work, (T::DTYPE, O::DTYPE))
         };
         let fill = |lse: &[f32], weights: &mut [f32]| weights::fill(plan, q, k, lse, weights, threads);
         with_weights(plan.shape(), outputs.into(), run, fill)
@@ -259,9 +259,9 @@ fn run_work<M: Mods + Sync>(
     threads: usize,
     plan: &Plan<'_, '_, M>,
     work: Work<'_>,
-    element: usize,
+    (input, output): (Dtype, Dtype),
 ) -> Result<()> {
-    let lines = plan.workspace_lines();
+    let lines = plan.workspace_lines_for(input, output);
     match work {
         Work::Blocks(blocks) => {
             let useful = worth::in_pool(threads.min(blocks.count()).min(worth::computing(plan.shape())));
@@ -269,7 +269,7 @@ fn run_work<M: Mods + Sync>(
             let scratch = scratch.round();
             on_threads(useful, &|| scratch.with(lines, |lines| blocks.run(lines)))
         }
-        Work::Split(call) => run_call(scratch, threads.min(worth::reading(plan.shape(), element)), call),
+        Work::Split(call) => run_call(scratch, threads.min(worth::reading(plan.shape(), input.bytes())), call),
     }
 }
 

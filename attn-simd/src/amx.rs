@@ -6,6 +6,7 @@
 //! method    into which parts a call splits its numbers, and why it may not use AMX at all
 //! product   what multiplies: a trait, and which parts of two split numbers are multiplied
 //! model     the instructions in plain Rust, exactly: for tests, Miri and machines without AMX
+//! dot       the same of the level avx512bf16
 //! pack      rows of q, k, v become bf16 parts; rows that the parts cannot hold are marked
 //! softmax   scores of a chunk become weights, split into parts
 //! values    weights that wait for their values, a group of chunks at a time
@@ -22,6 +23,7 @@
 //! row.
 
 mod buffers;
+pub(crate) mod dot;
 pub(crate) mod layout;
 pub(crate) mod method;
 pub(crate) mod model;

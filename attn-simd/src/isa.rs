@@ -17,6 +17,8 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512bf16;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
 mod fallback;
@@ -34,7 +36,8 @@ pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LevelError {
-    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `amx` and, for tests, `amx-model`.
+    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `avx512bf16`, `amx` and, for tests,
+    /// `avx512bf16-model` and `amx-model`.
     Unknown,
     /// This machine lacks the level's instructions.
     Missing,
@@ -48,7 +51,7 @@ pub enum LevelError {
 impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "no such level; the levels are portable, avx2, avx512, amx and amx-model",
+            Self::Unknown => "no such level; the levels are portable, avx2, avx512, avx512bf16, amx and two for tests, avx512bf16-model and amx-model",
             Self::Missing => "this machine lacks the instructions of that level",
             Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
             Self::Refused => {

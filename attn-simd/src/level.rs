@@ -8,7 +8,7 @@ use core::fmt;
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
-use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512};
+use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 
 /// An instruction-set level that this machine has.
 ///
@@ -46,6 +46,11 @@ pub enum Level {
     /// AVX-512 F, BW, DQ and VL: x86-64-v4.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
+    /// an exact output is wider; all others run as on [`Avx512`](Self::Avx512). The best level only of processors where
+    /// it was measured to be faster: AMD's Zen 4. Intel's take two cycles an instruction, and gain nothing.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(Avx512Bf16),
     /// AMX tiles of bf16, on Linux, beside AVX-512.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
@@ -53,9 +58,12 @@ pub enum Level {
     /// hundreds of times slower. Few queries run on AMX too, where another level decodes them. For tests; chosen by
     /// name only.
     AmxModel(AmxModel),
+    /// The kernels of `Avx512Bf16` on a model of its instruction: the same bits on a machine with AVX-512, many times
+    /// slower. For tests; chosen by name only.
+    Avx512Bf16Model(AmxModel),
 }
 
-/// The vectors beside the model of the tile instructions: AVX-512, or those of the build.
+/// The vectors beside a model of instructions: AVX-512, or those of the build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AmxModel {
     #[cfg(target_arch = "x86_64")]
@@ -78,9 +86,9 @@ impl fmt::Debug for Level {
 }
 
 /// Names of all levels, weakest first.
-const NAMES: [&str; 4] = ["portable", "avx2", "avx512", "amx"];
-/// Name of the level for tests.
-const MODEL: &str = "amx-model";
+const NAMES: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
+/// Names of the levels for tests.
+const MODELS: [&str; 2] = ["avx512bf16-model", "amx-model"];
 
 impl Level {
     /// The level of the build itself, which every machine has that can run the program.
@@ -151,7 +159,18 @@ impl Level {
     }
 
     fn best() -> Self {
-        Self::available().last().unwrap_or(Self::portable())
+        Self::available().filter(|level| level.is_worth_it()).last().unwrap_or(Self::portable())
+    }
+
+    /// Whether the level was measured to be faster than those before it, on this processor.
+    fn is_worth_it(self) -> bool {
+        match self {
+            #[cfg(all(target_arch = "x86_64", feature = "std"))]
+            Self::Avx512Bf16(_) => crate::isa::cpuid::is_zen4(),
+            #[cfg(all(target_arch = "x86_64", not(feature = "std")))]
+            Self::Avx512Bf16(_) => false,
+            _ => true,
+        }
     }
 
     /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says what keeps this
@@ -166,7 +185,13 @@ impl Level {
         NAMES.into_iter().filter_map(|name| Self::by_name(name).ok())
     }
 
-    /// A level by its name: `portable`, `avx2`, `avx512`, `amx`, or `amx-model`, which every machine has.
+    /// The names of the levels for tests, which every machine has.
+    pub fn model_names() -> impl Iterator<Item = &'static str> {
+        MODELS.into_iter()
+    }
+
+    /// A level by its name: `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`, or `avx512bf16-model` and `amx-model`,
+    /// which every machine has.
     ///
     /// # Errors
     /// [`LevelError`]: no such level, or not on this machine.
@@ -182,13 +207,18 @@ impl Level {
                 None => Ok(Self::Amx(Amx { vectors: Avx512 { _proof: () }, _proof: () })),
                 Some(obstacle) => Err(obstacle),
             },
-            MODEL => Ok(Self::AmxModel(AmxModel::detect())),
+            #[cfg(target_arch = "x86_64")]
+            "avx512bf16" => (has_avx512() && has_avx512bf16())
+                .then_some(Self::Avx512Bf16(Avx512Bf16 { vectors: Avx512 { _proof: () }, _proof: () }))
+                .ok_or(LevelError::Missing),
+            "amx-model" => Ok(Self::AmxModel(AmxModel::detect())),
+            "avx512bf16-model" => Ok(Self::Avx512Bf16Model(AmxModel::detect())),
             _ if NAMES.contains(&name) => Err(LevelError::Missing),
             _ => Err(LevelError::Unknown),
         }
     }
 
-    /// The name: `portable`, `avx2`, `avx512`, `amx`, `amx-model`.
+    /// The name: `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`, `avx512bf16-model`, `amx-model`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable(_) => "portable",
@@ -197,8 +227,11 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(_) => "avx512bf16",
+            #[cfg(target_arch = "x86_64")]
             Self::Amx(_) => "amx",
-            Self::AmxModel(_) => MODEL,
+            Self::AmxModel(_) => "amx-model",
+            Self::Avx512Bf16Model(_) => "avx512bf16-model",
         }
     }
 
@@ -209,20 +242,43 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Self::Amx(amx) => Self::Avx512(amx.vectors),
             #[cfg(target_arch = "x86_64")]
-            Self::AmxModel(AmxModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
-            Self::AmxModel(_) => Self::portable(),
+            Self::Avx512Bf16(unit) => Self::Avx512(unit.vectors),
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxModel(AmxModel { avx512: Some(avx512) })
+            | Self::Avx512Bf16Model(AmxModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
+            Self::AmxModel(_) | Self::Avx512Bf16Model(_) => Self::portable(),
             vectors => vectors,
         }
     }
 
-    /// Whether the level multiplies on AMX.
-    pub const fn has_amx(self) -> bool {
+    /// Whether the level has products of bf16: those of AMX, or of AVX512_BF16.
+    pub const fn multiplies_bf16(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx(_) => true,
-            Self::AmxModel(_) => true,
+            Self::Amx(_) | Self::Avx512Bf16(_) => true,
+            Self::AmxModel(_) | Self::Avx512Bf16Model(_) => true,
             _ => false,
         }
+    }
+
+    /// Whether its products of bf16 are AVX512_BF16's.
+    pub(crate) const fn uses_dot_products(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(_) => true,
+            Self::Avx512Bf16Model(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it is one of the [models](Self::model_names).
+    pub(crate) const fn is_model(self) -> bool {
+        matches!(self, Self::AmxModel(_) | Self::Avx512Bf16Model(_))
+    }
+
+    /// Most products of bf16, of scores and of values together, that are faster than one each in f32.
+    pub(crate) const fn most_products(self) -> usize {
+        if self.uses_dot_products() { 3 } else { usize::MAX }
     }
 
     /// Floats in a vector of this level.
@@ -281,6 +337,16 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512dq")
         && std::arch::is_x86_feature_detected!("avx512vl")
+}
+
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+fn has_avx512bf16() -> bool {
+    std::arch::is_x86_feature_detected!("avx512bf16")
+}
+
+#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
+const fn has_avx512bf16() -> bool {
+    cfg!(target_feature = "avx512bf16")
 }
 
 /// What the system answered when it was asked for permission.

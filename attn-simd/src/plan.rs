@@ -73,7 +73,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         }
         // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the
         // tile unit is there for tests, and leaves nothing to it that tiles can do.
-        let few = decode::is_few(&shape) && !matches!(level, Level::AmxModel(_));
+        let few = decode::is_few(&shape) && !level.is_model();
         let decode = attn.is_reproducible() || few;
         let kernel = if decode { Kernel::Decode } else { Kernel::Prefill };
         Ok(Self { problem, level, tiles, caches: Caches::detect(), kernel })
@@ -111,7 +111,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         &self.problem
     }
 
-    /// Lines of scratch that one thread needs, whatever the layout and type of the inputs. Does not grow with `q_len`
+    /// Lines of scratch that one thread needs, whatever the layout and types of inputs and output;
+    /// [`workspace_lines_for`](Self::workspace_lines_for) may be fewer. Does not grow with `q_len`
     /// or `kv_len` beyond some tiles, but for the logarithm of `kv_len` where [few queries](Kernel::Decode) are
     /// decoded.
     pub fn workspace_lines(&self) -> usize {
@@ -120,8 +121,16 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             return decode::lines(self.level.vectors(), self.shape());
         }
         let pairs = TYPES.into_iter().flat_map(|input| TYPES.map(|output| (input, output)));
-        let lines = |(input, output)| self.amx_layout(input, output).map_or(0, |layout| layout.lines());
-        self.prefill_lines() + pairs.map(lines).max().unwrap_or(0)
+        pairs.map(|(input, output)| self.workspace_lines_for(input, output)).max().unwrap_or(0)
+    }
+
+    /// Lines of scratch that one thread needs for inputs and an output of these types: fewer than
+    /// [`workspace_lines`](Self::workspace_lines) where the level multiplies bf16, and these types run on vectors.
+    pub fn workspace_lines_for(&self, input: Dtype, output: Dtype) -> usize {
+        match self.kernel {
+            Kernel::Decode => self.workspace_lines(),
+            Kernel::Prefill => self.prefill_lines() + self.amx_layout(input, output).map_or(0, |layout| layout.lines()),
+        }
     }
 
     /// Lines of scratch of the prefill kernel.
@@ -132,18 +141,22 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// How the call runs on matrix tiles, or why it does not.
     fn amx_layout(&self, input: Dtype, output: Dtype) -> core::result::Result<Layout, Obstacle> {
         let (shape, attn) = (self.shape(), self.problem.attn());
-        let few_are_enough = matches!(self.level, Level::AmxModel(_));
+        let few_are_enough = self.level.is_model();
         match obstacle(shape, few_are_enough, log2_scale(&self.problem), self.problem.scale()) {
-            _ if !self.level.has_amx() => Err(Obstacle::Level),
+            _ if !self.level.multiplies_bf16() => Err(Obstacle::Level),
             Some(obstacle) => Err(obstacle),
             None => {
                 let method = Method::of(input, output, attn.get_precision());
+                if method.products() > self.level.most_products() {
+                    return Err(Obstacle::Products(method.products()));
+                }
                 Ok(Layout::of(shape, method, attn.get_bias().is_some(), output))
             }
         }
     }
 
-    /// Computes attention on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
+    /// Computes attention on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines), or as
+    /// many as these types need.
     ///
     /// # Errors
     /// Inputs or outputs that do not have the plan's sizes, before anything is written.
@@ -159,7 +172,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         outputs: impl Into<Outputs<'o, O>>,
         workspace: &mut [Line],
     ) -> Result<()> {
-        AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
+        AttnError::check_len("workspace lines", self.workspace_lines_for(T::DTYPE, O::DTYPE), workspace.len())?;
         let run = |outputs: Outputs<'_, O>| match self.work(q, k, v, outputs)? {
             Work::Blocks(blocks) => blocks.shared_by(1).run(workspace),
             Work::Split(split) => split.run(workspace),
@@ -217,7 +230,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let Outputs { out, lse, .. } = outputs;
         let job = Job::new(&self.problem, self.level.vectors(), [T::input(q), T::input(k), T::input(v)]);
         let layout = self.amx_layout(T::DTYPE, O::DTYPE).ok();
-        let lines = Lines { prefill: self.prefill_lines(), all: self.workspace_lines() };
+        let lines = Lines { prefill: self.prefill_lines(), all: self.workspace_lines_for(T::DTYPE, O::DTYPE) };
         Ok(Work::Blocks(Blocks::new(self.level, job, (O::target(out), lse), layout, self.caches, lines)))
     }
 }

@@ -122,7 +122,7 @@ impl Prefetch {
     const fn of_amd(family: Option<(u32, u32)>) -> Self {
         match family {
             Some((26, _)) => Self::ZEN5,
-            Some((25, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf)) => Self::ZEN4,
+            Some((25, model)) if cpuid::is_model_of_zen4(model) => Self::ZEN4,
             Some((23 | 25, _)) => Self::ZEN3,
             _ => Self::OTHER,
         }

@@ -58,25 +58,27 @@ impl Run<f32> for Read<'_> {
     }
 }
 
-/// The largest rate of bf16 products on this thread's matrix tiles seen in about `seconds`, in FLOP/s; `None` for a
-/// level that has none, or only a model of them.
+/// The largest rate of bf16 products seen in about `seconds` on this thread, by AMX or AVX512_BF16, in FLOP/s; `None`
+/// for a level that has none, or only a model of them.
 ///
 /// ```
 /// use attn_simd::{Level, probe};
-/// let peak = probe::tile_peak(Level::detect(), 0.001);
-/// assert_eq!(peak.is_some(), Level::detect().name() == "amx");
+/// let peak = probe::bf16_peak(Level::detect(), 0.001);
+/// assert_eq!(peak.is_some(), Level::detect().multiplies_bf16());
 /// ```
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no other architecture has tiles"))]
-pub fn tile_peak(level: Level, seconds: f64) -> Option<f64> {
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no other architecture has them"))]
+pub fn bf16_peak(level: Level, seconds: f64) -> Option<f64> {
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx(amx) => Some(tiles(&mut amx.open(), seconds)),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16(mut unit) => Some(tiles(&mut unit, seconds)),
         _ => None,
     }
 }
 
 /// Products of tiles that stay in the first cache: four per step, two tiles of each operand loaded for them.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has tiles"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has them"))]
 fn tiles(unit: &mut dyn AmxUnit, seconds: f64) -> f64 {
     const DEPTH: usize = 8; // steps: 16 KiB of each operand
     const WORDS: usize = 32; // bf16 numbers that a step sums over

@@ -104,7 +104,7 @@ impl Call {
     pub fn kernel(&self, level: &str) -> &'static str {
         let few = self.shape.q_len <= 16 && self.shape.group() * self.shape.q_len <= 32;
         match self.place {
-            Place::Tensors if self.reproducible || (few && level != "amx-model") => "few",
+            Place::Tensors if self.reproducible || (few && !level.ends_with("-model")) => "few",
             Place::Tensors => "many",
             _ => "cache",
         }

@@ -228,11 +228,11 @@ fn footprints(report: &CurveReport) -> Table {
 
 /// The roofs of the machine.
 fn roofs(report: &CurveReport) -> Table {
-    let Roofs { fma_one, fma_all, tiles_one, reads } = &report.roofs;
+    let Roofs { fma_one, fma_all, bf16_one, reads } = &report.roofs;
     let giga = |rate: f64| format!("{:.1}", rate / 1e9);
     let mut rows = vec![vec!["f32 multiply-adds, GFLOP/s".into(), giga(*fma_one), giga(*fma_all)]];
-    if let Some(rate) = tiles_one {
-        rows.push(vec!["bf16 products by AMX, GFLOP/s".into(), giga(*rate), or_none(None, giga)]);
+    if let Some(rate) = bf16_one {
+        rows.push(vec!["bf16 products, GFLOP/s".into(), giga(*rate), or_none(None, giga)]);
     }
     rows.extend(reads.iter().map(|r| vec![format!("reading {}, GB/s", human(r.bytes)), giga(r.one), giga(r.all)]));
     table(&["probe", "one thread", &format!("{} threads", report.machine.threads)], 1, rows)

@@ -310,7 +310,8 @@ fn a_text_that_does_not_fit_is_cut_and_said_so() {
 #[test]
 fn every_explanation_fits_the_size_of_the_header() {
     let shape = c::sizes([1, 1, 1 << 20, 256], 1 << 20);
-    let (mut longest, levels) = (0, [c"portable", c"avx2", c"avx512", c"amx", c"amx-model"]);
+    let (mut longest, levels) =
+        (0, [c"portable", c"avx2", c"avx512", c"avx512bf16", c"amx", c"avx512bf16-model", c"amx-model"]);
     for level in levels {
         for (dtype, precision, reproducible) in
             [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (3, 0, 0), (3, 1, 0), (2, 1, 1)]

@@ -5,6 +5,7 @@ use attn_core::Dtype;
 use attn_core::kv_cache::Queries;
 use attn_parallel::{DecodePlan, Runner};
 use attn_simd::Level;
+use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls, step_calls};
 
 struct Parallel(Level);
@@ -18,6 +19,9 @@ impl Engine for Parallel {
     }
     fn supports_dtype(&self, dtype: Dtype) -> bool {
         dtype != Dtype::F64
+    }
+    fn half_slack(&self) -> f64 {
+        if self.0.multiplies_bf16() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
     }
     engine_calls!(f32, f16, bf16; |this, call| {
         Runner::new().level(this.0).forward(call.attn, call.q, call.k, call.v, call.outputs)

@@ -39,6 +39,11 @@ impl Method {
         Self { scores, values, fast: matches!(precision, Precision::Fast) }
     }
 
+    /// Products of parts, of scores and of values together.
+    pub(crate) const fn products(self) -> usize {
+        self.scores.steps().len() + self.values.steps().len()
+    }
+
     /// Parts of a query, and of a key.
     pub(crate) const fn qk_parts(self) -> usize {
         self.scores.parts().0
@@ -84,6 +89,8 @@ pub(crate) enum Obstacle {
     LongRows(usize),
     /// The scale is so large that products of ordinary numbers would leave the range of f32.
     Scale,
+    /// So many products that vectors of f32 are faster.
+    Products(usize),
 }
 
 impl core::fmt::Display for Obstacle {
@@ -93,6 +100,7 @@ impl core::fmt::Display for Obstacle {
             Self::FewQueries(n) => write!(f, "{n} queries a head, fewer than {MIN_QUERIES}"),
             Self::LongRows(n) => write!(f, "rows of {n}, longer than {MAX_DIM}"),
             Self::Scale => write!(f, "a scale above 2^16"),
+            Self::Products(n) => write!(f, "{n} products of bf16 parts, which f32 is faster than"),
         }
     }
 }

@@ -83,7 +83,7 @@ impl Model {
 
 /// The lower and the upper half of a word, widened; subnormal ones are 0.
 #[inline(always)]
-fn halves(word: u32) -> (f32, f32) {
+pub(super) fn halves(word: u32) -> (f32, f32) {
     (flushed(f32::from_bits(word << 16)), flushed(f32::from_bits(word & 0xffff_0000)))
 }
 
@@ -95,7 +95,7 @@ fn flushed(x: f32) -> f32 {
 
 /// Rounds to `f32`; what is below the smallest normal number once rounded to 24 bits becomes 0 of its sign.
 #[inline(always)]
-fn rounded(x: f64) -> f32 {
+pub(super) fn rounded(x: f64) -> f32 {
     // 2⁻¹²⁶ − 2⁻¹⁵¹: from there on 24 bits round up to 2⁻¹²⁶.
     const TINY: f64 = f64::from_bits(0x380f_ffff_f000_0000);
     if x.abs() < TINY { if x.is_sign_negative() { -0.0 } else { 0.0 } } else { x as f32 }

@@ -54,6 +54,18 @@ impl Sizes {
     }
 }
 
+impl Sizes {
+    /// Whether they hold these bfloat16: the same question, of sixteen bits.
+    #[inline(always)]
+    fn hold_bf16(self, row: &[bf16]) -> bool {
+        let (least, most) = ((self.least.div_ceil(1 << 16)) as u16, (self.most >> 16) as u16);
+        row.iter().fold(true, |all, x| {
+            let size = x.to_bits() & 0x7fff;
+            all & ((size.wrapping_sub(least) <= most - least) | (size == 0))
+        })
+    }
+}
+
 /// What values of a type are multiplied by while they are packed.
 pub(crate) const fn value_factor(dtype: Dtype) -> f32 {
     match dtype {
@@ -110,7 +122,7 @@ fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]
     let (mut lines, mut odd): ([&[bf16]; SIDE], u32) = ([&[]; SIDE], 0);
     for (n, line) in lines.iter_mut().enumerate().take(rows.count) {
         let row = row_of(view, [rows.batch, rows.head, rows.first + n])?;
-        if sizes.hold(row.iter().map(|x| u32::from(x.to_bits()) << 16)) {
+        if sizes.hold_bf16(row) {
             *line = row;
         } else {
             odd |= 1 << n;
@@ -176,13 +188,16 @@ fn transpose<I: Isa>(isa: I, src: &[f32; 256], dst: &mut [f32; 256]) {
     }
 }
 
-/// Rows of words as a tile.
+/// Sixteen rows of words, which `fill` writes, as a tile.
 #[inline(always)]
-fn put<I: Isa, const TRANSPOSED: bool>(isa: I, words: &[f32; 256], tile: &mut Operand) {
+fn put<I: Isa, const TRANSPOSED: bool>(isa: I, tile: &mut Operand, mut fill: impl FnMut(usize, &mut [f32])) {
+    let mut words = [0.0; 256];
+    let rows = if TRANSPOSED { &mut words } else { &mut tile.0 };
+    for (n, row) in rows.chunks_exact_mut(16).enumerate() {
+        fill(n, row);
+    }
     if TRANSPOSED {
-        transpose(isa, words, &mut tile.0);
-    } else {
-        tile.0 = *words;
+        transpose(isa, &words, &mut tile.0);
     }
 }
 
@@ -202,17 +217,18 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     if squares == 0 {
         return 0;
     }
-    let mut words = [0.0; 256];
     if parts == 1
         && factor == 1.0
         && let Some((lines, odd)) = lying(input, rows, Sizes::CHANNELS)
     {
         for (square, pair) in tiles.chunks_exact_mut(2).enumerate().take(squares) {
             for (tile, lines) in pair.iter_mut().zip(lines.as_chunks::<16>().0) {
-                for (line, words) in lines.iter().zip(words.chunks_exact_mut(16)) {
-                    pair_bits(some(line, square * SIDE), words);
-                }
-                put::<I, TRANSPOSED>(isa, &words, tile);
+                put::<I, TRANSPOSED>(
+                    isa,
+                    tile,
+                    #[inline(always)]
+                    |row, words| pair_bits(some(lines[row], square * SIDE), words),
+                );
             }
         }
         return odd;
@@ -222,12 +238,16 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     for (square, tiles) in tiles.chunks_exact_mut(2 * parts).enumerate().take(squares) {
         for pair in tiles.chunks_exact_mut(2) {
             for (half, tile) in pair.iter_mut().enumerate() {
-                for (row, words) in words.chunks_exact_mut(16).enumerate() {
-                    let at = (half * 16 + row) * squares * SIDE + square * SIDE;
-                    next_part(isa, &mut stage[at..at + SIDE], &mut line);
-                    pair_within(&line, words);
-                }
-                put::<I, TRANSPOSED>(isa, &words, tile);
+                put::<I, TRANSPOSED>(
+                    isa,
+                    tile,
+                    #[inline(always)]
+                    |row, words| {
+                        let at = (half * 16 + row) * squares * SIDE + square * SIDE;
+                        next_part(isa, &mut stage[at..at + SIDE], &mut line);
+                        pair_within(&line, words);
+                    },
+                );
             }
         }
     }
@@ -282,17 +302,14 @@ pub(crate) fn along_rows<I: Isa>(
                 let column = square * SIDE + half * 16;
                 for (pair, words) in words.chunks_exact_mut(16).enumerate() {
                     for lane in (0..16).step_by(I::LANES) {
-                        let [even, odd] = [0, 1].map(
-                            #[inline(always)]
-                            |n| {
-                                let rest = &mut stage[(2 * pair + n) * width + column + lane..][..I::LANES];
-                                let x = isa.load(rest);
-                                let rounded = isa.round_bf16(x);
-                                isa.store(isa.sub(x, rounded), rest);
-                                rounded
-                            },
-                        );
-                        isa.store(isa.pair_bf16(even, odd), &mut words[lane..]);
+                        let mut rounded = [isa.splat(0.0); 2];
+                        for (n, rounded) in rounded.iter_mut().enumerate() {
+                            let rest = &mut stage[(2 * pair + n) * width + column + lane..][..I::LANES];
+                            let x = isa.load(rest);
+                            *rounded = isa.round_bf16(x);
+                            isa.store(isa.sub(x, *rounded), rest);
+                        }
+                        isa.store(isa.pair_bf16(rounded[0], rounded[1]), &mut words[lane..]);
                     }
                 }
                 transpose(isa, &words, &mut tiles[place(square) + part * 2 + half].0);

@@ -38,7 +38,7 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
 ) -> bool {
     let (c, threshold) = (isa.splat(log2_scale), isa.splat(threshold));
     let (none, least, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN), isa.splat(1.0));
-    let old: [I::F; NQ] = core::array::from_fn(|n| isa.load(&state.max[n * I::LANES..]));
+    let old = vectors::<I, NQ>(isa, state.max);
     let mut maxima = [old, old];
     for rows in scores.chunks_exact(2 * NQ * I::LANES) {
         for (max, row) in maxima.iter_mut().zip(rows.chunks_exact(NQ * I::LANES)) {
@@ -67,10 +67,21 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
     changed != 0
 }
 
+/// The first `NQ` vectors of a row. A loop: compilers leave the closure of `array::from_fn` out of line, where it is
+/// compiled without the lanes' instructions.
+#[inline(always)]
+fn vectors<I: Isa, const NQ: usize>(isa: I, row: &[f32]) -> [I::F; NQ] {
+    let mut all = [isa.splat(0.0); NQ];
+    for (n, x) in all.iter_mut().enumerate() {
+        *x = isa.load(&row[n * I::LANES..]);
+    }
+    all
+}
+
 /// Multiplies rows of `NQ` vectors by one factor per lane.
 #[inline(always)]
 pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor: &[f32]) {
-    let factors: [I::F; NQ] = core::array::from_fn(|n| isa.load(&factor[n * I::LANES..]));
+    let factors = vectors::<I, NQ>(isa, factor);
     for row in rows.chunks_exact_mut(NQ * I::LANES) {
         for (n, f) in factors.iter().enumerate() {
             let x = &mut row[n * I::LANES..][..I::LANES];
@@ -91,60 +102,58 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     #[inline(always)]
     pub(crate) fn new(isa: I, log2_scale: f32, state: &State<'_>) -> Self {
         let none = isa.splat(f32::NEG_INFINITY);
-        Self {
-            base: core::array::from_fn(|n| {
-                let max = isa.load(&state.max[n * I::LANES..]);
-                isa.select(isa.eq(max, none), isa.splat(0.0), max)
-            }),
-            c: isa.splat(log2_scale),
-            sums: [[isa.splat(0.0); NQ]; 4],
+        let mut base = vectors::<I, NQ>(isa, state.max);
+        for max in &mut base {
+            *max = isa.select(isa.eq(*max, none), isa.splat(0.0), *max);
         }
+        Self { base, c: isa.splat(log2_scale), sums: [[isa.splat(0.0); NQ]; 4] }
     }
 
-    /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. `kept` has a bit per query for each
-    /// key whose weight dropout keeps; the sums count them all. The exponential has a polynomial of `DEGREE`.
+    /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. The exponential has a polynomial of
+    /// `DEGREE`.
     #[inline(always)]
     pub(crate) fn weigh<const PARTS: usize, const DEGREE: usize>(
         &mut self,
         isa: I,
         scores: &[f32],
         pairs: core::ops::Range<usize>,
-        kept: Option<&[u64]>,
         tiles: &mut [Operand],
     ) {
         let width = NQ * I::LANES;
         let tiles = &mut tiles[..2 * PARTS];
-        for pair in pairs {
-            let rows = &scores[2 * pair * width..][..2 * width];
-            let quarter = pair / 4 % 4;
-            for n in 0..NQ {
-                let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
-                let mut rest =
-                    [self.weight::<DEGREE>(isa, isa.load(even), n), self.weight::<DEGREE>(isa, isa.load(odd), n)];
-                if PARTS == 1 {
-                    // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however coarse
-                    // they are.
-                    rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
-                }
-                self.sums[quarter][n] = isa.add(self.sums[quarter][n], isa.add(rest[0], rest[1]));
-                if let Some(kept) = kept {
-                    for (x, bits) in rest.iter_mut().zip(&kept[2 * pair..]) {
-                        *x = isa.select(isa.mask_from_bits(bits >> (n * I::LANES)), *x, isa.splat(0.0));
+        let mut start = pairs.start;
+        while start < pairs.end {
+            // The sums of a quarter stay in registers.
+            let (quarter, end) = (start / 4 % 4, pairs.end.min(start / 4 * 4 + 4));
+            let mut sums = self.sums[quarter];
+            for pair in start..end {
+                let rows = &scores[2 * pair * width..][..2 * width];
+                for n in 0..NQ {
+                    let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
+                    let mut rest =
+                        [self.weight::<DEGREE>(isa, isa.load(even), n), self.weight::<DEGREE>(isa, isa.load(odd), n)];
+                    if PARTS == 1 {
+                        // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however
+                        // coarse they are.
+                        rest = [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])];
                     }
-                }
-                let (column, lane) = (n * I::LANES / 16, n * I::LANES % 16);
-                for part in 0..PARTS {
-                    let rounded = match PARTS {
-                        1 => rest,
-                        _ => [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])],
-                    };
-                    let words = isa.pair_bf16(rounded[0], rounded[1]);
-                    isa.store(words, &mut tiles[part * 2 + column].0[pair * 16 + lane..]);
-                    if part + 1 < PARTS {
-                        rest = [isa.sub(rest[0], rounded[0]), isa.sub(rest[1], rounded[1])];
+                    sums[n] = isa.add(sums[n], isa.add(rest[0], rest[1]));
+                    let (column, lane) = (n * I::LANES / 16, n * I::LANES % 16);
+                    for part in 0..PARTS {
+                        let rounded = match PARTS {
+                            1 => rest,
+                            _ => [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])],
+                        };
+                        let words = isa.pair_bf16(rounded[0], rounded[1]);
+                        isa.store(words, &mut tiles[part * 2 + column].0[pair * 16 + lane..]);
+                        if part + 1 < PARTS {
+                            rest = [isa.sub(rest[0], rounded[0]), isa.sub(rest[1], rounded[1])];
+                        }
                     }
                 }
             }
+            self.sums[quarter] = sums;
+            start = end;
         }
     }
 
@@ -161,6 +170,22 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         for (n, all) in state.sum.chunks_exact_mut(I::LANES).enumerate().take(NQ) {
             let sum = isa.add(isa.add(a[n], b[n]), isa.add(c[n], d[n]));
             isa.store(isa.add(isa.load(all), sum), all);
+        }
+    }
+}
+
+/// Dropout: of the pairs of keys `pairs`, the weights that it does not keep become 0 in all parts. `kept` has a bit per
+/// query for each key; the sums have counted them all.
+#[inline(always)]
+pub(crate) fn drop_weights(kept: &[u64], pairs: core::ops::Range<usize>, tiles: &mut [Operand]) {
+    let ones = |bits: u64, query: usize| 0u32.wrapping_sub((bits >> query & 1) as u32);
+    for (n, tile) in tiles.iter_mut().enumerate() {
+        for pair in pairs.clone() {
+            let [even, odd] = [kept[2 * pair], kept[2 * pair + 1]].map(|bits| bits >> (n % 2 * 16));
+            for (query, word) in tile.0[pair * 16..][..16].iter_mut().enumerate() {
+                let keeps = ones(even, query) & 0xffff | ones(odd, query) & 0xffff_0000;
+                *word = f32::from_bits(word.to_bits() & keeps);
+            }
         }
     }
 }

@@ -16,11 +16,12 @@
 //! ```
 
 use super::buffers::Buffers;
+use super::dot::DotModel;
 use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
 use super::product::{AmxUnit, SIDE, square};
-use super::softmax::{Weigher, multiply, rescale, threshold};
+use super::softmax::{Weigher, drop_weights, multiply, rescale, threshold};
 use super::values::Values;
 use crate::isa::Isa;
 use crate::level::Level;
@@ -50,7 +51,10 @@ pub(crate) fn work(
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx(amx) => items(&mut amx.open(), job, layout, queue, lines, &mut vector),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16(mut unit) => items(&mut unit, job, layout, queue, lines, &mut vector),
         Level::AmxModel(_) => items(&mut Model::new(), job, layout, queue, lines, &mut vector),
+        Level::Avx512Bf16Model(_) => items(&mut DotModel, job, layout, queue, lines, &mut vector),
         _ => unreachable!("a plan sends only levels with tiles here"),
     }
 }
@@ -281,7 +285,6 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             }
             // Products and weights in turn: far enough apart in the program for either to run while the other waits.
             let pieces = values.turn_to(chunk, unit, layout, v, p, out) + usize::from(next.is_some());
-            let kept = (!job.dropout.is_none()).then_some(&kept[..SIDE]);
             let (mut weigher, mut done) = (Weigher::<I, NQ>::new(isa, log2_scale, state), 0);
             for piece in 0..pieces.max(1) {
                 match next_keys {
@@ -293,10 +296,13 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 let until = SIDE / 2 * (piece + 1) / pieces.max(1);
                 let tiles = values.weights(layout, chunk, p);
                 match (layout.method.p_parts(), layout.method.fast) {
-                    (1, _) => weigher.weigh::<1, 3>(isa, scores, done..until, kept, tiles),
-                    (2, true) => weigher.weigh::<2, 4>(isa, scores, done..until, kept, tiles),
-                    (2, false) => weigher.weigh::<2, 6>(isa, scores, done..until, kept, tiles),
-                    _ => weigher.weigh::<3, 6>(isa, scores, done..until, kept, tiles),
+                    (1, _) => weigher.weigh::<1, 3>(isa, scores, done..until, tiles),
+                    (2, true) => weigher.weigh::<2, 4>(isa, scores, done..until, tiles),
+                    (2, false) => weigher.weigh::<2, 6>(isa, scores, done..until, tiles),
+                    _ => weigher.weigh::<3, 6>(isa, scores, done..until, tiles),
+                }
+                if !job.dropout.is_none() {
+                    drop_weights(&kept, done..until, tiles);
                 }
                 done = until;
             }

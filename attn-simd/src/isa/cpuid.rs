@@ -58,6 +58,18 @@ pub(crate) fn amd_family() -> Option<(u32, u32)> {
     (name.as_flattened() == b"AuthenticAMD").then_some((family, model))
 }
 
+/// Models of family 25 that are Zen 4.
+#[cfg(feature = "std")]
+pub(crate) const fn is_model_of_zen4(model: u32) -> bool {
+    matches!(model, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf)
+}
+
+/// Whether this is AMD's Zen 4.
+#[cfg(feature = "std")]
+pub(crate) fn is_zen4() -> bool {
+    amd_family().is_some_and(|(family, model)| family == 25 && is_model_of_zen4(model))
+}
+
 /// Miri has no CPUID beyond the detection of features.
 #[cfg(all(miri, feature = "std"))]
 pub(crate) fn amd_family() -> Option<(u32, u32)> {

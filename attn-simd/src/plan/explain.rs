@@ -37,7 +37,8 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         let layout = self.amx_layout(dtype, output);
         let attn = self.problem.attn();
         let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
-        let (level, tiles, kernel, lines) = (self.level, self.tiles, self.kernel, self.workspace_lines());
+        let (level, tiles, kernel, lines) =
+            (self.level, self.tiles, self.kernel, self.workspace_lines_for(dtype, output));
         Explain { level, tiles, kernel, layout, dtype, output, precision, lines, reproducible }
     }
 }
@@ -67,8 +68,8 @@ impl Explain {
         self.level
     }
 
-    /// Whether the call runs on AMX.
-    pub fn uses_amx(&self) -> bool {
+    /// Whether the call runs on products of bf16: on AMX, or by AVX512_BF16.
+    pub fn multiplies_bf16(&self) -> bool {
         self.kernel == Kernel::Prefill && self.layout.is_ok()
     }
 }
@@ -109,10 +110,11 @@ impl fmt::Display for Explain {
                 let Method { scores, values, .. } = layout.method;
                 let (scores, values) = (scores.steps().len(), values.steps().len());
                 let products = if scores == 1 { "product" } else { "products" };
+                let unit = if self.level.uses_dot_products() { "by AVX512_BF16" } else { "on AMX" };
                 let exact = if self.precision == Precision::Fast { "fast" } else { "exact" };
                 write!(
                     f,
-                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 on AMX, {scores} \
+                    "{level}-{dtype}-q{SIDE}k{SIDE}: {scratch} KiB of scratch a thread; {exact}: bf16 {unit}, {scores} \
                      {products} for scores and {values} for values"
                 )?;
                 let fast = Method::of(self.dtype, self.output, Precision::Fast);
@@ -128,12 +130,13 @@ impl fmt::Display for Explain {
                 if self.dtype != Dtype::F32 {
                     write!(f, "; computed in f32, widened tile by tile")?;
                 }
+                let unit = if self.level.uses_dot_products() { "by AVX512_BF16" } else { "on AMX" };
                 match (obstacle, known_obstacle()) {
-                    (Obstacle::Level, Some(absent)) => write!(f, "; not on AMX: {absent} (amx)")?,
-                    _ => write!(f, "; not on AMX: {obstacle}")?,
+                    (Obstacle::Level, Some(absent)) => write!(f, "; not {unit}: {absent} (amx)")?,
+                    _ => write!(f, "; not {unit}: {obstacle}")?,
                 }
                 match self.precision {
-                    Precision::Fast => write!(f, "; Precision::Fast changes nothing without AMX"),
+                    Precision::Fast => write!(f, "; Precision::Fast changes nothing without products of bf16"),
                     _ => Ok(()),
                 }
             }

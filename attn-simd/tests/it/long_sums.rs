@@ -130,5 +130,5 @@ fn error_does_not_grow_with_the_number_of_keys() {
 
 #[test]
 fn nor_does_it_on_tiles() {
-    stays_within(&attn_testing::levels(["amx-model"], Level::by_name), &KEYS_ON_MODEL);
+    stays_within(&attn_testing::levels(Level::model_names(), Level::by_name), &KEYS_ON_MODEL);
 }

@@ -21,5 +21,5 @@ mod tiles;
 
 /// The levels of this machine (`ATTN_TEST_LEVELS` may name some of them), and the model of the tile unit.
 fn levels_and_model() -> Vec<attn_simd::Level> {
-    attn_testing::levels(attn_simd::Level::names().chain(["amx-model"]), attn_simd::Level::by_name)
+    attn_testing::levels(attn_simd::Level::names().chain(attn_simd::Level::model_names()), attn_simd::Level::by_name)
 }

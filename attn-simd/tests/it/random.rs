@@ -9,7 +9,7 @@ use super::laws::Simd;
 #[test]
 fn random_calls_stay_within_the_bound() {
     let engines: Vec<Simd> = Level::available().map(Simd).collect();
-    let model: Vec<Simd> = attn_testing::levels(["amx-model"], Level::by_name).into_iter().map(Simd).collect();
+    let model: Vec<Simd> = attn_testing::levels(Level::model_names(), Level::by_name).into_iter().map(Simd).collect();
     let calls = if attn_testing::is_emulated() { 100 } else { 400 };
     let mut failed = Vec::new();
     for n in 0..calls {

@@ -13,7 +13,13 @@ use attn_testing::laws::{Answer, Oracle, oracle};
 use attn_testing::tolerance::{ETA, FAST_F32, RMS_EXACT, RMS_FAST, WEIGHTS_OF_TWO_PARTS};
 use attn_testing::{Number, paint};
 
+/// The levels with products of bf16. `avx512bf16` computes on vectors what takes more than three of them.
 fn levels() -> impl Iterator<Item = Level> {
+    attn_testing::levels(["avx512bf16-model", "avx512bf16", "amx-model", "amx"], Level::by_name).into_iter()
+}
+
+/// Those that run every type on them.
+fn amx_levels() -> impl Iterator<Item = Level> {
     attn_testing::levels(["amx-model", "amx"], Level::by_name).into_iter()
 }
 
@@ -233,7 +239,7 @@ fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
             }
         }
     }
-    for level in levels() {
+    for level in amx_levels() {
         check::<f32>(level, 0.0);
         check::<bf16>(level, 0.0);
     }
@@ -324,12 +330,32 @@ fn the_whole_range_of_f16_stays_on_tiles() {
 }
 
 #[test]
+fn avx512bf16_takes_what_it_makes_faster() {
+    let level = Level::by_name("avx512bf16-model").expect("every machine has the model");
+    let shape = AttnShape::new([1, 2, 100, 64], [1, 2, 100, 64], [1, 2, 100, 64]).expect("a shape");
+    let (exact, fast) = (Attention::new(), Attention::new().precision(Precision::Fast));
+    for (attn, input, output, takes) in [
+        (exact, Dtype::Bf16, Dtype::Bf16, true),
+        (fast, Dtype::Bf16, Dtype::Bf16, true),
+        (fast, Dtype::Bf16, Dtype::F32, true),
+        (exact, Dtype::Bf16, Dtype::F32, false),
+        (exact, Dtype::F32, Dtype::F32, false),
+        (fast, Dtype::F16, Dtype::F16, false),
+    ] {
+        let explain = Plan::new(&attn, shape, level).expect("a plan").explain_into(input, output);
+        assert_eq!(explain.multiplies_bf16(), takes, "{explain}");
+        let words = if takes { "bf16 by AVX512_BF16" } else { "products of bf16 parts" };
+        assert!(explain.to_string().contains(words), "{explain}");
+    }
+}
+
+#[test]
 fn a_plan_says_what_runs_and_why_not_something_faster() {
     let level = Level::by_name("amx-model").expect("every machine has the model");
     let plan = |sizes: [usize; 4], attn: &Attention<'_>, dtype| {
         let shape = AttnShape::new(sizes, sizes, sizes).expect("a shape");
         let explain = Plan::new(attn, shape, level).expect("a plan").explain(dtype);
-        (explain.uses_amx(), explain.to_string())
+        (explain.multiplies_bf16(), explain.to_string())
     };
     let attn = Attention::new();
     let (tiles, text) = plan([1, 2, 100, 64], &attn, Dtype::F32);

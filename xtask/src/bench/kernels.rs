@@ -33,10 +33,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         batches.push((avx2, rows.into_iter().filter(|row| row.avx2).collect()));
     }
     for (level, rows) in &mut batches {
-        if !level.has_amx() {
+        if !level.multiplies_bf16() {
             let filter = args.filter()?;
             let wanted = |row: &Kernel| filter.accepts(&kernels::case_name(row, level.name(), threads));
-            without_tiles(*level, rows.iter().filter(|row| row.fast && wanted(row)).count());
+            without_bf16(*level, rows.iter().filter(|row| row.fast && wanted(row)).count());
             rows.retain(|row| !row.fast);
         }
     }
@@ -89,13 +89,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
 
-/// Says of a level without matrix tiles how many rows that need them are not measured: without AMX `Precision::Fast`
-/// is the same kernel.
-fn without_tiles(level: Level, rows: usize) {
+/// Says of a level without products of bf16 how many rows that need them are not measured: there `Precision::Fast` is
+/// the same kernel.
+fn without_bf16(level: Level, rows: usize) {
     if rows > 0 {
         let why = Level::by_name("amx").err().map_or_else(String::new, |error| format!(": {error} (amx)"));
         eprintln!(
-            "NOT MEASURED: level {} has no matrix tiles{why}. Rows of Precision::Fast left out: {rows}; f32 and halves \
+            "NOT MEASURED: level {} has no products of bf16{why}. Rows of Precision::Fast left out: {rows}; f32 and halves \
              run on vectors.",
             level.name()
         );

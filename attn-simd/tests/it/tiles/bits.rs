@@ -8,7 +8,7 @@ use attn_testing::Number;
 use attn_testing::cases::{Inputs, shape};
 use attn_testing::laws::{Answer, oracle};
 
-use super::{attend, levels};
+use super::{amx_levels, attend, levels};
 
 /// Blocks of an item share what is packed, and threads share items: neither changes a bit, in any type.
 #[test]
@@ -38,7 +38,7 @@ fn the_cut_of_a_call_changes_no_bit() {
             exact.near_f32(0.0, &Answer { out: alone, lse: Vec::new() }, &(level, T::DTYPE));
         }
     }
-    for level in levels() {
+    for level in amx_levels() {
         check::<f32>(level, Precision::Exact);
         check::<f16>(level, Precision::Exact);
         check::<bf16>(level, Precision::Exact);

@@ -18,7 +18,7 @@ const MODEL_SHARE: u64 = 10;
 const THREADS: usize = 3;
 
 fn slack(level: Level) -> f64 {
-    if level.has_amx() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
+    if level.multiplies_bf16() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
 }
 
 struct Simd(Level);
@@ -75,7 +75,7 @@ impl Engine for Parallel {
 pub(super) struct Engines {
     every: Vec<Simd>,
     threaded: Vec<Parallel>,
-    model: Option<Simd>,
+    models: Vec<Simd>,
 }
 
 impl Engines {
@@ -83,9 +83,13 @@ impl Engines {
     pub(super) fn new(level: Option<&str>) -> Result<Self, String> {
         let wanted = |name: &str| level.is_none_or(|level| level == name);
         let every: Vec<Level> = Level::available().filter(|level| wanted(level.name())).collect();
-        let model = Level::by_name("amx-model").ok().filter(|level| wanted(level.name()));
-        if every.is_empty() && model.is_none() {
-            let here: Vec<&str> = Level::available().map(Level::name).chain(["amx-model"]).collect();
+        let models: Vec<Simd> = Level::model_names()
+            .filter(|name| wanted(name))
+            .filter_map(|name| Level::by_name(name).ok())
+            .map(Simd)
+            .collect();
+        if every.is_empty() && models.is_empty() {
+            let here: Vec<&str> = Level::available().map(Level::name).chain(Level::model_names()).collect();
             return Err(format!("this machine has no level {}: {}", level.unwrap_or_default(), here.join(", ")));
         }
         let pools = every.iter().flat_map(|&level| (1..=THREADS).map(move |threads| (level, threads)));
@@ -94,7 +98,7 @@ impl Engines {
             Ok(Parallel(level, pool))
         };
         let threaded = pools.map(pool).collect::<Result<_, String>>()?;
-        Ok(Self { every: every.into_iter().map(Simd).collect(), threaded, model: model.map(Simd) })
+        Ok(Self { every: every.into_iter().map(Simd).collect(), threaded, models })
     }
 
     /// Those that a call goes through, the same each time.
@@ -103,7 +107,10 @@ impl Engines {
         let lot = (call.lot >> 8) as usize;
         all.extend(self.threaded.get(lot % self.threaded.len().max(1)).map(|engine| engine as &dyn Target));
         let (alone, few) = (self.every.is_empty(), call.lot.is_multiple_of(MODEL_SHARE));
-        all.extend(self.model.iter().filter(|_| alone || (few && call.work() <= MODEL_WORK)).map(|e| e as &dyn Target));
+        if alone || (few && call.work() <= MODEL_WORK) {
+            let model = (call.lot / MODEL_SHARE) as usize % self.models.len().max(1);
+            all.extend(self.models.get(model).map(|engine| engine as &dyn Target));
+        }
         all
     }
 }

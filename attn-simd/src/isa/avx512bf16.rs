@@ -1,0 +1,208 @@
+//! AVX512_BF16: products of pairs of bfloat16, twice as many a cycle as fused multiply-adds have on processors whose
+//! units are as wide as their registers.
+//!
+//! VDPBF16PS adds two products to each lane. The squares of 32 × 32 sums that AMX multiplies in four tiles are
+//! multiplied here in four bands of eight rows: a band's sums stay in sixteen registers for all steps, while a row of B
+//! is two registers and a word of A is broadcast. They start at 0 and join C at the end, so that no chain of additions
+//! grows with the number of keys; [`dot`](crate::amx::dot) says it in plain Rust.
+
+#![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
+
+use core::arch::x86_64::*;
+
+use super::avx512::Avx512;
+use crate::amx::product::{AmxUnit, Operand, Products, SIDE, Square, with_products};
+
+/// Proof that the CPU has AVX512_BF16; and AVX-512 for everything else. Made only by `level`, after asking the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Avx512Bf16 {
+    pub(crate) vectors: Avx512,
+    pub(crate) _proof: (),
+}
+
+/// Rows of C whose sums are in registers at a time.
+const BAND: usize = 8;
+/// Words of a row of A, rows of a tile.
+const WORDS: usize = 16;
+
+/// One list of products as a function: for each step the parts that meet, in order.
+macro_rules! blocks {
+    ([$products:ident $a:ident $b:ident $steps:ident $fresh:ident $c:ident]
+        $($(#[$doc:meta])* $name:ident $in_a:literal $in_b:literal $([$($load:ident)+])+;)*) => {
+        match $products {
+            // SAFETY: the caller has the features; `check` has shown that A and B hold these steps.
+            $(Products::$name => unsafe { square::<$in_a, $in_b>(Products::$name.steps().len(), const {
+                parts(Products::$name)
+            }, $a, $b, $steps, $fresh, $c) },)*
+        }
+    };
+}
+
+/// The parts of A and of B of each product of a step.
+const fn parts(products: Products) -> [(usize, usize); 6] {
+    use crate::amx::product::Load;
+    let (steps, mut all, mut now, mut n) = (products.steps(), [(0, 0); 6], (0, 0), 0);
+    while n < steps.len() {
+        let mut load = 0;
+        while load < steps[n].len() {
+            match steps[n][load] {
+                Load::A(part) => now.0 = part,
+                Load::B(part) => now.1 = part,
+            }
+            load += 1;
+        }
+        all[n] = now;
+        n += 1;
+    }
+    all
+}
+
+/// `c += Σ a·b`, or `c = Σ a·b`.
+///
+/// # Safety
+/// The CPU has AVX512_BF16, and `a` and `b` hold `steps` steps of `IN_A` and `IN_B` pairs of tiles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")]
+unsafe fn square<const IN_A: usize, const IN_B: usize>(
+    products: usize,
+    parts: [(usize, usize); 6],
+    a: &[Operand],
+    b: &[Operand],
+    steps: usize,
+    fresh: bool,
+    c: &mut Square,
+) {
+    for band in 0..SIDE / BAND {
+        let (tile, first) = (band * BAND / WORDS, band * BAND % WORDS);
+        let mut sums = [[_mm512_setzero_ps(); 2]; BAND];
+        for step in 0..steps {
+            let (a, b) = (&a[step * 2 * IN_A..][..2 * IN_A], &b[step * 2 * IN_B..][..2 * IN_B]);
+            for &(part_a, part_b) in &parts[..products] {
+                let rows = &a[2 * part_a + tile].0[first * WORDS..][..BAND * WORDS];
+                let [left, right] = [&b[2 * part_b].0, &b[2 * part_b + 1].0];
+                for word in 0..WORDS {
+                    // SAFETY: sixteen floats each, of rows 0 to 15 of a tile, which is aligned to 64 bytes.
+                    let columns = unsafe {
+                        [_mm512_load_ps(left.as_ptr().add(word * 16)), _mm512_load_ps(right.as_ptr().add(word * 16))]
+                    };
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let word = pairs(_mm512_set1_ps(rows[row * WORDS + word]));
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            *sum = _mm512_dpbf16_ps(*sum, word, pairs(column));
+                        }
+                    }
+                }
+            }
+        }
+        let lines = c[band * BAND * SIDE..][..BAND * SIDE].as_chunks_mut::<SIDE>().0;
+        for (line, sums) in lines.iter_mut().zip(sums) {
+            for (half, sum) in line.as_chunks_mut::<16>().0.iter_mut().zip(sums) {
+                // SAFETY: sixteen floats.
+                unsafe {
+                    let all = if fresh { sum } else { _mm512_add_ps(_mm512_loadu_ps(half.as_ptr()), sum) };
+                    _mm512_storeu_ps(half.as_mut_ptr(), all);
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen words as pairs of bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pairs(words: __m512) -> __m512bh {
+    // SAFETY: both are 64 bytes, and any bits are valid in either.
+    unsafe { core::mem::transmute::<__m512, __m512bh>(words) }
+}
+
+impl AmxUnit for Avx512Bf16 {
+    fn refresh(&mut self) {}
+
+    #[inline]
+    fn block(&mut self, products: Products, a: &[Operand], b: &[Operand], steps: usize, fresh: bool, c: &mut Square) {
+        products.check(a, b, steps);
+        if steps == 0 {
+            if fresh {
+                c.fill(0.0);
+            }
+            return;
+        }
+        with_products!(blocks, products, a, b, steps, fresh, c);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::amx::dot::DotModel;
+    use crate::level::Level;
+
+    /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
+    /// names it.
+    fn unit() -> Option<Avx512Bf16> {
+        match Level::by_name("avx512bf16") {
+            Ok(Level::Avx512Bf16(unit)) => Some(unit),
+            other => {
+                assert!(!attn_testing::is_demanded("avx512bf16"), "{other:?}");
+                std::eprintln!("no AVX512_BF16 here: nothing was compared");
+                None
+            }
+        }
+    }
+
+    /// Any bits, subnormal numbers, infinities and NaN among them; or sizes that meet in sums; or those whose products
+    /// are near the smallest normal number.
+    #[derive(Clone, Copy, Debug)]
+    enum Sizes {
+        Any,
+        Alike,
+        Tiny,
+    }
+
+    fn tiles(count: usize, seed: &mut u64, sizes: Sizes) -> Vec<Operand> {
+        let mut word = || {
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bits = (*seed >> 32) as u32;
+            f32::from_bits(match sizes {
+                Sizes::Any => bits,
+                Sizes::Alike => (bits & 0x83ff_83ff) | 0x3c00_3c00,
+                Sizes::Tiny => (bits & 0x83ff_83ff) | 0x1e00_1e00,
+            })
+        };
+        (0..count).map(|_| Operand(core::array::from_fn(|_| word()))).collect()
+    }
+
+    #[test]
+    fn the_processor_computes_what_the_model_says() {
+        use Products::*;
+        let Some(mut unit) = unit() else { return };
+        let mut seed = 7;
+        for round in 0..if cfg!(miri) { 1 } else { 40 } {
+            for products in [One, OneByTwo, OneByThree, Three, Four, Five, Six] {
+                for (steps, fresh, sizes) in [
+                    (0, true, Sizes::Alike),
+                    (1, true, Sizes::Alike),
+                    (3, false, Sizes::Alike),
+                    (1, true, Sizes::Tiny),
+                    (2, false, Sizes::Any),
+                    (1, true, Sizes::Any),
+                ] {
+                    let (in_a, in_b) = products.parts();
+                    let mut tiles = |parts| tiles(steps * 2 * parts, &mut seed, sizes);
+                    let (a, b) = (tiles(in_a), tiles(in_b));
+                    let mut ours: Square =
+                        core::array::from_fn(|n| if n % 5 == 0 { 1e-30 } else { n as f32 * 1e-3 - 0.5 });
+                    let mut want = ours;
+                    unit.block(products, &a, &b, steps, fresh, &mut ours);
+                    DotModel.block(products, &a, &b, steps, fresh, &mut want);
+                    for (n, (ours, want)) in ours.iter().zip(&want).enumerate() {
+                        let same = ours.to_bits() == want.to_bits() || ours.is_nan() && want.is_nan();
+                        assert!(same, "{round} {products:?} {steps} {fresh} {sizes:?}: {n}: {ours:e}, model {want:e}");
+                    }
+                }
+            }
+        }
+    }
+}
