@@ -16,9 +16,11 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
+mod added;
 mod reach;
 mod values;
 
+pub(crate) use added::added;
 pub(crate) use reach::{Reach, with_vectors};
 pub(crate) use values::{PART, values};
 

@@ -28,6 +28,7 @@
 //! | all cores | the crate `attn-parallel` |
 //! | the same call many times, checked once | [`Plan`] |
 //! | few queries over a cache | [`decode`] |
+//! | gradients | [`backward`] |
 //! | to know or choose the instruction set | [`Level`] |
 //! | to know which kernel runs, and why | [`Plan::explain`] |
 //! | threads of my own | [`Plan::work`] |
@@ -64,6 +65,7 @@
 extern crate alloc;
 
 mod amx;
+pub mod backward;
 mod boxed;
 mod caches;
 pub mod decode;

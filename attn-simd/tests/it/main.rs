@@ -1,5 +1,6 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
+mod backward;
 mod boxed;
 mod caches;
 mod decode;

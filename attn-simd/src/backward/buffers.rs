@@ -1,0 +1,67 @@
+//! Scratch of a thread and sums of a part, by name; [`layout`](super::layout) has their sizes.
+
+use super::layout::{Layout, Scratch};
+use crate::prefill::layout::MAX_Q_TILE;
+use crate::workspace::{Cutter, Line};
+
+/// Scratch of a thread.
+pub(super) struct Buffers<'w> {
+    /// `q[channel][query]`, `dy[channel][query]`.
+    pub(super) transposed: [&'w mut [f32]; 2],
+    /// Rows of q and dy.
+    pub(super) rows: [&'w mut [f32]; 2],
+    /// Whether all of either are finite. Others are stored as 0.
+    pub(super) finite: [bool; 2],
+    pub(super) scores: &'w mut [f32],
+    pub(super) slopes: &'w mut [f32],
+    /// `dy·v`.
+    pub(super) dots: &'w mut [f32],
+    pub(super) dq: &'w mut [f32],
+    /// log₂ of the sum of weights of each query.
+    pub(super) lse: [f32; MAX_Q_TILE],
+    /// `dy·y` of each query.
+    pub(super) delta: [f32; MAX_Q_TILE],
+    pub(super) k: &'w mut [f32],
+    pub(super) clean: &'w mut [f32],
+    pub(super) v: &'w mut [f32],
+    pub(super) bias: &'w mut [f32],
+}
+
+impl<'w> Buffers<'w> {
+    pub(super) fn new(lines: &'w mut [Line], sizes: &Scratch) -> Self {
+        let mut cutter = Cutter::new(lines);
+        Self {
+            transposed: sizes.transposed.map(|len| cutter.floats(len)),
+            rows: sizes.rows.map(|len| cutter.floats(len)),
+            finite: [true; 2],
+            scores: cutter.floats(sizes.tile),
+            slopes: cutter.floats(sizes.tile),
+            dots: cutter.floats(sizes.tile),
+            dq: cutter.floats(sizes.dq),
+            lse: [0.0; MAX_Q_TILE],
+            delta: [0.0; MAX_Q_TILE],
+            k: cutter.floats(sizes.keys[0]),
+            clean: cutter.floats(sizes.keys[0]),
+            v: cutter.floats(sizes.keys[1]),
+            bias: cutter.floats(sizes.bias),
+        }
+    }
+}
+
+/// Sums of a part, before the factor of the scores.
+pub(super) struct Sums<'w> {
+    /// A row of `head_dim` for each query of the part, in the order of its blocks.
+    pub(super) dq: &'w mut [f32],
+    /// `[key][channel]`, rows of whole vectors.
+    pub(super) dk: &'w mut [f32],
+    /// The same.
+    pub(super) dv: &'w mut [f32],
+}
+
+impl<'w> Sums<'w> {
+    pub(super) fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
+        let mut cutter = Cutter::new(lines);
+        let [dq, dk, dv] = layout.part.map(|len| cutter.floats(len));
+        Self { dq, dk, dv }
+    }
+}

@@ -1,0 +1,157 @@
+//! A running backward call: its options and inputs, the parts that threads compute, and what becomes of their sums.
+
+use core::fmt;
+
+use attn_core::backward::Gradients;
+use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};
+
+use super::buffers::{Buffers, Sums};
+use super::layout::Layout;
+use super::sweep;
+use crate::dtype::Input;
+use crate::isa::Isa;
+use crate::pack;
+use crate::prefill::job::Job;
+use crate::workspace::Line;
+
+/// A backward call, cut into parts. Each part is computed by one thread, into lines of its own, and the bits of the
+/// gradients do not depend on which.
+pub struct Call<'c> {
+    pub(super) job: Job<'c>,
+    pub(super) layout: Layout,
+    pub(super) out: Input<'c>,
+    pub(super) dy: Input<'c>,
+    pub(super) lse: &'c [f32],
+    /// The derivative of a score by its product, but for the soft-cap.
+    pub(super) factor: f64,
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("parts", &self.parts()).finish_non_exhaustive()
+    }
+}
+
+impl Call<'_> {
+    /// Parts in all.
+    pub fn parts(&self) -> usize {
+        self.layout.count()
+    }
+
+    /// Lines of the sums of one part.
+    pub fn part_lines(&self) -> usize {
+        self.layout.part_lines()
+    }
+
+    /// Lines of scratch of one thread.
+    pub fn scratch_lines(&self) -> usize {
+        self.layout.scratch.lines()
+    }
+
+    /// Computes the sums of a part. `scratch` may hold anything.
+    ///
+    /// # Errors
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::TooShort`] where lines are too few.
+    pub fn compute(&self, part: usize, sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
+        if part >= self.parts() {
+            return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
+        }
+        AttnError::check_len("lines of a part", self.part_lines(), sums.len())?;
+        AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
+        let (mut sums, mut buffers) = (Sums::new(sums, &self.layout), Buffers::new(scratch, &self.layout.scratch));
+        sweep::part(self, part, &mut sums, &mut buffers);
+        Ok(())
+    }
+
+    /// Adds up the sums of all parts, in order, and writes the gradients, whose sizes have been checked.
+    pub(super) fn finish<O: Element>(&self, sums: &mut [Line], gradients: Gradients<'_, O>) {
+        let Gradients { mut dq, mut dk, mut dv, sinks, .. } = gradients;
+        let (layout, shape) = (&self.layout, &self.job.shape);
+        if let Some(sinks) = sinks {
+            self.sinks(sinks);
+        }
+        let mut first = 0;
+        for lines in sums.chunks_mut((layout.parts * layout.part_lines()).max(1)).take(shape.batch * shape.kv_heads) {
+            let mut parts = lines.chunks_exact_mut(layout.part_lines().max(1));
+            let Some(lines) = parts.next() else { return };
+            let mut all = Sums::new(lines, layout);
+            self.write_dq(first, all.dq, &mut dq);
+            for (n, lines) in parts.enumerate() {
+                let part = Sums::new(lines, layout);
+                self.write_dq(first + n + 1, part.dq, &mut dq);
+                add(all.dk, part.dk);
+                add(all.dv, part.dv);
+            }
+            let [batch, head, _] = layout.place(first);
+            for (to, from, columns, factor) in
+                [(&mut dk, &mut all.dk, layout.columns[0], self.factor), (&mut dv, &mut all.dv, layout.columns[1], 1.0)]
+            {
+                let [.., dim] = to.sizes();
+                for (key, row) in from.chunks_exact(columns.max(1)).enumerate() {
+                    write_row(to, [batch, head, key], &row[..dim], factor);
+                }
+            }
+            first += layout.parts;
+        }
+    }
+
+    /// Writes the rows of `dq` of a part.
+    fn write_dq<O: Element>(&self, part: usize, from: &[f32], to: &mut ViewMut<'_, O>) {
+        let mut rows = from.chunks_exact(self.job.shape.head_dim.max(1));
+        for block in self.layout.blocks(self.layout.place(part)) {
+            for (n, row) in rows.by_ref().take(block.count).enumerate() {
+                write_row(to, [block.batch, block.head, block.first + n], row, self.factor);
+            }
+        }
+    }
+
+    /// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
+    fn sinks(&self, to: &mut [f64]) {
+        to.fill(0.0);
+        let (shape, Some(sinks)) = (&self.job.shape, self.job.sinks) else { return };
+        let AttnShape { batch, q_heads, q_len, .. } = *shape;
+        for b in 0..batch {
+            for head in 0..q_heads {
+                for query in 0..q_len {
+                    let lse = f64::from(self.lse[shape.row(b, head, query)]);
+                    let product = |channel: usize| {
+                        let at = [b, head, query, channel];
+                        product(self.out.at(at), self.dy.at(at))
+                    };
+                    let delta: f64 = (0..shape.value_dim).map(product).sum();
+                    to[head] -= libm::exp(f64::from(sinks[head]) - lse) * delta;
+                }
+            }
+        }
+    }
+
+    /// `δ = dy·y` of a row. `scratch` holds a row of values.
+    #[inline(always)]
+    pub(super) fn delta<I: Isa>(&self, isa: I, row: [usize; 3], dy: &[f32], scratch: &mut [f32]) -> f64 {
+        let out = &mut scratch[..dy.len()];
+        pack::read_row(isa, &self.out, row, 0, out);
+        out.iter().zip(dy).map(|(&y, &dy)| product(y, dy)).sum()
+    }
+}
+
+/// An output times its gradient. An output of 0 gives 0: a row that sees nothing has no gradient, whatever `dy` holds.
+fn product(y: f32, dy: f32) -> f64 {
+    if y == 0.0 { 0.0 } else { f64::from(y) * f64::from(dy) }
+}
+
+/// `to += from`.
+fn add(to: &mut [f32], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+}
+
+/// Rounds a row, times a factor, into its place.
+fn write_row<O: Element>(to: &mut ViewMut<'_, O>, [batch, head, seq]: [usize; 3], row: &[f32], factor: f64) {
+    match to.row_mut(batch, head, seq) {
+        Some(to) => to.iter_mut().zip(row).for_each(|(to, &x)| *to = O::from_f64(f64::from(x) * factor)),
+        None => {
+            for (channel, &x) in row.iter().enumerate() {
+                to.set(batch, head, seq, channel, O::from_f64(f64::from(x) * factor));
+            }
+        }
+    }
+}

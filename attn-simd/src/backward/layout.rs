@@ -1,0 +1,124 @@
+//! How a backward call is cut into parts, and the sizes of its scratch: pure functions of level and shape.
+//!
+//! A part is some blocks of queries of one key/value head: its heads of queries one after the other, each cut into
+//! blocks. A part has sums of `dk` and `dv` of its own, which are added up in order at the end. So nothing is shared
+//! between threads, one head can be computed by many of them, and the order of every sum follows from the shape.
+
+use attn_core::{AttnError, AttnShape, Result};
+
+use crate::prefill::layout::Tiles;
+use crate::queue::Rows;
+use crate::scoring::KV_TILE;
+use crate::workspace::lines_for;
+
+/// Parts of a call at least, if it has as many blocks of queries: what keeps some threads busy.
+const PARTS: usize = 16;
+/// Blocks of a part at least: its sums of `dk` and `dv` are as large as the head's keys and values.
+const BLOCKS: usize = 4;
+
+/// Sizes of a backward call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    shape: AttnShape,
+    lanes: usize,
+    pub(crate) q_tile: usize,
+    /// Blocks of one head of queries.
+    blocks: usize,
+    /// Parts of a key/value head.
+    pub(crate) parts: usize,
+    /// Floats of a row of `dk`, and of `dv`: whole vectors.
+    pub(crate) columns: [usize; 2],
+    /// Floats of `dq`, `dk` and `dv` of a part.
+    pub(crate) part: [usize; 3],
+    /// Floats of each array of a thread's scratch.
+    pub(crate) scratch: Scratch,
+}
+
+/// Floats of each array of a thread's scratch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    /// `q[channel][query]`, `dy[channel][query]`.
+    pub(crate) transposed: [usize; 2],
+    /// Rows of q and dy, in whole vectors.
+    pub(crate) rows: [usize; 2],
+    /// `[key][query]`: scores, which become weights; `dy·v`, which become gradients of scores; slopes of the soft-cap.
+    pub(crate) tile: usize,
+    /// `dq[channel][query]`.
+    pub(crate) dq: usize,
+    /// Keys and values of a tile.
+    pub(crate) keys: [usize; 2],
+    /// `bias[key][query]`.
+    pub(crate) bias: usize,
+}
+
+impl Scratch {
+    /// Lines of all of it.
+    pub(crate) fn lines(&self) -> usize {
+        let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], bias } = *self;
+        [qt, dyt, q, dy, tile, tile, tile, dq, k, k, v, bias].into_iter().map(lines_for).sum()
+    }
+}
+
+impl Layout {
+    pub(crate) fn of(shape: AttnShape, tiles: &Tiles, with_bias: bool) -> Result<Self> {
+        const OVERFLOW: AttnError = AttnError::Overflow { what: "scratch of the gradients" };
+        let AttnShape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
+        let (q_tile, lanes) = (tiles.q_tile(), tiles.lanes);
+        let blocks = q_len.div_ceil(q_tile);
+        let all = blocks.checked_mul(shape.group()).ok_or(OVERFLOW)?;
+        let heads = batch.saturating_mul(kv_heads).max(1);
+        let parts = PARTS.div_ceil(heads).min(all / BLOCKS).max(1);
+        let columns = [head_dim, value_dim].map(|dim| dim.next_multiple_of(lanes));
+        let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
+        let rows = times(all.div_ceil(parts), q_tile)?;
+        let part = [times(rows, head_dim)?, times(kv_len, columns[0])?, times(kv_len, columns[1])?];
+        let width = q_tile;
+        let tile = KV_TILE.next_multiple_of(tiles.score_rows) * width;
+        let scratch = Scratch {
+            transposed: [columns[0] * width, columns[1] * width],
+            rows: [q_tile * columns[0], q_tile * columns[1]],
+            tile,
+            dq: head_dim.next_multiple_of(lanes).max(head_dim.next_multiple_of(tiles.value_rows)) * width,
+            keys: [KV_TILE * head_dim, KV_TILE * value_dim],
+            bias: if with_bias { KV_TILE.next_multiple_of(lanes) * width } else { 0 },
+        };
+        let layout = Self { shape, lanes, q_tile, blocks, parts, columns, part, scratch };
+        times(times(batch, kv_heads)?, times(parts, layout.part_lines())?)?;
+        Ok(layout)
+    }
+
+    /// Lines of the sums of a part.
+    pub(crate) fn part_lines(&self) -> usize {
+        self.part.into_iter().map(lines_for).sum()
+    }
+
+    /// Parts of all key/value heads.
+    pub(crate) fn count(&self) -> usize {
+        self.shape.batch * self.shape.kv_heads * self.parts
+    }
+
+    /// Batch entry and key/value head of a part, and its place among those of that head.
+    pub(crate) fn place(&self, part: usize) -> [usize; 3] {
+        let head = part / self.parts;
+        [head / self.shape.kv_heads, head % self.shape.kv_heads, part % self.parts]
+    }
+
+    /// The blocks of a part, in order.
+    pub(crate) fn blocks(&self, [batch, kv_head, place]: [usize; 3]) -> impl Iterator<Item = Rows> + use<> {
+        let Self { shape, q_tile, blocks, parts, .. } = *self;
+        let all = blocks * shape.group();
+        // The first block of a head takes the rest of full blocks.
+        let start = move |block: usize| (block * q_tile).saturating_sub(blocks * q_tile - shape.q_len);
+        let share = |n: usize| (all / parts) * n + (all % parts).min(n);
+        (share(place)..share(place + 1)).map(move |n| {
+            let (head, block) = (n / blocks, n % blocks);
+            let first = start(block);
+            Rows { batch, head: kv_head * shape.group() + head, first, count: start(block + 1) - first }
+        })
+    }
+
+    /// Vectors of a block.
+    pub(crate) fn vecs(&self, rows: usize) -> usize {
+        rows.div_ceil(self.lanes)
+    }
+}

@@ -1,0 +1,163 @@
+//! A plan of a backward call: shape, options and level, checked once.
+
+use attn_core::backward::Gradients;
+use attn_core::score::Problem;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, Result, View};
+
+use super::call::Call;
+use super::layout::Layout;
+use crate::dtype::KernelElement;
+use crate::level::Level;
+use crate::prefill::job::Job;
+use crate::prefill::layout::Tiles;
+use crate::workspace::Line;
+
+/// What the gradients are computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'v, T, G> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'v, T>,
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub k: View<'v, T>,
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub v: View<'v, T>,
+    /// The output of the forward call, `[batch, q_heads, q_len, value_dim]`.
+    pub out: View<'v, G>,
+    /// Its log-sum-exp, `batch · q_heads · q_len`.
+    pub lse: &'v [f32],
+    /// The gradient by the output, of its shape.
+    pub dy: View<'v, G>,
+}
+
+/// Shape, options and level of a backward call, checked against each other; runs any number of times without
+/// allocating.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'p, 'a, M = ()> {
+    problem: Problem<'p, 'a, M>,
+    level: Level,
+    layout: Layout,
+}
+
+impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
+    /// Checks shape and options.
+    ///
+    /// # Errors
+    /// Whatever does not fit; [`AttnError::Unsupported`] for a `score_mod`.
+    pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
+        let problem = Problem::of_shape(attn, shape)?;
+        for (what, size) in [("head_dim", shape.head_dim), ("value_dim", shape.value_dim)] {
+            if size > (isize::MAX as usize) >> 12 {
+                return Err(AttnError::Overflow { what });
+            }
+        }
+        if Mods::has_score_mod(attn.get_mods()) {
+            return Err(AttnError::Unsupported {
+                what: "the gradient of a score function on the kernels (attn_core::backward computes it)",
+            });
+        }
+        let level = level.vectors();
+        let layout = Layout::of(shape, &Tiles::of(level), attn.get_bias().is_some())?;
+        Ok(Self { problem, level, layout })
+    }
+
+    /// The sizes.
+    pub fn shape(&self) -> &AttnShape {
+        self.problem.shape()
+    }
+
+    /// The level that runs. The level `amx` computes gradients on vectors.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Lines of scratch of a call on one thread: its own, and the sums of all parts.
+    pub fn workspace_lines(&self) -> usize {
+        self.layout.scratch.lines() + self.sums_lines()
+    }
+
+    /// Lines of the sums of all parts, which grow with `q_len` and `kv_len`.
+    pub fn sums_lines(&self) -> usize {
+        self.layout.count() * self.layout.part_lines()
+    }
+
+    /// Checks tensors against the plan.
+    ///
+    /// # Errors
+    /// Sizes that are not those of the plan; [`AttnError::Unsupported`] for the gradient of a bias.
+    pub fn check<T: KernelElement, G: KernelElement, O: Element>(
+        &self,
+        inputs: &Inputs<'_, T, G>,
+        gradients: &Gradients<'_, O>,
+    ) -> Result<()> {
+        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *self.shape();
+        let (q, k) = ([batch, q_heads, q_len, head_dim], [batch, kv_heads, kv_len, head_dim]);
+        let (v, out) = ([batch, kv_heads, kv_len, value_dim], self.shape().output());
+        for (what, expected, found) in [
+            ("q against the plan", q, inputs.q.sizes()),
+            ("k against the plan", k, inputs.k.sizes()),
+            ("v against the plan", v, inputs.v.sizes()),
+            ("out against the output", out, inputs.out.sizes()),
+            ("dy against the output", out, inputs.dy.sizes()),
+            ("dq against q", q, gradients.dq.sizes()),
+            ("dk against k", k, gradients.dk.sizes()),
+            ("dv against v", v, gradients.dv.sizes()),
+        ] {
+            for (expected, found) in expected.into_iter().zip(found) {
+                AttnError::check_size(what, expected, found)?;
+            }
+        }
+        AttnError::check_size("lse against the rows", self.shape().rows(), inputs.lse.len())?;
+        if let Some(sinks) = &gradients.sinks {
+            AttnError::check_size("sink gradient against q_heads", q_heads, sinks.len())?;
+        }
+        if gradients.bias.is_some() {
+            return Err(AttnError::Unsupported {
+                what: "the gradient of a bias on the kernels (attn_core::backward computes it)",
+            });
+        }
+        Ok(())
+    }
+
+    /// Computes the gradients on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and [`AttnError::TooShort`], before anything is written.
+    pub fn run<T: KernelElement, G: KernelElement, O: Element>(
+        &self,
+        inputs: Inputs<'_, T, G>,
+        gradients: Gradients<'_, O>,
+        workspace: &mut [Line],
+    ) -> Result<()> {
+        AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
+        let (sums, scratch) = workspace.split_at_mut(self.sums_lines());
+        self.run_with(inputs, gradients, sums, |call, sums| {
+            let lines = call.part_lines();
+            (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], scratch))
+        })
+    }
+
+    /// Computes the gradients by a caller's threads. `compute` has [`Call::compute`] called once for each part, into
+    /// lines `part · part_lines` and following of its second argument.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and those of `compute`. Nothing has been written then.
+    pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
+        &'c self,
+        inputs: Inputs<'c, T, G>,
+        gradients: Gradients<'_, O>,
+        sums: &mut [Line],
+        compute: impl FnOnce(&Call<'c>, &mut [Line]) -> Result<()>,
+    ) -> Result<()> {
+        self.check(&inputs, &gradients)?;
+        AttnError::check_len("lines of sums", self.sums_lines(), sums.len())?;
+        let Inputs { q, k, v, out, lse, dy } = inputs;
+        let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
+        let factor = self.problem.scale() / self.problem.attn().get_temperature().unwrap_or(1.0);
+        let call = Call { job, layout: self.layout, out: G::input(out), dy: G::input(dy), lse, factor };
+        let sums = &mut sums[..self.sums_lines()];
+        compute(&call, sums)?;
+        call.finish(sums, gradients);
+        Ok(())
+    }
+}

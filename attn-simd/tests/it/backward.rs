@@ -1,0 +1,238 @@
+//! Gradients of the kernels against `attn_core::backward`, at every level: odd sizes, masks, options, layouts, hidden
+//! NaN, refusals.
+
+use attn_core::backward::{self as oracle, Gradients};
+use attn_core::dropout::Dropout;
+use attn_core::half::bf16;
+use attn_core::mask::{BlockSparse, Documents};
+use attn_core::position::alibi::Alibi;
+use attn_core::score_mod::Mods;
+use attn_core::{Align, Attention, AttnError, AttnShape, Element, Layout, Mask, Outputs, View, ViewMut, reference};
+use attn_simd::backward::{self, Inputs};
+use attn_simd::{KernelElement, Level, Workspace};
+use attn_testing::numbers::Numbers;
+
+/// Largest difference, in shares of the largest gradient: `f32` sums of some hundred terms.
+const F32: f64 = 4e-6;
+/// The same of gradients rounded to `bf16`, from an output that was.
+const BF16: f64 = 8e-3;
+
+/// Tensors of a call.
+struct Case<T> {
+    shape: AttnShape,
+    q: Vec<T>,
+    k: Vec<T>,
+    v: Vec<T>,
+    dy: Vec<T>,
+}
+
+/// dq, dk, dv and the gradient of the sinks.
+type Four = [Vec<f64>; 4];
+
+impl<T: KernelElement> Case<T> {
+    fn new([batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim]: [usize; 7]) -> Self {
+        let shape = AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        let mut numbers = Numbers::new(q_len as u64 * 31 + kv_len as u64);
+        let mut take = |len: usize| numbers.take(len).into_iter().map(T::from_f64).collect();
+        Self {
+            shape,
+            q: take(batch * q_heads * q_len * head_dim),
+            k: take(batch * kv_heads * kv_len * head_dim),
+            v: take(batch * kv_heads * kv_len * value_dim),
+            dy: take(batch * q_heads * q_len * value_dim),
+        }
+    }
+
+    fn sizes(&self) -> [[usize; 4]; 3] {
+        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        [[batch, q_heads, q_len, head_dim], [batch, kv_heads, kv_len, head_dim], [batch, kv_heads, kv_len, value_dim]]
+    }
+
+    fn views(&self) -> [View<'_, T>; 4] {
+        let [q, k, v] = self.sizes();
+        let view = |data, sizes| View::new(data, Layout::Bhsd, sizes).unwrap();
+        [view(&self.q, q), view(&self.k, k), view(&self.v, v), view(&self.dy, self.shape.output())]
+    }
+
+    /// Somewhere for gradients to go, where what was there before must not matter.
+    fn into<O: Element>(&self, f: impl FnOnce(Gradients<'_, O>) -> Result<(), AttnError>) -> Result<Four, AttnError> {
+        let sizes = self.sizes();
+        let fresh = |sizes: [usize; 4]| vec![O::from_f64(f64::NAN); sizes.iter().product()];
+        let [mut dq, mut dk, mut dv] = sizes.map(fresh);
+        let mut sinks = vec![f64::NAN; self.shape.q_heads];
+        f(Gradients::new(
+            ViewMut::new(&mut dq, Layout::Bhsd, sizes[0]).unwrap(),
+            ViewMut::new(&mut dk, Layout::Bhsd, sizes[1]).unwrap(),
+            ViewMut::new(&mut dv, Layout::Bhsd, sizes[2]).unwrap(),
+        )
+        .sinks(&mut sinks))?;
+        let wide = |x: Vec<O>| x.into_iter().map(|x| x.to_f64()).collect();
+        Ok([wide(dq), wide(dk), wide(dv), sinks])
+    }
+
+    fn want<M: Mods>(&self, attn: &Attention<'_, M>) -> Four {
+        let [q, k, v, dy] = self.views();
+        let mut scratch = vec![0.0; oracle::scratch_len(&self.shape).unwrap()];
+        self.into::<f64>(|gradients| oracle::gradients(attn, q, k, v, dy, gradients, &mut scratch)).unwrap()
+    }
+
+    /// Output and lse of the reference.
+    fn forward<M: Mods>(&self, attn: &Attention<'_, M>) -> (Vec<T>, Vec<f32>) {
+        let [q, k, v, _] = self.views();
+        let (mut out, mut lse) = (vec![T::default(); self.dy.len()], vec![0.0f32; self.shape.rows()]);
+        let to = ViewMut::new(&mut out, Layout::Bhsd, self.shape.output()).unwrap();
+        reference::forward(attn, q, k, v, Outputs::new(to).lse(&mut lse), &mut vec![0.0; self.shape.kv_len]).unwrap();
+        (out, lse)
+    }
+
+    fn got<M: Mods + Sync>(&self, level: Level, attn: &Attention<'_, M>) -> Result<Four, AttnError> {
+        let ([q, k, v, dy], (out, lse)) = (self.views(), self.forward(attn));
+        let out = View::new(&out, Layout::Bhsd, self.shape.output()).unwrap();
+        let inputs = Inputs { q, k, v, out, lse: &lse, dy };
+        let mut workspace = Workspace::new();
+        workspace.lines(300_000).fill(attn_simd::Line([f32::NAN; 16]));
+        self.into::<T>(|gradients| backward::gradients_at(level, attn, inputs, gradients, &mut workspace))
+    }
+
+    fn check<M: Mods + Sync>(&self, name: &str, attn: &Attention<'_, M>, tolerance: f64) {
+        let want = self.want(attn);
+        for level in super::levels_and_model() {
+            let got = self.got(level, attn).unwrap();
+            for (n, what) in ["dq", "dk", "dv", "dsinks"].into_iter().enumerate() {
+                let most = want[n].iter().fold(1.0f64, |most, x| most.max(x.abs()));
+                for (i, (got, want)) in got[n].iter().zip(&want[n]).enumerate() {
+                    let off = (got - want).abs() / most;
+                    let name = (name, self.shape, level.name(), what, i);
+                    assert!(off <= tolerance || got.is_nan() && want.is_nan(), "{name:?}: {got}, not {want} ({off:e})");
+                }
+            }
+        }
+    }
+}
+
+const SIZES: [[usize; 7]; 9] = [
+    [1, 1, 1, 1, 1, 1, 1],
+    [2, 2, 1, 3, 5, 4, 3],
+    [1, 4, 2, 17, 70, 16, 24],
+    [1, 3, 1, 49, 64, 40, 33],
+    [2, 2, 2, 100, 131, 64, 64],
+    [1, 1, 1, 260, 130, 20, 65],
+    [1, 2, 1, 5, 0, 4, 4],
+    [1, 2, 2, 0, 5, 4, 4],
+    [1, 1, 1, 7, 9, 0, 3],
+];
+
+#[test]
+fn plain_and_ranges_over_odd_sizes() {
+    for sizes in SIZES {
+        let case = Case::<f32>::new(sizes);
+        case.check("plain", &Attention::new(), F32);
+        for align in [Align::TopLeft, Align::BottomRight] {
+            case.check("causal", &Attention::new().mask(Mask::causal(align)), F32);
+            case.check("window", &Attention::new().mask(Mask::window(9, 3, align)), F32);
+        }
+        let lens: Vec<usize> = (0..sizes[0]).map(|n| sizes[4] * (n + 1) / (sizes[0] + 1)).collect();
+        case.check("lens", &Attention::new().mask(Mask::kv_lens(&lens[..])), F32);
+    }
+}
+
+#[test]
+fn options_over_odd_sizes() {
+    for sizes in SIZES {
+        let [_, q_heads, _, q_len, kv_len, ..] = sizes;
+        let case = Case::<f32>::new(sizes);
+        let mut numbers = Numbers::new(5);
+        let sinks: Vec<f32> = numbers.take(q_heads).into_iter().map(|x| x as f32).collect();
+        let mut bias: Vec<f32> = numbers.take(q_heads * q_len * kv_len).into_iter().map(|x| x as f32).collect();
+        bias.iter_mut().step_by(5).for_each(|x| *x = f32::NEG_INFINITY);
+        let causal = || Attention::new().mask(Mask::causal(Align::BottomRight));
+        case.check("sinks", &causal().sinks(&sinks), F32);
+        case.check("scale", &causal().scale(-0.3).temperature(0.7), F32);
+        case.check("scale 0", &causal().scale(0.0), F32);
+        case.check("soft-cap", &causal().softcap(0.5), F32);
+        case.check("dropout", &causal().dropout(Dropout::Seeded { p: 0.3, seed: 7 }), F32);
+        let slopes: Vec<f32> = (1..=q_heads).map(|n| 0.5 / n as f32).collect();
+        case.check("alibi", &causal().alibi(Alibi { slopes: &slopes, align: Align::BottomRight }).softcap(1.0), F32);
+        if kv_len > 0 && q_len > 0 {
+            let view = View::new(&bias, Layout::Bhsd, [1, q_heads, q_len, kv_len]).unwrap();
+            case.check("bias", &causal().bias(view).temperature(1.5).sinks(&sinks), F32);
+        }
+        case.check("mask_mod", &Attention::new().mask_mod(|at| (at.query + at.key) % 3 != 1), F32);
+    }
+}
+
+#[test]
+fn tables_of_masks() {
+    let case = Case::<f32>::new([1, 2, 1, 100, 131, 32, 16]);
+    let documents = Documents::new(&[0, 30, 30, 90], &[0, 10, 70, 131]);
+    case.check("documents", &Attention::new().mask(Mask::documents(documents)), F32);
+    let keep: Vec<bool> = (0..2 * 4 * 5).map(|n| n % 3 != 1).collect();
+    let blocks = View::new(&keep, Layout::Bhsd, [1, 2, 4, 5]).unwrap();
+    let sparse = BlockSparse { blocks, block_q: 25, block_k: 27 };
+    case.check("block-sparse", &Attention::new().mask(Mask::block_sparse(sparse)), F32);
+}
+
+#[test]
+fn halves() {
+    for sizes in SIZES {
+        let case = Case::<bf16>::new(sizes);
+        case.check("bf16", &Attention::new().mask(Mask::causal(Align::BottomRight)), BF16);
+    }
+}
+
+/// Hidden keys and queries that see nothing may hold anything.
+#[test]
+fn hidden_nan_changes_no_bit() {
+    let sizes = [1, 2, 1, 60, 150, 20, 24];
+    let lens = [77];
+    let queries = [33];
+    let attn = Attention::new().mask(Mask::kv_lens(&lens[..]).and(Mask::q_lens(&queries[..])));
+    let clean = Case::<f32>::new(sizes);
+    let mut sick = Case::<f32>::new(sizes);
+    let [_, _, _, q_len, _, head_dim, value_dim] = sizes;
+    for x in [f32::NAN, f32::INFINITY] {
+        sick.k[77 * head_dim..].fill(x);
+        sick.v[77 * value_dim..].fill(x);
+        for head in 0..2 {
+            sick.q[(head * q_len + 33) * head_dim..][..27 * head_dim].fill(x);
+            sick.dy[(head * q_len + 33) * value_dim..][..27 * value_dim].fill(x);
+        }
+        for level in super::levels_and_model() {
+            let bits = |four: Four| four.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>());
+            let (clean, sick) = (clean.got(level, &attn).unwrap(), sick.got(level, &attn).unwrap());
+            assert!(clean.iter().flatten().all(|x| x.is_finite()));
+            assert_eq!(bits(clean), bits(sick), "{}", level.name());
+        }
+    }
+}
+
+#[test]
+fn a_visible_nan_reaches_the_rows_that_see_it_and_no_others() {
+    let mut case = Case::<f32>::new([1, 1, 1, 20, 90, 8, 8]);
+    case.k[85 * 8 + 3] = f32::NAN; // seen by queries 15 and later
+    case.check("NaN", &Attention::new().mask(Mask::causal(Align::BottomRight)), F32);
+}
+
+#[test]
+fn refusals_write_nothing() {
+    let case = Case::<f32>::new([1, 1, 1, 3, 4, 2, 2]);
+    let error = case.got(Level::detect(), &Attention::new().score_mod(|s, _| s)).unwrap_err();
+    assert!(matches!(error, AttnError::Unsupported { .. }), "{error}");
+    let [q, k, v, dy] = case.views();
+    let (mut dq, mut dk, mut dv) = ([7.0f32; 6], [7.0f32; 8], [7.0f32; 8]);
+    let mut bias = [7.0; 12];
+    let lse = [0.0; 3];
+    for (lse, with_bias) in [(&lse[..2], false), (&lse[..], true)] {
+        let mut gradients = Gradients::new(
+            ViewMut::matrix(&mut dq, 3, 2).unwrap(),
+            ViewMut::matrix(&mut dk, 4, 2).unwrap(),
+            ViewMut::matrix(&mut dv, 4, 2).unwrap(),
+        );
+        if with_bias {
+            gradients = gradients.bias(ViewMut::matrix(&mut bias, 3, 4).unwrap());
+        }
+        let inputs = Inputs { q, k, v, out: dy, lse, dy };
+        backward::gradients(&Attention::new(), inputs, gradients, &mut Workspace::new()).unwrap_err();
+    }
+    assert!(dq.iter().chain(&dk).chain(&dv).all(|&x| x == 7.0));
+}
