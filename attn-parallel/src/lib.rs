@@ -24,7 +24,7 @@
 //! | ALiBi, soft-cap, sinks, dropout, a bias, functions of my own | the methods of [`Attention`] |
 //! | to keep options with closures in a struct | [`BoxedMods`] |
 //! | the weights, for a picture | [`Outputs::weights`]; single rows: [`attn_core::weights`] |
-//! | gradients | [`attn_core::backward`] |
+//! | gradients | [`backward`]; in `f64`, of every option: [`attn_core::backward`] |
 //! | to choose level, number of threads or scratch | [`Runner`], [`Level`], [`Workspace`] |
 //! | the same call many times, checked once | [`Plan`] and [`Runner::forward_planned`], [`DecodePlan`] |
 //! | projections around it | `attn_layers::module`, with [`Kernels`] as its engine |
@@ -54,6 +54,7 @@
 
 mod allocating;
 mod decode;
+mod gradients;
 mod module;
 mod runner;
 mod scratch;
@@ -74,7 +75,7 @@ pub use attn_simd::decode::{DecodePlan, Source};
 #[doc(inline)]
 pub use attn_simd::{BoxedMods, KernelElement, Level, Plan, Workspace};
 pub use module::Kernels;
-pub use runner::{Runner, attend_cache, forward};
+pub use runner::{Runner, attend_cache, backward, forward};
 pub use threads::threads;
 
 // The examples of README and docs run as tests here, because this crate has all engines.

@@ -1,15 +1,17 @@
-//! The two verbs, `forward` and `attend_cache`, and the [`Runner`] that says how they run: at which level, on how many
-//! threads, in whose scratch.
+//! The verbs `forward`, `attend_cache` and `backward`, and the [`Runner`] that says how they run: at which level, on how
+//! many threads, in whose scratch.
 
+use attn_core::backward::Gradients;
 use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Outputs, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Outputs, Result, View};
+use attn_simd::backward::Inputs;
 use attn_simd::decode::{DecodeCall, DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Plan, Work, Workspace, with_weights};
 
 use crate::scratch::Scratch;
 use crate::threads::on_threads;
-use crate::{decode, weights, worth};
+use crate::{decode, gradients, weights, worth};
 
 /// Computes attention on the threads of the current rayon pool, at the best level of this machine (or the one that
 /// `ATTN_LEVEL` names). [`Runner`] sets level, threads and scratch.
@@ -77,6 +79,41 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
     outputs: impl Into<Outputs<'o, O>>,
 ) -> Result<()> {
     Runner::new().attend_cache(attn, q, queries, cache, outputs)
+}
+
+/// Computes the gradients of `Σ y·dy` by q, k, v and the sinks, with the options of the forward call that made `out`
+/// and `lse`. [`Runner`] sets level, threads and scratch.
+///
+/// Sums are taken in an order that follows from the shape: the bits do not depend on the number of threads. Memory for
+/// the sums of up to 16 parts is allocated; it grows with the length of the sequence, not with its square.
+///
+/// ```
+/// use attn_parallel::attn_core::backward::Gradients;
+/// use attn_parallel::attn_simd::backward::Inputs;
+/// use attn_parallel::{Attention, Outputs, View, ViewMut, backward, forward};
+/// let (attn, x) = (Attention::new(), (0..40).map(|n| (n as f32).sin()).collect::<Vec<_>>());
+/// let x = View::matrix(&x, 5, 8)?;
+/// let (mut out, mut lse) = ([0.0f32; 40], [0.0f32; 5]);
+/// forward(&attn, x, x, x, Outputs::new(ViewMut::matrix(&mut out, 5, 8)?).lse(&mut lse))?;
+///
+/// let dy = [1.0f32; 40];
+/// let (out, dy) = (View::matrix(&out, 5, 8)?, View::matrix(&dy, 5, 8)?);
+/// let [mut dq, mut dk, mut dv] = [[0.0f32; 40]; 3];
+/// let [to_q, to_k, to_v] = [&mut dq, &mut dk, &mut dv].map(|to| ViewMut::matrix(to, 5, 8));
+/// backward(&attn, Inputs { q: x, k: x, v: x, out, lse: &lse, dy }, Gradients::new(to_q?, to_k?, to_v?))?;
+/// assert!((dv.iter().sum::<f32>() - 40.0).abs() < 1e-4); // each query spreads a weight of 1
+/// # Ok::<(), attn_parallel::AttnError>(())
+/// ```
+///
+/// # Errors
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported) for
+/// the gradient of a bias and for a `score_mod`, which [`attn_core::backward`] computes.
+pub fn backward<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    inputs: Inputs<'_, T, G>,
+    gradients: Gradients<'_, O>,
+) -> Result<()> {
+    Runner::new().backward(attn, inputs, gradients)
 }
 
 /// How calls run: at which level, on at most how many threads, in whose scratch. No bit of a result depends on threads
@@ -231,6 +268,20 @@ impl<'w> Runner<'w> {
         let call = plan.split(q, outputs)?;
         let threads = threads.min(worth::reading_bytes(plan.bytes() as f64 * plan.passes() as f64));
         run_call(self.scratch(), threads, call)
+    }
+
+    /// As [`backward`].
+    ///
+    /// # Errors
+    /// As [`backward`]; [`AttnError::TooShort`] if no workspace was given.
+    pub fn backward<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        inputs: Inputs<'_, T, G>,
+        gradients: Gradients<'_, O>,
+    ) -> Result<()> {
+        let (level, threads) = (self.level_or_best(), self.most_threads()?);
+        gradients::run((level, threads, self.scratch()), attn, inputs, gradients)
     }
 
     fn scratch(&mut self) -> Scratch<'_> {

@@ -1,5 +1,6 @@
 //! Integration tests of `attn-parallel`, one program with a module per subject.
 
+mod backward;
 mod laws;
 mod memory;
 mod steps;

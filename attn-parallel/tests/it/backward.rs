@@ -1,0 +1,54 @@
+//! Gradients on threads: the bits of one thread, whatever their number, and those of one call on one thread.
+
+use attn_parallel::attn_core::backward::Gradients;
+use attn_parallel::attn_simd::backward::{self, Inputs};
+use attn_parallel::{
+    Align, Attention, AttnError, Layout, Level, Mask, Outputs, Runner, View, ViewMut, Workspace, forward,
+};
+
+const Q: [usize; 4] = [1, 2, 300, 40];
+const K: [usize; 4] = [1, 1, 310, 40];
+
+fn wave(sizes: [usize; 4], f: f32) -> Vec<f32> {
+    (0..sizes.iter().product::<usize>()).map(|n| (n as f32 * f).sin()).collect()
+}
+
+/// dq, dk, dv of a call.
+fn gradients(
+    attn: &Attention<'_>,
+    run: impl FnOnce(Inputs<'_, f32, f32>, Gradients<'_, f32>) -> Result<(), AttnError>,
+) -> [Vec<f32>; 3] {
+    let (q, k, v, dy) = (wave(Q, 0.7), wave(K, 1.3), wave(K, 0.4), wave(Q, 0.9));
+    let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
+    let (q, k, v, dy) = (view(&q, Q), view(&k, K), view(&v, K), view(&dy, Q));
+    let (mut out, mut lse) = (wave(Q, 0.0), vec![0.0; 600]);
+    forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, Q).unwrap()).lse(&mut lse)).unwrap();
+    let [mut dq, mut dk, mut dv] = [Q, K, K].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
+    let to = Gradients::new(
+        ViewMut::new(&mut dq, Layout::Bhsd, Q).unwrap(),
+        ViewMut::new(&mut dk, Layout::Bhsd, K).unwrap(),
+        ViewMut::new(&mut dv, Layout::Bhsd, K).unwrap(),
+    );
+    run(Inputs { q, k, v, out: View::new(&out, Layout::Bhsd, Q).unwrap(), lse: &lse, dy }, to).unwrap();
+    [dq, dk, dv]
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
+    let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+    for level in Level::available() {
+        let one =
+            gradients(&attn, |inputs, to| backward::gradients_at(level, &attn, inputs, to, &mut Workspace::new()));
+        assert!(one.iter().flatten().all(|x| x.is_finite()));
+        for threads in 1..=16 {
+            let mut runner = Runner::new().level(level).threads(threads);
+            let many = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));
+            assert!(many == one, "{} on {threads} threads", level.name());
+        }
+        let mut kept = [const { Workspace::new() }; 2];
+        let mut runner = Runner::new().level(level).workspaces(&mut kept);
+        let given = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));
+        assert!(given == one, "{} in two workspaces", level.name());
+    }
+}
