@@ -1,7 +1,7 @@
 //! The project's workshop: `cargo xtask <command>`.
 //!
 //! One module per command; each has a struct of arguments, and a `run` that returns an exit code. Nothing here is part
-//! of the product. The commands that build and check the workspace are in [`workshop`], a program of its own. All this
+//! of the product. The commands that build and check the workspace are in `workshop`, a program of its own. All this
 //! is a library, so that cargo compiles it while it still compiles the kernels; `main` only starts it.
 
 mod bench;

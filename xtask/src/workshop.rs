@@ -36,9 +36,5 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
         eprintln!("error: no command is called '{name}'\n\nFor more information, try '--help'.");
         return ExitCode::from(2);
     }
-    // Cargo and the command have said what went wrong.
-    match hand_over::run(&["--package".as_ref(), "workshop".as_ref()], &args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    hand_over::run("workshop", &args)
 }
