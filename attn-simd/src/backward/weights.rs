@@ -23,22 +23,16 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
     kept: Option<Kept<'_>>,
 ) {
     let (width, zero, scale) = (NQ * I::LANES, isa.splat(0.0), isa.splat(log2_scale));
-    let vectors = |row: &[f32]| -> [I::F; NQ] {
-        core::array::from_fn(
-            #[inline(always)]
-            |n| isa.load(&row[n * I::LANES..]),
-        )
-    };
-    let lse = vectors(lse).map(
-        #[inline(always)]
-        |x| isa.sub(zero, x),
-    );
-    let delta = vectors(delta);
+    let (mut shift, mut offset) = ([zero; NQ], [zero; NQ]);
+    for n in 0..NQ {
+        shift[n] = isa.sub(zero, isa.load(&lse[n * I::LANES..]));
+        offset[n] = isa.load(&delta[n * I::LANES..]);
+    }
     let rows = scores.chunks_exact_mut(width).zip(dots.chunks_exact_mut(width));
     for (key, (s, d)) in rows.enumerate() {
-        let mut y = vectors(s);
+        let mut y = [zero; NQ];
         for n in 0..NQ {
-            y[n] = isa.mul_add(y[n], scale, lse[n]);
+            y[n] = isa.mul_add(isa.load(&s[n * I::LANES..]), scale, shift[n]);
         }
         let p = exp2_each(isa, y);
         for n in 0..NQ {
@@ -49,7 +43,7 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
                 weight = isa.select(kept, isa.mul(weight, factor), zero);
                 dot = isa.select(kept, isa.mul(dot, factor), zero);
             }
-            let mut gradient = isa.mul(p[n], isa.sub(dot, delta[n]));
+            let mut gradient = isa.mul(p[n], isa.sub(dot, offset[n]));
             if let Some(visible) = visible {
                 let visible = isa.mask_from_bits(visible[key] >> at);
                 weight = isa.select(visible, weight, zero);
