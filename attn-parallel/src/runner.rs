@@ -1,5 +1,5 @@
-//! The verbs `forward`, `attend_cache` and `backward`, and the [`Runner`] that says how they run: at which level, on how
-//! many threads, in whose scratch.
+//! The verbs `forward`, `attend_cache` and `backward`, and the [`Runner`] that says how they run: at which level, on
+//! how many threads, in whose scratch.
 
 use attn_core::backward::Gradients;
 use attn_core::kv_cache::Queries;

@@ -33,6 +33,7 @@
 
 mod buffers;
 mod call;
+mod job;
 mod layout;
 mod plan;
 mod sweep;

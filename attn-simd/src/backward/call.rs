@@ -6,25 +6,13 @@ use attn_core::backward::Gradients;
 use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};
 
 use super::buffers::{Buffers, Sums};
-use super::layout::Layout;
+use super::job::{Job, product};
 use super::sweep;
-use crate::dtype::Input;
-use crate::isa::Isa;
-use crate::pack;
-use crate::prefill::job::Job;
 use crate::workspace::Line;
 
 /// A backward call, cut into parts. Each part is computed by one thread, into lines of its own, and the bits of the
 /// gradients do not depend on which.
-pub struct Call<'c> {
-    pub(super) job: Job<'c>,
-    pub(super) layout: Layout,
-    pub(super) out: Input<'c>,
-    pub(super) dy: Input<'c>,
-    pub(super) lse: &'c [f32],
-    /// The derivative of a score by its product, but for the soft-cap.
-    pub(super) factor: f64,
-}
+pub struct Call<'c>(pub(super) Job<'c>);
 
 impl fmt::Debug for Call<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,17 +23,17 @@ impl fmt::Debug for Call<'_> {
 impl Call<'_> {
     /// Parts in all.
     pub fn parts(&self) -> usize {
-        self.layout.count()
+        self.0.layout.count()
     }
 
     /// Lines of the sums of one part.
     pub fn part_lines(&self) -> usize {
-        self.layout.part_lines()
+        self.0.layout.part_lines()
     }
 
     /// Lines of scratch of one thread.
     pub fn scratch_lines(&self) -> usize {
-        self.layout.scratch.lines()
+        self.0.layout.scratch.lines()
     }
 
     /// Computes the sums of a part. `scratch` may hold anything.
@@ -58,15 +46,15 @@ impl Call<'_> {
         }
         AttnError::check_len("lines of a part", self.part_lines(), sums.len())?;
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
-        let (mut sums, mut buffers) = (Sums::new(sums, &self.layout), Buffers::new(scratch, &self.layout.scratch));
-        sweep::part(self, part, &mut sums, &mut buffers);
+        let (mut sums, mut buffers) = (Sums::new(sums, &self.0.layout), Buffers::new(scratch, &self.0.layout.scratch));
+        sweep::part(&self.0, part, &mut sums, &mut buffers);
         Ok(())
     }
 
     /// Adds up the sums of all parts, in order, and writes the gradients, whose sizes have been checked.
     pub(super) fn finish<O: Element>(&self, sums: &mut [Line], gradients: Gradients<'_, O>) {
         let Gradients { mut dq, mut dk, mut dv, sinks, .. } = gradients;
-        let (layout, shape) = (&self.layout, &self.job.shape);
+        let (layout, shape) = (&self.0.layout, &self.0.forward.shape);
         if let Some(sinks) = sinks {
             self.sinks(sinks);
         }
@@ -83,9 +71,10 @@ impl Call<'_> {
                 add(all.dv, part.dv);
             }
             let [batch, head, _] = layout.place(first);
-            for (to, from, columns, factor) in
-                [(&mut dk, &mut all.dk, layout.columns[0], self.factor), (&mut dv, &mut all.dv, layout.columns[1], 1.0)]
-            {
+            for (to, from, columns, factor) in [
+                (&mut dk, &mut all.dk, layout.columns[0], self.0.factor),
+                (&mut dv, &mut all.dv, layout.columns[1], 1.0),
+            ] {
                 let [.., dim] = to.sizes();
                 for (key, row) in from.chunks_exact(columns.max(1)).enumerate() {
                     write_row(to, [batch, head, key], &row[..dim], factor);
@@ -97,10 +86,10 @@ impl Call<'_> {
 
     /// Writes the rows of `dq` of a part.
     fn write_dq<O: Element>(&self, part: usize, from: &[f32], to: &mut ViewMut<'_, O>) {
-        let mut rows = from.chunks_exact(self.job.shape.head_dim.max(1));
-        for block in self.layout.blocks(self.layout.place(part)) {
+        let mut rows = from.chunks_exact(self.0.forward.shape.head_dim.max(1));
+        for block in self.0.layout.blocks(self.0.layout.place(part)) {
             for (n, row) in rows.by_ref().take(block.count).enumerate() {
-                write_row(to, [block.batch, block.head, block.first + n], row, self.factor);
+                write_row(to, [block.batch, block.head, block.first + n], row, self.0.factor);
             }
         }
     }
@@ -108,15 +97,15 @@ impl Call<'_> {
     /// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
     fn sinks(&self, to: &mut [f64]) {
         to.fill(0.0);
-        let (shape, Some(sinks)) = (&self.job.shape, self.job.sinks) else { return };
+        let (shape, Some(sinks)) = (&self.0.forward.shape, self.0.forward.sinks) else { return };
         let AttnShape { batch, q_heads, q_len, .. } = *shape;
         for b in 0..batch {
             for head in 0..q_heads {
                 for query in 0..q_len {
-                    let lse = f64::from(self.lse[shape.row(b, head, query)]);
+                    let lse = f64::from(self.0.lse[shape.row(b, head, query)]);
                     let product = |channel: usize| {
                         let at = [b, head, query, channel];
-                        product(self.out.at(at), self.dy.at(at))
+                        product(self.0.out.at(at), self.0.dy.at(at))
                     };
                     let delta: f64 = (0..shape.value_dim).map(product).sum();
                     to[head] -= libm::exp(f64::from(sinks[head]) - lse) * delta;
@@ -124,19 +113,6 @@ impl Call<'_> {
             }
         }
     }
-
-    /// `δ = dy·y` of a row. `scratch` holds a row of values.
-    #[inline(always)]
-    pub(super) fn delta<I: Isa>(&self, isa: I, row: [usize; 3], dy: &[f32], scratch: &mut [f32]) -> f64 {
-        let out = &mut scratch[..dy.len()];
-        pack::read_row(isa, &self.out, row, 0, out);
-        out.iter().zip(dy).map(|(&y, &dy)| product(y, dy)).sum()
-    }
-}
-
-/// An output times its gradient. An output of 0 gives 0: a row that sees nothing has no gradient, whatever `dy` holds.
-fn product(y: f32, dy: f32) -> f64 {
-    if y == 0.0 { 0.0 } else { f64::from(y) * f64::from(dy) }
 }
 
 /// `to += from`.

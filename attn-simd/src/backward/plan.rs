@@ -154,7 +154,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let Inputs { q, k, v, out, lse, dy } = inputs;
         let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
         let factor = self.problem.scale() / self.problem.attn().get_temperature().unwrap_or(1.0);
-        let call = Call { job, layout: self.layout, out: G::input(out), dy: G::input(dy), lse, factor };
+        let (out, dy) = (G::input(out), G::input(dy));
+        let call = Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor });
         let sums = &mut sums[..self.sums_lines()];
         compute(&call, sums)?;
         call.finish(sums, gradients);

@@ -9,7 +9,7 @@
 //! ```
 
 use super::buffers::{Buffers, Sums};
-use super::call::Call;
+use super::job::Job;
 use super::weights::{self, Kept};
 use crate::gemm::{self, Panel, Reach};
 use crate::isa::Isa;
@@ -25,13 +25,13 @@ use crate::queue::Rows;
 use crate::scoring::{KV_TILE, TileAt};
 
 /// Computes the sums of a part.
-pub(super) fn part(call: &Call<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
+pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
     sums.dk.fill(0.0);
     sums.dv.fill(0.0);
     let mut row = 0;
     for rows in call.layout.blocks(call.layout.place(part)) {
         let block = Block { call, rows, row };
-        match call.job.level {
+        match call.forward.level {
             Level::Portable(isa) => block_portable(isa, block, sums, buffers),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(isa) => block_avx2(isa, block, sums, buffers),
@@ -76,7 +76,7 @@ const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
 
 /// A block of queries.
 struct Block<'b> {
-    call: &'b Call<'b>,
+    call: &'b Job<'b>,
     rows: Rows,
     /// Its first row in the part's `dq`.
     row: usize,
@@ -90,7 +90,7 @@ impl Block<'_> {
         sums: &mut Sums<'_>,
         buffers: &mut Buffers<'_>,
     ) {
-        let (job, rows, width) = (&self.call.job, self.rows, NQ * I::LANES);
+        let (job, rows, width) = (&self.call.forward, self.rows, NQ * I::LANES);
         self.start(isa, width, buffers);
         let ranges = Ranges::of(job, rows);
         let (mut from, mut held) = (ranges.any.start, false);
@@ -111,7 +111,7 @@ impl Block<'_> {
     /// Reads queries and gradients of outputs, and computes `δ`.
     #[inline(always)]
     fn start<I: Isa>(&self, isa: I, width: usize, buffers: &mut Buffers<'_>) {
-        let (call, job, rows) = (self.call, &self.call.job, self.rows);
+        let (call, job, rows) = (self.call, &self.call.forward, self.rows);
         let at = [rows.batch, rows.head, rows.first];
         let dims = [job.shape.head_dim, job.shape.value_dim];
         for (n, input) in [&job.q, &call.dy].into_iter().enumerate() {
@@ -157,7 +157,7 @@ impl Block<'_> {
         sums: &mut Sums<'_>,
         buffers: &mut Buffers<'_>,
     ) -> bool {
-        let (call, job, rows, width) = (self.call, &self.call.job, self.rows, NQ * I::LANES);
+        let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
         let shape = &job.shape;
         let tile = TileAt { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
         let mut bits = [0; KV_TILE];
