@@ -152,7 +152,7 @@ mod tests {
             let refused = [Level::by_name("amx"), Level::by_name("amx")];
             assert_eq!(signal_stack(None), 0);
             assert_eq!([refused[0], refused[1], Level::by_name("amx")], [Err(LevelError::Refused); 3]);
-            assert_eq!(Level::available().last().map(Level::name), Some("avx512"));
+            assert!(Level::available().all(|level| level.name() != "amx"));
             return;
         }
         if amx().is_none() {
