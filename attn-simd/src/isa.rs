@@ -51,7 +51,9 @@ pub enum LevelError {
 impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "no such level; the levels are portable, avx2, avx512, avx512bf16, amx and two for tests, avx512bf16-model and amx-model",
+            Self::Unknown => {
+                "no such level; the levels are portable, avx2, avx512, avx512bf16, amx, avx512bf16-model and amx-model"
+            }
             Self::Missing => "this machine lacks the instructions of that level",
             Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
             Self::Refused => {

@@ -21,7 +21,7 @@ use crate::prefill::job::Job;
 use crate::prefill::layout::Tiles;
 use crate::recomputed::with_weights;
 use crate::scoring::{Scoring, log2_scale};
-use crate::workspace::Line;
+use crate::workspace::{Line, check_dims};
 
 /// Shape, options and level, checked against each other; runs any number of times without allocating.
 ///
@@ -65,12 +65,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
         let tiles = Tiles::of(level.vectors());
-        // The scratch sizes are small multiples of these; beyond, they could overflow on 32 bits.
-        for (what, size) in [("head_dim", shape.head_dim), ("value_dim", shape.value_dim)] {
-            if size > (isize::MAX as usize) >> 12 {
-                return Err(AttnError::Overflow { what });
-            }
-        }
+        check_dims([shape.head_dim, shape.value_dim])?;
         // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the
         // tile unit is there for tests, and leaves nothing to it that tiles can do.
         let few = decode::is_few(&shape) && !level.is_model();

@@ -12,6 +12,17 @@ use attn_core::{AttnError, Result};
 use crate::amx::product::Operand;
 use crate::gemv::Stored;
 
+/// Refuses a head_dim or value_dim beyond which scratch sizes, which are small multiples of them, could overflow on
+/// 32 bits.
+pub(crate) fn check_dims([head_dim, value_dim]: [usize; 2]) -> Result<()> {
+    for (what, size) in [("head_dim", head_dim), ("value_dim", value_dim)] {
+        if size > (isize::MAX as usize) >> 12 {
+            return Err(AttnError::Overflow { what });
+        }
+    }
+    Ok(())
+}
+
 /// One cache line of scratch: sixteen floats, aligned to 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]

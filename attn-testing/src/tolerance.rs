@@ -133,3 +133,11 @@ pub const DIFFERENCE: f64 = 1e-7;
 /// The same where the argument is `f32`, so that the step must be as large as `2⁻⁹`: its square times a third
 /// derivative.
 pub const DIFFERENCE_F32: f64 = 2e-6;
+
+/// A gradient of the kernels in `f32` against the one in `f64`, relative to the largest (or 1): sums of some hundred
+/// products in chains, each off by some units of `2⁻²⁴`, and weights that are off by those of their scores.
+pub const GRADIENT_F32: f64 = 4e-6;
+/// The same rounded to `f16` (`2⁻¹¹`), from an output that was: `δ` takes its rounding, which `dq` and `dk` show.
+pub const GRADIENT_F16: f64 = 1e-3;
+/// The same in `bf16` (`2⁻⁸`).
+pub const GRADIENT_BF16: f64 = 8e-3;

@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: real models on these kernels, which the workspace in `demo/` runs on candle.
 //!
-//! Nobody who builds the workshop builds candle: it is built, in `target/demo`, when a demo is run.
+//! Nobody who builds `xtask` builds candle: it is built, in `target/demo`, when a demo is run.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match demo(&args.args) {
+    match build_and_run(&args.args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("demo: {message}");
@@ -26,6 +26,6 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 /// Builds the demos and runs one.
-pub(crate) fn demo(args: &[OsString]) -> Result<(), String> {
+pub(crate) fn build_and_run(args: &[OsString]) -> Result<(), String> {
     hand_over::run_apart("demo", "demo", args)
 }

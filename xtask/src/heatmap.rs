@@ -103,7 +103,7 @@ fn scene(args: &Args) -> Result<Scene, String> {
     }
     if let (Some(model), Some(text)) = (&args.model, &args.text) {
         let path = args.out.with_extension("json");
-        crate::demo::demo(&[model.into(), "--save".into(), path.clone().into(), "--".into(), text.into()])?;
+        crate::demo::build_and_run(&[model.into(), "--save".into(), path.clone().into(), "--".into(), text.into()])?;
         return heads::scene(&path, drop);
     }
     let tokens: Vec<&str> = match args.tokens.as_slice() {

@@ -1,4 +1,4 @@
-//! The project's workshop: `cargo xtask <command>`.
+//! `cargo xtask <command>`: what people measure with, and see.
 //!
 //! One module per command; each has a struct of arguments, and a `run` that returns an exit code. Nothing here is part
 //! of the product. The commands that build and check the workspace are in `workshop`, a program of its own. All this
@@ -10,6 +10,7 @@ mod hand_over;
 mod heatmap;
 mod levels;
 mod peers;
+mod reader;
 mod root;
 mod workshop;
 
@@ -50,22 +51,10 @@ enum Command {
     Workshop(Vec<OsString>),
 }
 
-/// Ends quietly if the reader of our output has closed it (`cargo xtask bench | head`), which makes `println!` panic.
-fn end_with_the_reader() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>();
-        if text.is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe")) {
-            std::process::exit(141); // as the signal would have it: 128 + SIGPIPE
-        }
-        usual(panic);
-    }));
-}
-
 /// Runs the command that the program's arguments name.
 #[must_use]
 pub fn run() -> ExitCode {
-    end_with_the_reader();
+    reader::end_with_it();
     match Cli::parse().command {
         Command::Bench(args) => bench::run(*args),
         Command::Demo(args) => demo::run(&args),

@@ -7,7 +7,7 @@
 //! The sums of a call start at 0, run over all steps, products and words, and join C by one addition.
 
 use super::model::{halves, rounded};
-use super::product::{AmxUnit, Load, Operand, Products, SIDE, Square};
+use super::product::{AmxUnit, Operand, Products, SIDE, Square};
 
 /// Rows of a tile, and words of a row.
 const ROWS: usize = 16;
@@ -32,18 +32,11 @@ impl AmxUnit for DotModel {
         let (in_a, in_b) = products.parts();
         let mut sums: Square = [0.0; SIDE * SIDE];
         for step in 0..steps {
-            let mut now = (0, 0);
-            for loads in products.steps() {
-                for load in *loads {
-                    match *load {
-                        Load::A(part) => now.0 = part,
-                        Load::B(part) => now.1 = part,
-                    }
-                }
+            for &(part_a, part_b) in &products.pairs()[..products.steps().len()] {
                 for (n, sum) in sums.iter_mut().enumerate() {
                     let (row, column) = (n / SIDE, n % SIDE);
-                    let a = &a[(step * in_a + now.0) * 2 + row / ROWS].0[row % ROWS * ROWS..][..ROWS];
-                    let b = &b[(step * in_b + now.1) * 2 + column / ROWS].0[column % ROWS..];
+                    let a = &a[(step * in_a + part_a) * 2 + row / ROWS].0[row % ROWS * ROWS..][..ROWS];
+                    let b = &b[(step * in_b + part_b) * 2 + column / ROWS].0[column % ROWS..];
                     *sum = a.iter().zip(b.iter().step_by(ROWS)).fold(*sum, |sum, (a, b)| dot(sum, *a, *b));
                 }
             }

@@ -303,16 +303,7 @@ mod tests {
                 let word = b[(step * in_b + part) * 2 + column / 16].0[k / 2 * 16 + column % 16];
                 if k.is_multiple_of(2) { halves(word.to_bits()).0 } else { halves(word.to_bits()).1 }
             };
-            let (mut pair, mut pairs) = ((0, 0), Vec::new());
-            for loads in products.steps() {
-                for load in *loads {
-                    match *load {
-                        Load::A(part) => pair.0 = part,
-                        Load::B(part) => pair.1 = part,
-                    }
-                }
-                pairs.push(pair);
-            }
+            let pairs = &products.pairs()[..products.steps().len()];
             for fresh in if cfg!(miri) { &[false][..] } else { &[true, false] } {
                 let (fresh, mut c) = (*fresh, [0.5; SIDE * SIDE]);
                 Model::new().block(*products, &a, &b, steps, fresh, &mut c);
@@ -320,7 +311,7 @@ mod tests {
                     for column in (0..SIDE).step_by(if cfg!(miri) { 5 } else { 1 }) {
                         let mut want = if fresh { 0.0 } else { 0.5 };
                         for step in 0..steps {
-                            for &(p, q) in &pairs {
+                            for &(p, q) in pairs {
                                 want +=
                                     (0..SIDE).map(|k| at_a(step, p, row, k) * at_b(step, q, k, column)).sum::<f32>();
                             }

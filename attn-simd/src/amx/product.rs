@@ -98,6 +98,24 @@ macro_rules! define {
 with_products!(define);
 
 impl Products {
+    /// The parts of A and of B that meet, per product of a step; only as many as [`steps`](Self::steps) count.
+    pub(crate) const fn pairs(self) -> [(usize, usize); 6] {
+        let (steps, mut pairs, mut now, mut n) = (self.steps(), [(0, 0); 6], (0, 0), 0);
+        while n < steps.len() {
+            let mut load = 0;
+            while load < steps[n].len() {
+                match steps[n][load] {
+                    Load::A(part) => now.0 = part,
+                    Load::B(part) => now.1 = part,
+                }
+                load += 1;
+            }
+            pairs[n] = now;
+            n += 1;
+        }
+        pairs
+    }
+
     /// Panics unless the operands hold all parts of all steps: what every unit relies on.
     #[inline(always)]
     pub(crate) fn check(self, a: &[Operand], b: &[Operand], steps: usize) {

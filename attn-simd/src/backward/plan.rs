@@ -11,7 +11,7 @@ use crate::dtype::KernelElement;
 use crate::level::Level;
 use crate::prefill::job::Job;
 use crate::prefill::layout::Tiles;
-use crate::workspace::Line;
+use crate::workspace::{Line, check_dims};
 
 /// What the gradients are computed from.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +46,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Whatever does not fit; [`AttnError::Unsupported`] for a `score_mod`.
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
-        for (what, size) in [("head_dim", shape.head_dim), ("value_dim", shape.value_dim)] {
-            if size > (isize::MAX as usize) >> 12 {
-                return Err(AttnError::Overflow { what });
-            }
-        }
+        check_dims([shape.head_dim, shape.value_dim])?;
         if Mods::has_score_mod(attn.get_mods()) {
             return Err(AttnError::Unsupported {
                 what: "the gradient of a score function on the kernels (attn_core::backward computes it)",
@@ -99,18 +95,13 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             ("v against the plan", v, inputs.v.sizes()),
             ("out against the output", out, inputs.out.sizes()),
             ("dy against the output", out, inputs.dy.sizes()),
-            ("dq against q", q, gradients.dq.sizes()),
-            ("dk against k", k, gradients.dk.sizes()),
-            ("dv against v", v, gradients.dv.sizes()),
         ] {
             for (expected, found) in expected.into_iter().zip(found) {
                 AttnError::check_size(what, expected, found)?;
             }
         }
         AttnError::check_size("lse against the rows", self.shape().rows(), inputs.lse.len())?;
-        if let Some(sinks) = &gradients.sinks {
-            AttnError::check_size("sink gradient against q_heads", q_heads, sinks.len())?;
-        }
+        gradients.check(self.shape())?;
         if gradients.bias.is_some() {
             return Err(AttnError::Unsupported {
                 what: "the gradient of a bias on the kernels (attn_core::backward computes it)",

@@ -54,7 +54,8 @@ macro_rules! instances {
             }
         }
     };
-    (@one $isa:ty, $vecs:literal, [$ms:literal, $mv:literal, $nc:literal, $mc:literal], $t:ident, $b:ident, $s:ident, $u:ident) => {
+    (@one $isa:ty, $vecs:literal, [$ms:literal, $mv:literal, $nc:literal, $mc:literal],
+        $t:ident, $b:ident, $s:ident, $u:ident) => {
         $t.vectorize(
             #[inline(always)]
             || $b.run::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, $s, $u),

@@ -12,6 +12,7 @@ use super::tree;
 use crate::dtype::{KernelElement, Source};
 use crate::level::Level;
 use crate::scoring::Scoring;
+use crate::workspace::check_dims;
 
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
 ///
@@ -154,11 +155,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         let batch = source.batch();
         queries.check(q, batch)?;
         let ([_, q_heads, q_len, head_dim], [.., value_dim]) = (q, source.sizes());
-        for (what, size) in [("head_dim", head_dim), ("value_dim", value_dim)] {
-            if size > (isize::MAX as usize) >> 12 {
-                return Err(AttnError::Overflow { what });
-            }
-        }
+        check_dims([head_dim, value_dim])?;
         let shape = source.shape([batch, q_heads, q_len, head_dim])?;
         let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
         // The root is found digit by digit: once, not for every piece of work.

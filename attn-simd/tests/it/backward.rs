@@ -3,7 +3,7 @@
 
 use attn_core::backward::{self as oracle, Gradients};
 use attn_core::dropout::Dropout;
-use attn_core::half::bf16;
+use attn_core::half::{bf16, f16};
 use attn_core::mask::{BlockSparse, Documents};
 use attn_core::position::alibi::Alibi;
 use attn_core::score_mod::Mods;
@@ -11,11 +11,7 @@ use attn_core::{Align, Attention, AttnError, AttnShape, Element, Layout, Mask, O
 use attn_simd::backward::{self, Inputs};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::numbers::Numbers;
-
-/// Largest difference, in shares of the largest gradient: `f32` sums of some hundred terms.
-const F32: f64 = 4e-6;
-/// The same of gradients rounded to `bf16`, from an output that was.
-const BF16: f64 = 8e-3;
+use attn_testing::tolerance::{GRADIENT_BF16 as BF16, GRADIENT_F16 as F16, GRADIENT_F32 as F32};
 
 /// Tensors of a call.
 struct Case<T> {
@@ -177,6 +173,52 @@ fn halves() {
     for sizes in SIZES {
         let case = Case::<bf16>::new(sizes);
         case.check("bf16", &Attention::new().mask(Mask::causal(Align::BottomRight)), BF16);
+        let case = Case::<f16>::new(sizes);
+        case.check("f16", &Attention::new().mask(Mask::causal(Align::BottomRight)), F16);
+    }
+}
+
+/// Tokens before heads, read and written in place: the bits of the same numbers in other strides.
+#[test]
+fn strides_change_no_bit() {
+    let case = Case::<f32>::new([2, 4, 2, 37, 70, 24, 20]);
+    let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+    let moved = |x: &[f32], [batch, heads, seq, dim]: [usize; 4]| {
+        let mut to = vec![0.0f32; x.len()];
+        for (n, x) in x.iter().enumerate() {
+            let (channel, row, head, b) = (n % dim, n / dim % seq, n / dim / seq % heads, n / dim / seq / heads);
+            assert!(b < batch);
+            to[((b * seq + row) * heads + head) * dim + channel] = *x;
+        }
+        to
+    };
+    let ([qs, ks, vs], ys) = (case.sizes(), case.shape.output());
+    let (out, lse) = case.forward(&attn);
+    let [q, k, v, dy, out] =
+        [(&case.q, qs), (&case.k, ks), (&case.v, vs), (&case.dy, ys), (&out, ys)].map(|(x, sizes)| moved(x, sizes));
+    let view = |x, sizes| View::new(x, Layout::Bshd, sizes).unwrap();
+    for level in super::levels_and_model() {
+        let want = case.got(level, &attn).unwrap();
+        let mut got = [qs, ks, vs].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
+        let [dq, dk, dv] = &mut got;
+        let to = Gradients::new(
+            ViewMut::new(dq, Layout::Bshd, qs).unwrap(),
+            ViewMut::new(dk, Layout::Bshd, ks).unwrap(),
+            ViewMut::new(dv, Layout::Bshd, vs).unwrap(),
+        );
+        let inputs = Inputs {
+            q: view(&q, qs),
+            k: view(&k, ks),
+            v: view(&v, vs),
+            out: view(&out, ys),
+            lse: &lse,
+            dy: view(&dy, ys),
+        };
+        backward::gradients_at(level, &attn, inputs, to, &mut Workspace::new()).unwrap();
+        for ((got, want), sizes) in got.iter().zip(&want).zip([qs, ks, vs]) {
+            let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+            assert!(*got == moved(&want, sizes), "{}", level.name());
+        }
     }
 }
 

@@ -49,7 +49,7 @@ impl Engine for Simd {
 
 attn_testing::law_tests!(Level::available().map(Simd));
 
-/// The kernels on matrix tiles, on the model of the tile instructions that every machine has.
+/// The kernels that multiply bf16, on the models of their instructions that every machine has.
 mod on_tiles {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! The kernels on matrix tiles: the accuracy that each precision promises, and the rows that tiles cannot hold. On the
-//! model of the tile instructions, and on the processor's own where it has them.
+//! The kernels that multiply bf16, by AMX or AVX512_BF16: the accuracy that each precision promises, and the rows that
+//! parts cannot hold. On the models of the instructions, and on the processor's own where it has them.
 
 mod bits;
 mod promises;

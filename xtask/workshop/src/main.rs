@@ -15,6 +15,7 @@ mod need;
 mod no_panic;
 mod process;
 mod random;
+mod reader;
 mod root;
 mod tidy;
 mod vectors;
@@ -57,20 +58,8 @@ enum Command {
     Vectors(vectors::Args),
 }
 
-/// Ends quietly if the reader of our output has closed it (`cargo xtask bench | head`), which makes `println!` panic.
-fn end_with_the_reader() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>();
-        if text.is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe")) {
-            std::process::exit(141); // as the signal would have it: 128 + SIGPIPE
-        }
-        usual(panic);
-    }));
-}
-
 fn main() -> ExitCode {
-    end_with_the_reader();
+    reader::end_with_it();
     match Cli::parse().command {
         Command::Conformance(args) => conformance::run(args),
         Command::Random(args) => random::run(args),

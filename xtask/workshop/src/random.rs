@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Where the draws start.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only this level (portable, avx2, avx512, …; amx-model runs everywhere).
+    /// Only this level (portable, avx2, avx512, …; those that end in -model run everywhere).
     #[arg(long)]
     level: Option<String>,
     /// Only the call of this number: prints it, and what each engine makes of it.
