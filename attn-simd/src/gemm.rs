@@ -171,6 +171,8 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
         // SAFETY: the caller vouches for these addresses.
         unsafe {
             steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, chain..end, &mut acc);
+            // Opaque where registers are few: else the sums of the chains before would be kept in some as well.
+            let s = if I::LANES < 16 { core::hint::black_box(s) } else { s };
             for (m, row) in acc.iter().enumerate() {
                 for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
                     let slot = s.add((m * NQ + n) * I::LANES);

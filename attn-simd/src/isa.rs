@@ -107,6 +107,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     type F: Copy;
     /// One truth value per lane.
     type M: Copy;
+    /// A power of two per lane, or 0.
+    type Pow: Copy;
     /// Lanes of a vector; at most [`MAX_LANES`].
     const LANES: usize;
     /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding
@@ -175,12 +177,10 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
-    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`. `x < 2²²`; what is below −126, −∞ too, may be taken for
-    /// −126. `n` comes in the form that [`scale_by_pow2`](Self::scale_by_pow2) takes.
-    fn split(self, x: Self::F) -> (Self::F, Self::F);
-    /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 for `y < −126`, where `y` is what was split. NaN
-    /// stays NaN.
-    fn scale_by_pow2(self, p: Self::F, n: Self::F, y: Self::F) -> Self::F;
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`: `2ⁿ`, or 0 for `x < −126`, and `f`. `x < 2²²`.
+    fn split(self, x: Self::F) -> (Self::Pow, Self::F);
+    /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 where `x < −126` was split. A NaN in `p` stays one.
+    fn scale_by_pow2(self, p: Self::F, pow: Self::Pow) -> Self::F;
 
     /// Widens the first `LANES` elements; exact.
     #[inline(always)]

@@ -30,28 +30,32 @@ fn polynomial<I: Isa>(isa: I, f: I::F) -> I::F {
 /// 2ʸ for `y ≤ 127` (weights have `y ≤ 0`): below −126 exactly 0, NaN stays NaN, 2⁰ is 1.
 #[inline(always)]
 pub(crate) fn exp2<I: Isa>(isa: I, y: I::F) -> I::F {
-    let (n, f) = isa.split(y);
+    let (pow, f) = isa.split(y);
     let p = isa.mul_add(f, polynomial(isa, f), isa.splat(1.0));
-    isa.scale_by_pow2(p, n, y)
+    isa.scale_by_pow2(p, pow)
 }
 
-/// As [`exp2`], of several vectors, step by step, so that none waits for itself.
+/// As [`exp2`], of several vectors, step by step: one alone is 50 cycles of instructions that wait for each other, and
+/// what a processor looks ahead holds few of them.
 #[inline(always)]
-pub(crate) fn exp2_each<I: Isa, const N: usize>(isa: I, y: [I::F; N]) -> [I::F; N] {
-    let (mut n, mut f, mut g) = (y, y, [isa.splat(EXP2[5]); N]);
-    for i in 0..N {
-        (n[i], f[i]) = isa.split(y[i]);
-    }
-    for c in EXP2[..5].iter().rev() {
+pub(crate) fn exp2_each<I: Isa, const N: usize, const ROWS: usize>(isa: I, y: [[I::F; N]; ROWS]) -> [[I::F; N]; ROWS] {
+    let (mut pow, mut f, mut g) = ([[isa.split(y[0][0]).0; N]; ROWS], y, [[isa.splat(EXP2[5]); N]; ROWS]);
+    for row in 0..ROWS {
         for i in 0..N {
-            g[i] = isa.mul_add(g[i], f[i], isa.splat(*c));
+            (pow[row][i], f[row][i]) = isa.split(y[row][i]);
         }
     }
-    for i in 0..N {
-        g[i] = isa.mul_add(g[i], f[i], isa.splat(1.0));
+    for c in [EXP2[4], EXP2[3], EXP2[2], EXP2[1], EXP2[0], 1.0] {
+        for row in 0..ROWS {
+            for i in 0..N {
+                g[row][i] = isa.mul_add(g[row][i], f[row][i], isa.splat(c));
+            }
+        }
     }
-    for i in 0..N {
-        g[i] = isa.scale_by_pow2(g[i], n[i], y[i]);
+    for row in 0..ROWS {
+        for i in 0..N {
+            g[row][i] = isa.scale_by_pow2(g[row][i], pow[row][i]);
+        }
     }
     g
 }
@@ -69,13 +73,13 @@ pub(crate) const RAISE: f32 = 16_777_216.0;
 /// of `exp2` itself.
 #[inline(always)]
 pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
-    let (n, f) = isa.split(y);
+    let (pow, f) = isa.split(y);
     let p = match DEGREE {
         3 => horner(isa, f, &const { raised(EXP2_COARSE) }),
         4 => horner(isa, f, &const { raised(EXP2_FAIR) }),
         _ => isa.mul_add(f, horner(isa, f, &const { raised(EXP2) }), isa.splat(RAISE)),
     };
-    isa.scale_by_pow2(p, n, y)
+    isa.scale_by_pow2(p, pow)
 }
 
 /// Coefficients of the polynomial times [`RAISE`]: exact.
@@ -107,8 +111,8 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
     // The smaller of size and 10, as −max(−size, −10); written so that a NaN in `x` is put back at the end.
     let capped = isa.sub(isa.splat(0.0), isa.max(isa.sub(isa.splat(0.0), size), isa.splat(-10.0)));
     let y = isa.mul(capped, isa.splat(2.0 * core::f32::consts::LOG2_E));
-    let (n, f) = isa.split(y);
-    let pow = isa.scale_by_pow2(one, n, y);
+    let (pow, f) = isa.split(y);
+    let pow = isa.scale_by_pow2(one, pow);
     let e1 = isa.mul_add(pow, exp2_minus_1(isa, f), isa.sub(pow, one));
     let t = isa.div(e1, isa.add(e1, isa.splat(2.0)));
     let t = isa.copysign(t, x);

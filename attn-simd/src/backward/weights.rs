@@ -34,7 +34,7 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
         for n in 0..NQ {
             y[n] = isa.mul_add(isa.load(&s[n * I::LANES..]), scale, shift[n]);
         }
-        let p = exp2_each(isa, y);
+        let [p] = exp2_each(isa, [y]);
         for n in 0..NQ {
             let at = n * I::LANES;
             let (mut weight, mut dot) = (p[n], isa.load(&d[at..]));

@@ -111,28 +111,17 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
             const { assert!(I::LANES == 16 || NQ * M * I::LANES <= Waiting::LEN) };
             let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); Waiting::LEN]);
             let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
-            let slot = |m: usize, n: usize| waiting.add((m * NQ + n) * I::LANES);
-            let mut from = 0;
-            loop {
-                let to = depth.min(from + LONG_PART - (phase + from) % LONG_PART);
-                let mut acc = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, from..to, reach);
-                if from != 0 {
-                    for m in 0..M {
-                        for n in 0..NQ {
-                            acc[m][n] = isa.add(isa.load_ptr(slot(m, n)), acc[m][n]);
-                        }
-                    }
-                }
-                if to == depth {
-                    return add_to(isa, &acc, factors, o);
-                }
-                for m in 0..M {
-                    for n in 0..NQ {
-                        isa.store_ptr(acc[m][n], slot(m, n));
-                    }
-                }
-                from = to;
+            let mut to = depth.min(LONG_PART - phase % LONG_PART);
+            let mut sum = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, 0..to, reach);
+            while to < depth {
+                store_all(isa, &sum, waiting);
+                let from = to;
+                to = depth.min(from + LONG_PART);
+                sum = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, from..to, reach);
+                // Opaque, so that the sums before are loaded here and not kept in registers that there are not.
+                add_stored(isa, &mut sum, core::hint::black_box(waiting));
             }
+            return add_to(isa, &sum, factors, o);
         }
         let middle = depth.min((HALF * PART).saturating_sub(phase));
         let mut sum = half::<I, NQ, M>(isa, a, stride, p, 0..middle, (phase, reach));
@@ -220,6 +209,35 @@ fn add_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &mut [[I::F; NQ
     for (sum, acc) in sum.iter_mut().zip(acc) {
         for (sum, x) in sum.iter_mut().zip(acc) {
             *sum = isa.add(*sum, *x);
+        }
+    }
+}
+
+/// Writes sums to memory.
+///
+/// # Safety
+/// `to` is writable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn store_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &[[I::F; NQ]; M], to: *mut f32) {
+    for m in 0..M {
+        for n in 0..NQ {
+            // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
+            unsafe { isa.store_ptr(sum[m][n], to.add((m * NQ + n) * I::LANES)) }
+        }
+    }
+}
+
+/// `sum = from + sum`.
+///
+/// # Safety
+/// `from` is readable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn add_stored<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &mut [[I::F; NQ]; M], from: *const f32) {
+    for m in 0..M {
+        for n in 0..NQ {
+            // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
+            let before = unsafe { isa.load_ptr(from.add((m * NQ + n) * I::LANES)) };
+            sum[m][n] = isa.add(before, sum[m][n]);
         }
     }
 }

@@ -28,6 +28,7 @@ const ROUND: f32 = 12_582_912.0 + 127.0;
 impl Isa for Avx2 {
     type F = __m256;
     type M = __m256;
+    type Pow = __m256;
     const LANES: usize = 8;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
@@ -58,20 +59,18 @@ impl Isa for Avx2 {
             let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), bit);
             _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit))
         };
-        split(x: __m256) -> (__m256, __m256) = {
+        split(y: __m256) -> (__m256, __m256) = {
             // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later.
             // A NaN stays.
-            let x = _mm256_max_ps(_mm256_set1_ps(-126.0), x);
+            let x = _mm256_max_ps(_mm256_set1_ps(-126.0), y);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
-            (n, _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
-        };
-        scale_by_pow2(p: __m256, n: __m256, y: __m256) -> __m256 = {
-            // n + 127 becomes an exponent; a NaN in p stays one whatever it is multiplied by.
+            // n + 127 becomes an exponent. The power is made at once, so that y and n need no registers any longer.
             let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
             let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
-            _mm256_and_ps(keep, _mm256_mul_ps(p, pow))
+            (_mm256_and_ps(keep, pow), _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
         };
+        scale_by_pow2(p: __m256, pow: __m256) -> __m256 = _mm256_mul_ps(p, pow);
         sum_fours([a, b, c, d]: [__m256; 4]) -> __m256 = {
             let pair = |a, b| _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
             let (ab, cd) = (pair(a, b), pair(c, d));

@@ -25,6 +25,7 @@ impl Avx512 {
 impl Isa for Avx512 {
     type F = __m512;
     type M = __mmask16;
+    type Pow = (__m512, __mmask16);
     const LANES: usize = 16;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
@@ -55,16 +56,14 @@ impl Isa for Avx512 {
         };
         eq(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
         select(mask: __mmask16, t: __m512, f: __m512) -> __m512 = _mm512_mask_blend_ps(mask, f, t);
-        split(x: __m512) -> (__m512, __m512) = {
+        split(x: __m512) -> ((__m512, __mmask16), __m512) = {
             // Immediate 8: no fraction bits, round to nearest even, no exceptions.
             let f = _mm512_reduce_ps::<8>(x);
-            (_mm512_sub_ps(x, f), f)
-        };
-        scale_by_pow2(p: __m512, n: __m512, y: __m512) -> __m512 = {
             // Not less than −126, or unordered: a subnormal result would cost an assist.
-            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(y, _mm512_set1_ps(-126.0));
-            _mm512_maskz_scalef_ps(keep, p, n)
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
+            ((_mm512_sub_ps(x, f), keep), f)
         };
+        scale_by_pow2(p: __m512, (n, keep): (__m512, __mmask16)) -> __m512 = _mm512_maskz_scalef_ps(keep, p, n);
         round_bf16(x: __m512) -> __m512 = {
             let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
             _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))

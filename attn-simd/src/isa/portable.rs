@@ -28,6 +28,8 @@ fn lanes(x: &[f32]) -> [f32; 4] {
 impl Isa for Portable {
     type F = f32x4;
     type M = f32x4;
+    /// The exponent, and what was split.
+    type Pow = (f32x4, f32x4);
     const LANES: usize = 4;
     // Two roundings a step where nothing fuses.
     const CHAIN: usize = 16;
@@ -107,17 +109,17 @@ impl Isa for Portable {
         f32x4::new([0, 1, 2, 3].map(|n| f32::from_bits(if bits >> n & 1 == 1 { u32::MAX } else { 0 })))
     }
     #[inline(always)]
-    fn split(self, x: f32x4) -> (f32x4, f32x4) {
+    fn split(self, y: f32x4) -> ((f32x4, f32x4), f32x4) {
         // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later,
         // which most processors stumble over. A NaN is put back at the end.
-        let x = f32x4::splat(-126.0).fast_max(x);
+        let x = f32x4::splat(-126.0).fast_max(y);
         // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
         let magic = f32x4::splat(12_582_912.0);
         let n = (x + magic) - magic;
-        (n, x - n)
+        ((n, y), x - n)
     }
     #[inline(always)]
-    fn scale_by_pow2(self, p: f32x4, n: f32x4, y: f32x4) -> f32x4 {
+    fn scale_by_pow2(self, p: f32x4, (n, y): (f32x4, f32x4)) -> f32x4 {
         // 127 is the exponent's bias.
         let pow = n.to_array().map(|n| f32::from_bits(((n + 127.0) as i32 as u32) << 23));
         let scaled = p * f32x4::new(pow);

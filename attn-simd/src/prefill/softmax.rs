@@ -82,15 +82,9 @@ impl State<'_> {
         reach.runs(
             #[inline(always)]
             |keys, front, back| {
-                let mut from = keys.start;
-                while from < keys.end {
-                    let to = keys.end.min(from + Sums::<I::F, NQ>::EACH - (phase + from) % Sums::<I::F, NQ>::EACH);
-                    let rows = &mut scores[from * width..to * width];
-                    with_vectors!(front, back, NQ, FRONT, BACK =>
-                        weigh::<I, NQ, FRONT, BACK>(isa, rows, &base, c, &mut sums.levels[0]));
-                    sums.carry(isa, phase + to);
-                    from = to;
-                }
+                let rows = &mut scores[keys.start * width..keys.end.max(keys.start) * width];
+                with_vectors!(front, back, NQ, FRONT, BACK =>
+                    weigh_all::<I, NQ, FRONT, BACK>(isa, rows, phase + keys.start, &base, c, &mut sums));
             },
         );
         sums.carry(isa, 0);
@@ -111,6 +105,9 @@ fn ahead(log2_scale: f32) -> f32 {
     if ahead <= f32::from_bits((127 + 100) << 23) { ahead } else { 0.0 }
 }
 
+/// Terms of a sum of weights.
+const EACH: usize = 4;
+
 /// Sums of weights of a tile: of four keys, of four such sums, and of all. Four equal numbers are added up without an
 /// error, so that a row's sum is off by less than its outputs.
 struct Sums<F, const NQ: usize> {
@@ -118,17 +115,14 @@ struct Sums<F, const NQ: usize> {
 }
 
 impl<F: Copy, const NQ: usize> Sums<F, NQ> {
-    /// Terms of a sum.
-    const EACH: usize = 4;
-
     /// Hands on the sums that end before the `key`-th key of the tile.
     #[inline(always)]
     fn carry<I: Isa<F = F>>(&mut self, isa: I, key: usize) {
         let [one, four, all] = &mut self.levels;
-        if key.is_multiple_of(Self::EACH) {
+        if key.is_multiple_of(EACH) {
             add_and_clear(isa, one, four);
         }
-        if key.is_multiple_of(Self::EACH * Self::EACH) {
+        if key.is_multiple_of(EACH * EACH) {
             add_and_clear(isa, four, all);
         }
     }
@@ -162,23 +156,69 @@ fn largest<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
 }
 
 /// Scores of some keys become weights, for all vectors but FRONT at the front and BACK at the back, and are added up.
+/// The first is the `key`-th of its tile.
 #[inline(always)]
-fn weigh<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
+fn weigh_all<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
-    scores: &mut [f32],
+    mut scores: &mut [f32],
+    mut key: usize,
+    base: &[I::F; NQ],
+    c: I::F,
+    sums: &mut Sums<I::F, NQ>,
+) {
+    // Measured on Zen 4: two keys at a time take 10 % off this function with AVX2, and nothing off with AVX-512.
+    const TOGETHER: usize = 2;
+    let width = NQ * I::LANES;
+    while !scores.is_empty() {
+        let few = (EACH - key % EACH).min(scores.len() / width);
+        let (rows, rest) = core::mem::take(&mut scores).split_at_mut(few * width);
+        if few == EACH {
+            // What nearly all are: their sum stays in registers.
+            let mut sum = [isa.splat(0.0); NQ];
+            for rows in rows.chunks_exact_mut(TOGETHER * width) {
+                weigh::<I, NQ, TOGETHER, FRONT, BACK>(isa, rows, base, c, &mut sum);
+            }
+            for n in FRONT..NQ - BACK {
+                sums.levels[1][n] = isa.add(sums.levels[1][n], sum[n]);
+            }
+            key += EACH;
+            if key.is_multiple_of(EACH * EACH) {
+                let [_, four, all] = &mut sums.levels;
+                add_and_clear(isa, four, all);
+            }
+        } else {
+            for row in rows.chunks_exact_mut(width) {
+                weigh::<I, NQ, 1, FRONT, BACK>(isa, row, base, c, &mut sums.levels[0]);
+            }
+            key += few;
+            sums.carry(isa, key);
+        }
+        scores = rest;
+    }
+}
+
+/// The scores of `ROWS` keys become weights, for all vectors but FRONT at the front and BACK at the back, and are added.
+#[inline(always)]
+fn weigh<I: Isa, const NQ: usize, const ROWS: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    rows: &mut [f32],
     base: &[I::F; NQ],
     c: I::F,
     sums: &mut [I::F; NQ],
 ) {
-    for row in scores.chunks_exact_mut(NQ * I::LANES) {
-        let mut y = [isa.splat(0.0); NQ];
+    let rows = &mut rows[..ROWS * NQ * I::LANES];
+    let mut y = [[isa.splat(0.0); NQ]; ROWS];
+    for row in 0..ROWS {
         for n in FRONT..NQ - BACK {
-            y[n] = isa.mul(isa.sub(isa.load(&row[n * I::LANES..]), base[n]), c);
+            let scores = isa.load(&rows[(row * NQ + n) * I::LANES..]);
+            y[row][n] = isa.mul(isa.sub(scores, base[n]), c);
         }
-        let p = crate::math::exp2_each(isa, y);
+    }
+    let p = crate::math::exp2_each(isa, y);
+    for row in 0..ROWS {
         for n in FRONT..NQ - BACK {
-            isa.store(p[n], &mut row[n * I::LANES..]);
-            sums[n] = isa.add(sums[n], p[n]);
+            isa.store(p[row][n], &mut rows[(row * NQ + n) * I::LANES..]);
+            sums[n] = isa.add(sums[n], p[row][n]);
         }
     }
 }
