@@ -18,6 +18,7 @@ pub(super) const UNSAFE_LEAVES: &[&str] = &[
     "attn-capi/src/raw.rs",
     "attn-capi/src/raw/",
     "attn-capi/tests/it/c.rs",
+    "attn-python/src/raw.rs",
     "attn-simd/tests/it/guard.rs",
     "attn-simd/tests/it/mxcsr.rs",
 ];

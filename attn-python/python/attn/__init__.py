@@ -1,0 +1,10 @@
+"""Exact attention on CPUs, on arrays where they lie.
+
+    out = attn.sdpa(query, key, value, is_causal=True)
+
+Arrays are NumPy's, torch's or anything with DLPack or a buffer, in any strides; results are of the caller's library.
+"""
+
+from ._attn import __version__, explain, levels, sdpa, sdpa_backward, weights
+
+__all__ = ["__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]

@@ -1,0 +1,102 @@
+//! Gradients from Python, by the kernels.
+
+use attn_core::AttnShape;
+use attn_core::backward::Gradients;
+use attn_core::half::{bf16, f16};
+use attn_simd::KernelElement;
+use attn_simd::backward::{Inputs as Saved, Plan};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::call::{Inputs, same_kind, with_kind};
+use crate::options::{Options, raised};
+use crate::raw::{AXES, Kind, Out, Plain, Tensor};
+use crate::tensor::{Fold, empty, read, shape};
+
+/// Computes the gradients, as objects of query's library.
+pub(crate) fn backward<'py>(
+    [query, grad_out, out, lse]: [&Bound<'py, PyAny>; 4],
+    inputs: &Inputs<'py>,
+    options: &mut Options,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let py = query.py();
+    let whole = inputs.shape()?;
+    options.fit(whole.q_heads, whole.batch)?;
+    let (dy, out, lse) = (read("grad_out", grad_out)?, read("out", out)?, read("lse", lse)?);
+    for tensor in [&dy, &out] {
+        same_kind(&inputs.q, tensor)?;
+        expect(tensor, &inputs.sizes(&[whole.q_len, whole.value_dim]))?;
+    }
+    if lse.kind != Kind::F32 {
+        return Err(PyTypeError::new_err(format!("lse is {}, float32 is wanted", lse.kind.name())));
+    }
+    expect(&lse, &inputs.sizes(&[whole.q_len]))?;
+    let rows = contiguous(&lse)?;
+    let like = |tensor: &Tensor<'_>| empty(query, tensor.kind, false, shape(tensor));
+    let objects = [like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?];
+    let [dq, dk, dv] = [&objects[0], &objects[1], &objects[2]].map(|object| read("gradient", object));
+    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let fold = inputs.fold(&[&dy, &out, &dq, &dk, &dv])?;
+    let mut to = [Out::new(dq, &[])?, Out::new(dk, &[])?, Out::new(dv, &[])?];
+    let mut sinks = vec![0.0; if options.has_sinks() { whole.q_heads } else { 0 }];
+    with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, &mut sinks))?;
+    if options.has_sinks() {
+        let [dq, dk, dv] = objects;
+        return (dq, dk, dv, PyList::new(py, sinks)?).into_pyobject(py);
+    }
+    PyTuple::new(py, objects)
+}
+
+fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
+    if shape(tensor) == wanted {
+        return Ok(());
+    }
+    let (name, found) = (tensor.name, shape(tensor));
+    Err(PyValueError::new_err(format!("{name} has the shape {found:?}, {wanted:?} is wanted")))
+}
+
+/// The numbers of an lse, which the kernels read side by side.
+fn contiguous<'a>(lse: &'a Tensor<'_>) -> PyResult<&'a [f32]> {
+    let mut dense = 1isize;
+    for axis in (0..AXES).rev() {
+        if lse.sizes[axis] > 1 && lse.strides[axis] != dense {
+            return Err(PyValueError::new_err("lse is not contiguous"));
+        }
+        dense = dense.saturating_mul(lse.sizes[axis].max(1) as isize);
+    }
+    lse.slice::<f32>().ok_or_else(|| PyTypeError::new_err("lse is not float32"))
+}
+
+/// Computes all calls, without the interpreter's lock.
+fn run<T: KernelElement + Plain>(
+    py: Python<'_>,
+    inputs: &Inputs<'_>,
+    options: &Options,
+    fold: Fold,
+    (dy, out, lse): (&Tensor<'_>, &Tensor<'_>, &[f32]),
+    [dq, dk, dv]: &mut [Out<'_>; 3],
+    sinks: &mut [f64],
+) -> PyResult<()> {
+    let bools = inputs.bools();
+    for call in 0..fold.calls {
+        let (q, k, v) =
+            (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
+        let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
+        let (keep, bias) = inputs.masks(fold, bools.as_ref(), call)?;
+        let attn = options.attention(call * shape.batch, shape.batch, keep, bias);
+        Plan::new(&attn, shape, options.level()).map_err(raised)?;
+        let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
+        let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };
+        let mut gradients =
+            Gradients::new(fold.view_mut::<T>(dq, call)?, fold.view_mut::<T>(dk, call)?, fold.view_mut::<T>(dv, call)?);
+        let mut part = vec![0.0; sinks.len()];
+        if !part.is_empty() {
+            gradients = gradients.sinks(&mut part);
+        }
+        let mut runner = options.runner();
+        py.detach(|| runner.backward(&attn, saved, gradients)).map_err(raised)?;
+        sinks.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! One call from Python: tensors read, sizes checked, outputs made, the interpreter's lock released.
+
+use std::borrow::Cow;
+
+use attn_core::half::{bf16, f16};
+use attn_core::{AttnShape, Bias, Outputs, View};
+use attn_simd::{KernelElement, Plan};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::options::{Options, raised};
+use crate::raw::{AXES, Kind, Out, Plain, Tensor};
+use crate::tensor::{Fold, Library, empty, library, read, shape};
+
+/// The number types that the kernels compute in, each with a piece of code.
+macro_rules! with_kind {
+    ($kind:expr, |$t:ident| $body:expr) => {
+        match $kind {
+            Kind::F32 => {
+                type $t = f32;
+                $body
+            }
+            Kind::F16 => {
+                type $t = f16;
+                $body
+            }
+            _ => {
+                type $t = bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_kind;
+
+/// q, k, v and the mask.
+pub(crate) struct Inputs<'py> {
+    pub(crate) q: Tensor<'py>,
+    pub(crate) k: Tensor<'py>,
+    pub(crate) v: Tensor<'py>,
+    pub(crate) mask: Option<Tensor<'py>>,
+}
+
+impl<'py> Inputs<'py> {
+    /// Reads them, and refuses types and axes that do not fit together.
+    pub(crate) fn read(
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        enable_gqa: bool,
+    ) -> PyResult<Self> {
+        let (q, k, v) = (read("query", query)?, read("key", key)?, read("value", value)?);
+        if !matches!(q.kind, Kind::F32 | Kind::F16 | Kind::Bf16) {
+            let kind = q.kind.name();
+            let text = format!("query is {kind}; float32, float16 and bfloat16 are supported");
+            return Err(PyTypeError::new_err(text));
+        }
+        if q.axes < 2 {
+            return Err(PyValueError::new_err(format!("query has {} axes, 2 to {AXES} are allowed", q.axes)));
+        }
+        for other in [&k, &v] {
+            same_kind(&q, other)?;
+            if other.axes != q.axes {
+                let text = format!("{} has {} axes, query has {}", other.name, other.axes, q.axes);
+                return Err(PyValueError::new_err(text));
+            }
+            if other.sizes[..2] != q.sizes[..2] {
+                return Err(PyValueError::new_err(format!(
+                    "{} has the shape {:?}, query {:?}: the batch must be the same",
+                    other.name,
+                    shape(other),
+                    shape(&q)
+                )));
+            }
+        }
+        let (q_heads, kv_heads) = (q.sizes[2], k.sizes[2]);
+        if q_heads != kv_heads && !enable_gqa {
+            return Err(PyValueError::new_err(format!(
+                "query has {q_heads} heads, key has {kv_heads}; with enable_gqa=True query heads share those of key"
+            )));
+        }
+        let mask = attn_mask.map(|mask| read("attn_mask", mask)).transpose()?;
+        if let Some(mask) = &mask
+            && mask.axes > q.axes.max(4)
+        {
+            let text = format!("attn_mask has {} axes, query has {}", mask.axes, q.axes);
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(Self { q, k, v, mask })
+    }
+
+    /// How the leading axes fold, of these tensors and `others`.
+    pub(crate) fn fold<'a>(&'a self, others: &[&'a Tensor<'py>]) -> PyResult<Fold> {
+        let mut all: [&Tensor<'py>; 8] = [&self.q; 8];
+        all[1] = &self.k;
+        all[2] = &self.v;
+        for (to, from) in all[3..].iter_mut().zip(others) {
+            *to = from;
+        }
+        Fold::of(&all, self.mask.as_ref())
+    }
+
+    /// The sizes of the whole, with all leading axes in the batch.
+    pub(crate) fn shape(&self) -> PyResult<AttnShape> {
+        let sizes = |tensor: &Tensor<'_>| {
+            let [a, b, h, s, d] = tensor.sizes;
+            [a * b, h, s, d] // their product was checked when the tensor was read, or one is 0
+        };
+        AttnShape::new(sizes(&self.q), sizes(&self.k), sizes(&self.v)).map_err(raised)
+    }
+
+    /// Sizes of an output with these last axes.
+    pub(crate) fn sizes(&self, last: &[usize]) -> Vec<usize> {
+        let lead = &shape(&self.q)[..self.q.axes - 2];
+        lead.iter().chain(last).copied().collect()
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Tensor<'py>> {
+        [&self.q, &self.k, &self.v].into_iter().chain(&self.mask)
+    }
+
+    /// The booleans of a mask.
+    pub(crate) fn bools(&self) -> Option<Cow<'_, [bool]>> {
+        self.mask.as_ref().and_then(Tensor::bools)
+    }
+
+    /// The mask of one call.
+    pub(crate) fn masks<'a>(
+        &'a self,
+        fold: Fold,
+        bools: Option<&'a Cow<'_, [bool]>>,
+        call: usize,
+    ) -> PyResult<(Option<View<'a, bool>>, Option<Bias<'a>>)> {
+        let Some(mask) = &self.mask else { return Ok((None, None)) };
+        if let Some(bools) = bools {
+            return Ok((Some(fold.bools(mask, bools, call)?), None));
+        }
+        let bias = match mask.kind {
+            Kind::F64 => fold.view::<f64>(mask, call)?.into(),
+            Kind::F32 => fold.view::<f32>(mask, call)?.into(),
+            Kind::F16 => fold.view::<f16>(mask, call)?.into(),
+            _ => fold.view::<bf16>(mask, call)?.into(),
+        };
+        Ok((None, Some(bias)))
+    }
+}
+
+/// Refuses a tensor of another type than q's.
+pub(crate) fn same_kind(q: &Tensor<'_>, other: &Tensor<'_>) -> PyResult<()> {
+    if other.kind == q.kind {
+        return Ok(());
+    }
+    let (name, found, wanted) = (other.name, other.kind.name(), q.kind.name());
+    Err(PyTypeError::new_err(format!("{name} is {found}, query is {wanted}")))
+}
+
+/// Where a forward call writes.
+struct Targets<'py> {
+    out: Out<'py>,
+    lse: Option<Out<'py>>,
+    weights: Option<Out<'py>>,
+}
+
+/// A forward call: the output, and on request lse and weights, as objects.
+pub(crate) fn forward<'py>(
+    query: &Bound<'py, PyAny>,
+    inputs: &Inputs<'py>,
+    options: &mut Options,
+    out: Option<&Bound<'py, PyAny>>,
+    [return_lse, return_weights]: [bool; 2],
+) -> PyResult<[Option<Bound<'py, PyAny>>; 3]> {
+    let py = query.py();
+    let whole = inputs.shape()?;
+    options.fit(whole.q_heads, whole.batch)?;
+    let out_sizes = inputs.sizes(&[whole.q_len, whole.value_dim]);
+    let target = match out {
+        Some(out) => {
+            if library(out) == Library::Other {
+                return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
+            }
+            out.clone()
+        }
+        None => empty(query, inputs.q.kind, false, &out_sizes)?,
+    };
+    let written = read("out", &target)?;
+    if shape(&written) != out_sizes {
+        let text = format!("out has the shape {:?}, {out_sizes:?} is wanted", shape(&written));
+        return Err(PyValueError::new_err(text));
+    }
+    if !matches!(written.kind, Kind::F32 | Kind::F16 | Kind::Bf16) {
+        let text = format!("out is {}; float32, float16 and bfloat16 are supported", written.kind.name());
+        return Err(PyTypeError::new_err(text));
+    }
+    let fold = inputs.fold(&[&written])?;
+    let others: Vec<_> = inputs.all().collect();
+    let out_tensor = Out::new(written, &others)?;
+    let single = |wanted: bool, name, last: &[usize]| -> PyResult<_> {
+        if !wanted {
+            return Ok((None, None));
+        }
+        let object = empty(query, Kind::F32, true, &inputs.sizes(last))?;
+        let tensor = Out::new(read(name, &object)?, &[])?;
+        Ok((Some(object), Some(tensor)))
+    };
+    let (lse_object, lse) = single(return_lse, "lse", &[whole.q_len])?;
+    let (weights_object, weights) = single(return_weights, "weights", &[whole.q_len, whole.kv_len])?;
+    let mut to = Targets { out: out_tensor, lse, weights };
+    let written = to.out.tensor().kind;
+    with_kind!(inputs.q.kind, |T| with_kind!(written, |O| run::<T, O>(py, inputs, options, fold, &mut to)))?;
+    Ok([Some(target), lse_object, weights_object])
+}
+
+/// The part of a contiguous buffer that belongs to one call.
+fn part<'a>(data: Option<&'a mut Out<'_>>, len: usize, call: usize) -> PyResult<Option<&'a mut [f32]>> {
+    let Some(out) = data else { return Ok(None) };
+    let found = out.slice_mut::<f32>().and_then(|all| all.get_mut(len * call..)).and_then(|all| all.get_mut(..len));
+    found.map(Some).ok_or_else(|| PyValueError::new_err("lse and weights must be contiguous float32"))
+}
+
+/// Computes all calls, without the interpreter's lock.
+fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
+    py: Python<'_>,
+    inputs: &Inputs<'_>,
+    options: &Options,
+    fold: Fold,
+    to: &mut Targets<'_>,
+) -> PyResult<()> {
+    let bools = inputs.bools();
+    // Every call is checked before the first one writes.
+    for dry in [true, false] {
+        if dry && fold.calls == 1 {
+            continue; // one call checks itself
+        }
+        for call in 0..fold.calls {
+            let (q, k, v) =
+                (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
+            let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
+            let (keep, bias) = inputs.masks(fold, bools.as_ref(), call)?;
+            let attn = options.attention(call * shape.batch, shape.batch, keep, bias);
+            let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
+            let mut outputs = Outputs::new(fold.view_mut::<O>(&mut to.out, call)?);
+            outputs.lse = part(to.lse.as_mut(), shape.rows(), call)?;
+            outputs.weights = match &mut to.weights {
+                None => None,
+                some => part(some.as_mut(), shape.weights_len().map_err(raised)?, call)?,
+            };
+            if !dry {
+                let mut runner = options.runner();
+                py.detach(|| runner.forward_planned(&plan, q, k, v, outputs)).map_err(raised)?;
+            }
+        }
+    }
+    Ok(())
+}

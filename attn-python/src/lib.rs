@@ -1,0 +1,237 @@
+//! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
+//!
+//! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
+//! into [`attn_core::Attention`]; `call` and `backward` compute. Docstrings and signatures are those that Python shows.
+
+mod backward;
+mod call;
+mod options;
+mod raw;
+mod tensor;
+
+/// Attention for Python. Import `attn`, not this.
+#[pyo3::pymodule(name = "_attn", gil_used = false)]
+mod module {
+    use attn_core::half::{bf16, f16};
+    use attn_simd::{Level, Plan};
+    use pyo3::prelude::*;
+    use pyo3::types::{PyDict, PyTuple};
+
+    use crate::backward::backward;
+    use crate::call::{Inputs, forward, with_kind};
+    use crate::options::{Options, raised};
+    use crate::raw::{Kind, Plain};
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    /// Exact attention: softmax(scale·q·kᵀ + mask)·v, with the arguments of torch and more.
+    ///
+    /// query: (..., q_heads, q_len, head_dim), 2 to 5 axes; key: (..., kv_heads, kv_len, head_dim);
+    /// value: (..., kv_heads, kv_len, value_dim). All float32, float16 or bfloat16, on the CPU, in any strides: NumPy,
+    /// torch, whatever has DLPack, and buffers. Nothing is copied. The result has the shape
+    /// (..., q_heads, q_len, value_dim) and is of query's library: torch for torch, else NumPy.
+    ///
+    /// attn_mask broadcasts to (..., q_heads, q_len, kv_len): bool, where True attends; or floats, which are added.
+    /// dropout_p: the probability that a weight is dropped; it needs seed.
+    /// is_causal: query i sees keys up to i (the same as causal="top_left").
+    /// scale: the factor of q·k; 1/√head_dim by default.
+    /// enable_gqa: kv_heads may be a divisor of q_heads.
+    /// causal: "top_left", "bottom_right" (the last query sees the last key), or the key position of query 0.
+    /// window: (left, right), inclusive distances; None or -1 is no bound. Aligned as causal, else at the bottom right.
+    /// softcap: c·tanh(s/c) on the scores. temperature divides them.
+    /// sinks: (q_heads,), a logit that takes part in the denominator only.
+    /// alibi: True for the published slopes, or (q_heads,) slopes. Aligned as causal, else at the bottom right.
+    /// kv_lens, q_lens: (batch,), where padding begins. Padded queries give rows of 0.
+    /// cu_seqlens_q, cu_seqlens_k: bounds of packed sequences, with causal and window inside each.
+    /// seed: that of the dropout; the same seed drops the same weights.
+    /// precision: "exact", or "fast" where the processor multiplies bfloat16.
+    /// reproducible: one order of sums for any number of queries.
+    /// return_lse: also the log-sum-exp of each row, float32 (..., q_heads, q_len).
+    /// out: the array to write. threads: at most so many. level: an instruction set of attn.levels().
+    ///
+    /// Raises ValueError and TypeError before anything is written. The interpreter's lock is released.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> q = np.ones((1, 8, 5, 64), np.float32)
+    /// >>> k = v = np.ones((1, 2, 9, 64), np.float32)
+    /// >>> out, lse = attn.sdpa(q, k, v, enable_gqa=True, causal="bottom_right", return_lse=True)
+    /// >>> out.shape, lse.shape
+    /// ((1, 8, 5, 64), (1, 8, 5))
+    #[pyfunction]
+    #[pyo3(
+        signature = (query, key, value, attn_mask=None, dropout_p=0.0, is_causal=false,
+            scale=None, enable_gqa=false, **options),
+        text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
+            scale=None, enable_gqa=False, *, \
+            causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
+            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
+            precision=\"exact\", reproducible=False, return_lse=False, out=None, threads=None, level=None)"
+    )]
+    fn sdpa<'py>(
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        enable_gqa: bool,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (mut return_lse, mut out) = (false, None);
+        let mut options = Options::read("sdpa", dropout_p, is_causal, scale, options, |key, value| {
+            match key {
+                "return_lse" => return_lse = value.extract()?,
+                "out" => out = (!value.is_none()).then(|| value.clone()),
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let [out, lse, _] = forward(query, &inputs, &mut options, out.as_ref(), [return_lse, false])?;
+        pair(query.py(), out, lse)
+    }
+
+    /// The weights of attention, float32 (..., q_heads, q_len, kv_len), for pictures and tests: they take the memory
+    /// that `sdpa` avoids. Arguments as for `sdpa`. Rows sum to 1, or to 0 where a query sees nothing.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> x = np.ones((2, 3, 8), np.float32)
+    /// >>> attn.weights(x, x, x, is_causal=True)[0, 1].tolist()
+    /// [0.5, 0.5, 0.0]
+    #[pyfunction]
+    #[pyo3(
+        signature = (query, key, value, attn_mask=None, dropout_p=0.0, is_causal=false,
+            scale=None, enable_gqa=false, **options),
+        text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
+            scale=None, enable_gqa=False, *, \
+            causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
+            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
+            precision=\"exact\", reproducible=False, threads=None, level=None)"
+    )]
+    fn weights<'py>(
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        enable_gqa: bool,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut options = Options::read("weights", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let [_, _, weights] = forward(query, &inputs, &mut options, None, [false, true])?;
+        pair(query.py(), weights, None)
+    }
+
+    /// The gradients of Σ out·grad_out by query, key and value, and by the sinks if there are any.
+    ///
+    /// out and lse are those of `sdpa(..., return_lse=True)` with the same arguments; grad_out has the shape and type
+    /// of out. Returns (grad_query, grad_key, grad_value), of query's type, and with sinks a float64 list of (q_heads,)
+    /// behind. attn_mask itself gets no gradient.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> x = np.ones((2, 3, 8), np.float32)
+    /// >>> out, lse = attn.sdpa(x, x, x, return_lse=True)
+    /// >>> dq, dk, dv = attn.sdpa_backward(np.ones_like(out), x, x, x, out, lse)
+    /// >>> float(dv.sum().round())
+    /// 48.0
+    #[pyfunction]
+    #[pyo3(
+        signature = (grad_out, query, key, value, out, lse, attn_mask=None, dropout_p=0.0, is_causal=false,
+            scale=None, enable_gqa=false, **options),
+        text_signature = "(grad_out, query, key, value, out, lse, attn_mask=None, dropout_p=0.0, is_causal=False, \
+            scale=None, enable_gqa=False, *, \
+            causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
+            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
+            precision=\"exact\", reproducible=False, threads=None, level=None)"
+    )]
+    fn sdpa_backward<'py>(
+        grad_out: &Bound<'py, PyAny>,
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        out: &Bound<'py, PyAny>,
+        lse: &Bound<'py, PyAny>,
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        enable_gqa: bool,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        backward([query, grad_out, out, lse], &inputs, &mut options)
+    }
+
+    /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> x = np.ones((1, 2, 3, 8), np.float32)
+    /// >>> "f32" in attn.explain(x, x, x)
+    /// True
+    #[pyfunction]
+    #[pyo3(
+        signature = (query, key, value, attn_mask=None, dropout_p=0.0, is_causal=false,
+            scale=None, enable_gqa=false, **options),
+        text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
+            scale=None, enable_gqa=False, *, \
+            causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
+            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
+            precision=\"exact\", reproducible=False, threads=None, level=None)"
+    )]
+    fn explain<'py>(
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        enable_gqa: bool,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<String> {
+        let mut options = Options::read("explain", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let whole = inputs.shape()?;
+        options.fit(whole.q_heads, whole.batch)?;
+        let (fold, bools) = (inputs.fold(&[])?, inputs.bools());
+        let mut shape = whole;
+        shape.batch /= fold.calls.max(1);
+        let (keep, bias) = if fold.calls == 0 { (None, None) } else { inputs.masks(fold, bools.as_ref(), 0)? };
+        let attn = options.attention(0, shape.batch, keep, bias);
+        let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
+        Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
+    }
+
+    /// The instruction sets of this machine that have kernels, the best one last.
+    ///
+    /// >>> import attn
+    /// >>> "portable" in attn.levels()
+    /// True
+    #[pyfunction]
+    fn levels() -> Vec<&'static str> {
+        Level::available().map(Level::name).collect()
+    }
+
+    fn dtype<T: attn_core::Element + Plain>() -> attn_core::Dtype {
+        T::DTYPE
+    }
+
+    /// One result, or two as a tuple.
+    fn pair<'py>(
+        py: Python<'py>,
+        first: Option<Bound<'py, PyAny>>,
+        second: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match (first, second) {
+            (Some(first), None) => Ok(first),
+            (first, second) => Ok((first, second).into_pyobject(py)?.into_any()),
+        }
+    }
+}

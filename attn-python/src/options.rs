@@ -1,0 +1,309 @@
+//! The options that every function shares, read from keywords, and [`Attention`] made of them.
+
+use attn_core::dropout::Dropout;
+use attn_core::mask::{Documents, Term, Window};
+use attn_core::position::alibi::{self, Alibi};
+use attn_core::{Align, Attention, AttnError, Bias, Mask, Precision, View};
+use attn_parallel::Runner;
+use attn_simd::Level;
+use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+
+use crate::tensor::{Library, library, refuse_gradient};
+
+/// The error of Python for one of ours.
+pub(crate) fn raised(error: AttnError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        AttnError::Memory { .. } => PyMemoryError::new_err(text),
+        AttnError::Unsupported { .. } => PyNotImplementedError::new_err(text),
+        _ => PyValueError::new_err(text),
+    }
+}
+
+fn bad(text: impl Into<String>) -> PyErr {
+    PyValueError::new_err(text.into())
+}
+
+/// The slopes of ALiBi.
+enum Slopes {
+    /// The published ones for that many heads.
+    Published,
+    Given(Vec<f32>),
+}
+
+/// Options without tensors.
+#[derive(Default)]
+pub(crate) struct Options {
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    temperature: Option<f64>,
+    causal: Option<Align>,
+    window: Option<(Option<usize>, Option<usize>)>,
+    kv_lens: Option<Vec<usize>>,
+    q_lens: Option<Vec<usize>>,
+    cu_q: Option<Vec<usize>>,
+    cu_k: Option<Vec<usize>>,
+    sinks: Option<Vec<f32>>,
+    alibi: Option<Slopes>,
+    slopes: Vec<f32>,
+    dropout_p: f32,
+    seed: Option<u64>,
+    fast: bool,
+    reproducible: bool,
+    threads: Option<usize>,
+    level: Option<Level>,
+}
+
+impl Options {
+    /// Reads torch's arguments and the keywords. `own` takes those of one function, and says whether it did.
+    pub(crate) fn read<'py>(
+        function: &str,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        keywords: Option<&Bound<'py, PyDict>>,
+        mut own: impl FnMut(&str, &Bound<'py, PyAny>) -> PyResult<bool>,
+    ) -> PyResult<Self> {
+        let mut this = Self { scale, dropout_p: dropout_p as f32, ..Self::default() };
+        if is_causal {
+            this.causal = Some(Align::TopLeft);
+        }
+        for (key, value) in keywords.into_iter().flatten() {
+            let key = key.cast_into::<PyString>()?;
+            let key = key.to_cow()?;
+            if own(&key, &value)? || value.is_none() && KEYWORDS.contains(&&*key) {
+                continue;
+            }
+            this.keyword(function, &key, &value, is_causal)?;
+        }
+        this.finish()?;
+        Ok(this)
+    }
+
+    fn keyword(&mut self, function: &str, key: &str, value: &Bound<'_, PyAny>, is_causal: bool) -> PyResult<()> {
+        match key {
+            "causal" if is_causal => return Err(bad("is_causal and causal are both given; is_causal is \"top_left\"")),
+            "causal" => self.causal = Some(align(value)?),
+            "window" => self.window = Some(window(value)?),
+            "softcap" => self.softcap = Some(value.extract()?),
+            "temperature" => self.temperature = Some(value.extract()?),
+            "sinks" => self.sinks = Some(floats("sinks", value)?),
+            "alibi" => self.alibi = slopes(value)?,
+            "kv_lens" => self.kv_lens = Some(lengths("kv_lens", value)?),
+            "q_lens" => self.q_lens = Some(lengths("q_lens", value)?),
+            "cu_seqlens_q" => self.cu_q = Some(lengths("cu_seqlens_q", value)?),
+            "cu_seqlens_k" => self.cu_k = Some(lengths("cu_seqlens_k", value)?),
+            "seed" => self.seed = Some(value.extract()?),
+            "reproducible" => self.reproducible = value.extract()?,
+            "precision" => {
+                self.fast = match &*value.extract::<String>()? {
+                    "exact" => false,
+                    "fast" => true,
+                    other => return Err(bad(format!("precision is {other:?}; \"exact\" and \"fast\" are allowed"))),
+                }
+            }
+            "threads" => match value.extract::<usize>() {
+                Ok(threads) if threads > 0 => self.threads = Some(threads),
+                _ => return Err(bad(format!("threads is {value}, at least 1 is allowed"))),
+            },
+            "level" => {
+                let name = value.extract::<String>()?;
+                self.level = Some(Level::by_name(&name).map_err(|error| bad(error.to_string()))?);
+            }
+            _ => return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{key}'"))),
+        }
+        Ok(())
+    }
+
+    /// What options mean only together.
+    fn finish(&mut self) -> PyResult<()> {
+        if self.cu_q.is_some() != self.cu_k.is_some() {
+            return Err(bad("cu_seqlens_q and cu_seqlens_k are given together or not at all"));
+        }
+        // Not "above 0": a negative or NaN probability goes on, and is refused by name.
+        match (self.dropout_p != 0.0, self.seed) {
+            (true, None) => Err(bad("dropout_p is given without seed: the same seed drops the same weights")),
+            (false, Some(_)) => Err(bad("seed is given, but dropout_p is 0")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fills in what depends on the sizes: published slopes, and that tables of lengths fit the folded batch.
+    pub(crate) fn fit(&mut self, q_heads: usize, batch: usize) -> PyResult<()> {
+        match self.alibi.take() {
+            Some(Slopes::Published) => {
+                self.slopes = vec![0.0; q_heads];
+                alibi::slopes(&mut self.slopes);
+                self.alibi = Some(Slopes::Published);
+            }
+            Some(Slopes::Given(slopes)) => {
+                AttnError::check_size("alibi slopes against q_heads", q_heads, slopes.len()).map_err(raised)?;
+                self.slopes = slopes;
+                self.alibi = Some(Slopes::Published);
+            }
+            None => {}
+        }
+        for (what, lens) in [("kv_lens", &self.kv_lens), ("q_lens", &self.q_lens)] {
+            if let Some(lens) = lens {
+                AttnError::check_size(what, batch, lens.len()).map_err(raised)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has_sinks(&self) -> bool {
+        self.sinks.is_some()
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.level.unwrap_or_else(Level::detect)
+    }
+
+    pub(crate) fn runner(&self) -> Runner<'static> {
+        Runner::new().threads(self.threads.unwrap_or(usize::MAX)).level(self.level())
+    }
+
+    /// The options of one call, whose batch begins at this sequence of the folded batch.
+    pub(crate) fn attention<'a>(
+        &'a self,
+        first: usize,
+        batch: usize,
+        keep: Option<View<'a, bool>>,
+        bias: Option<Bias<'a>>,
+    ) -> Attention<'a> {
+        let align = self.causal.unwrap_or(Align::BottomRight);
+        let of = |lens: &'a Option<Vec<usize>>| lens.as_ref().and_then(|lens| lens.get(first..first + batch));
+        let mut mask = Mask::none();
+        if let (Some(cu_q), Some(cu_k)) = (&self.cu_q, &self.cu_k) {
+            let mut documents = Documents::new(cu_q, cu_k);
+            if let Some(causal) = self.causal {
+                documents = documents.causal(causal);
+            }
+            if let Some((left, right)) = self.window {
+                documents = documents.window(Window { left, right, align });
+            }
+            mask = Mask::documents(documents);
+        } else {
+            if let Some(causal) = self.causal {
+                mask = Mask::causal(causal);
+            }
+            if let Some((left, right)) = self.window {
+                mask = mask.and(Mask::term(Term::Window(Window { left, right, align })));
+            }
+        }
+        if let Some(lens) = of(&self.kv_lens) {
+            mask = mask.and(Mask::kv_lens(lens));
+        }
+        if let Some(lens) = of(&self.q_lens) {
+            mask = mask.and(Mask::q_lens(lens));
+        }
+        if let Some(keep) = keep {
+            mask = mask.and(Mask::keep(keep));
+        }
+        let mut attn = Attention::new().mask(mask);
+        if self.fast {
+            attn = attn.precision(Precision::Fast);
+        }
+        if self.reproducible {
+            attn = attn.reproducible();
+        }
+        if let Some(scale) = self.scale {
+            attn = attn.scale(scale);
+        }
+        if let Some(cap) = self.softcap {
+            attn = attn.softcap(cap);
+        }
+        if let Some(t) = self.temperature {
+            attn = attn.temperature(t);
+        }
+        if let Some(bias) = bias {
+            attn = attn.bias(bias);
+        }
+        if self.alibi.is_some() {
+            attn = attn.alibi(Alibi { slopes: &self.slopes, align });
+        }
+        if let Some(sinks) = &self.sinks {
+            attn = attn.sinks(sinks);
+        }
+        if let Some(seed) = self.seed {
+            attn = attn.dropout(Dropout::Seeded { p: self.dropout_p, seed });
+        }
+        attn
+    }
+}
+
+/// The keywords of all functions, for which None is the default.
+const KEYWORDS: &[&str] = &[
+    "causal",
+    "window",
+    "softcap",
+    "temperature",
+    "sinks",
+    "alibi",
+    "kv_lens",
+    "q_lens",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seed",
+    "threads",
+    "level",
+];
+
+fn align(value: &Bound<'_, PyAny>) -> PyResult<Align> {
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err("causal is a bool; \"top_left\", \"bottom_right\" or an offset is wanted"));
+    }
+    if value.is_instance_of::<PyInt>() {
+        return Ok(Align::Offset(value.extract()?));
+    }
+    match value.extract::<String>().as_deref() {
+        Ok("top_left") => Ok(Align::TopLeft),
+        Ok("bottom_right") => Ok(Align::BottomRight),
+        _ => Err(bad(format!("causal is {value}; \"top_left\", \"bottom_right\" or an offset is wanted"))),
+    }
+}
+
+/// A window's two distances; None or −1 is no bound.
+fn window(value: &Bound<'_, PyAny>) -> PyResult<(Option<usize>, Option<usize>)> {
+    let (left, right) = value
+        .extract::<(Option<isize>, Option<isize>)>()
+        .map_err(|_| PyTypeError::new_err(format!("window is {value}; (left, right) is wanted")))?;
+    let side = |distance: Option<isize>| match distance {
+        None | Some(-1) => Ok(None),
+        Some(n) => usize::try_from(n).map(Some).map_err(|_| bad(format!("window is {value}; at least -1 is allowed"))),
+    };
+    Ok((side(left)?, side(right)?))
+}
+
+/// The numbers of a table: a sequence, or an array of one axis.
+fn listed<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if library(value) == Library::Torch {
+        refuse_gradient(name, value)?;
+    }
+    if value.hasattr("tolist")? { value.call_method0("tolist") } else { Ok(value.clone()) }
+}
+
+fn lengths(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    let numbers = listed(name, value)?
+        .extract::<Vec<isize>>()
+        .map_err(|_| PyTypeError::new_err(format!("{name} must be integers along one axis")))?;
+    let checked = |(at, n): (usize, isize)| {
+        usize::try_from(n).map_err(|_| bad(format!("{name}[{at}] is {n}, at least 0 is allowed")))
+    };
+    numbers.into_iter().enumerate().map(checked).collect()
+}
+
+fn floats(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
+    listed(name, value)?
+        .extract::<Vec<f32>>()
+        .map_err(|_| PyTypeError::new_err(format!("{name} must be numbers along one axis")))
+}
+
+fn slopes(value: &Bound<'_, PyAny>) -> PyResult<Option<Slopes>> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(value.is_truthy()?.then_some(Slopes::Published));
+    }
+    Ok(Some(Slopes::Given(floats("alibi", value)?)))
+}

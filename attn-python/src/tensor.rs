@@ -1,0 +1,296 @@
+//! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out.
+
+use std::borrow::Cow;
+
+use attn_core::{View, ViewMut};
+use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::raw::{AXES, Kind, Out, Plain, Tensor};
+
+/// The library that an array belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Library {
+    NumPy,
+    Torch,
+    /// Something else with DLPack or the buffer protocol, which is read; results are NumPy's.
+    Other,
+}
+
+/// The functions of a library that every call needs.
+struct Known {
+    array: Py<PyType>,
+    /// `numpy.empty`, `torch.empty`.
+    empty: Py<PyAny>,
+    /// `torch.to_dlpack`: eight times as fast as `Tensor.__dlpack__`.
+    pack: Option<Py<PyAny>>,
+    /// The data types float32, float16 and bfloat16.
+    types: [Option<Py<PyAny>>; 3],
+}
+
+static NUMPY: PyOnceLock<Known> = PyOnceLock::new();
+static TORCH: PyOnceLock<Known> = PyOnceLock::new();
+
+/// A library that has been imported, by us or by the caller: we import none that the caller does not use.
+fn loaded<'a>(py: Python<'_>, lock: &'a PyOnceLock<Known>, name: &str, array: &str) -> Option<&'a Known> {
+    if let Some(known) = lock.get(py) {
+        return Some(known);
+    }
+    let modules = py.import("sys").ok()?.getattr("modules").ok()?;
+    let module = modules.cast::<PyDict>().ok()?.get_item(name).ok()??;
+    let known = Known {
+        array: module.getattr(array).ok()?.cast_into::<PyType>().ok()?.unbind(),
+        empty: module.getattr("empty").ok()?.unbind(),
+        pack: module.getattr("to_dlpack").ok().map(Bound::unbind),
+        types: ["float32", "float16", "bfloat16"].map(|name| module.getattr(name).ok().map(Bound::unbind)),
+    };
+    let _ = lock.set(py, known);
+    lock.get(py)
+}
+
+fn numpy(py: Python<'_>) -> Option<&'static Known> {
+    loaded(py, &NUMPY, "numpy", "ndarray")
+}
+
+fn torch(py: Python<'_>) -> Option<&'static Known> {
+    loaded(py, &TORCH, "torch", "Tensor")
+}
+
+/// Whose array an object is.
+pub(crate) fn library(object: &Bound<'_, PyAny>) -> Library {
+    let py = object.py();
+    let is = |known: Option<&Known>| {
+        known.is_some_and(|known| {
+            let array = known.array.bind(py);
+            object.get_type().is(array) || object.is_instance(array).unwrap_or(false)
+        })
+    };
+    if is(numpy(py)) {
+        Library::NumPy
+    } else if is(torch(py)) {
+        Library::Torch
+    } else {
+        Library::Other
+    }
+}
+
+/// Reads an array where it lies.
+pub(crate) fn read<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
+    let py = object.py();
+    match library(object) {
+        Library::Torch => {
+            refuse_gradient(name, object)?;
+            if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+                return Err(PyValueError::new_err(format!("{name} has torch's negative bit; resolve_neg() clears it")));
+            }
+            let dense = object.getattr(intern!(py, "layout"))?;
+            match torch(py).and_then(|torch| torch.pack.as_ref()) {
+                Some(pack) => {
+                    let capsule = pack.bind(py).call1((object,)).map_err(|error| cause(name, error, py, &dense))?;
+                    Tensor::of_capsule(name, capsule, false)
+                }
+                None => Tensor::of_capsule(name, exported(name, object)?, false),
+            }
+        }
+        Library::NumPy => {
+            if !object.get_type().is(numpy(py).map_or(py.None().bind(py), |known| known.array.bind(py).as_any())) {
+                refuse_masked(name, object)?;
+            }
+            match object.call_method0(intern!(py, "__dlpack__")) {
+                Ok(capsule) => Tensor::of_capsule(name, capsule, false),
+                Err(_) if is_bf16(object)? => {
+                    let bits = object.call_method1(intern!(py, "view"), (intern!(py, "int16"),))?;
+                    Tensor::of_capsule(name, exported(name, &bits)?, true)
+                }
+                Err(_) => Tensor::of_capsule(name, exported(name, object)?, false),
+            }
+        }
+        Library::Other if object.hasattr(intern!(py, "__dlpack__"))? => {
+            Tensor::of_capsule(name, exported(name, object)?, false)
+        }
+        Library::Other => {
+            let buffer = pyo3::types::PyMemoryView::from(object).map_err(|_| {
+                let found = type_name(object);
+                PyTypeError::new_err(format!("{name} is {found}; an array with DLPack or a buffer is wanted"))
+            })?;
+            let array = import_numpy(py)?.call_method1("asarray", (buffer,))?;
+            Tensor::of_capsule(name, exported(name, &array)?, false)
+        }
+    }
+}
+
+/// As `__dlpack__`, first with a version that can say read-only, then without for producers that know none.
+fn exported<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    let options = PyDict::new(py);
+    options.set_item("max_version", (1, 0))?;
+    let method = intern!(py, "__dlpack__");
+    let capsule = match object.call_method(method, (), Some(&options)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0(method),
+        other => other,
+    };
+    capsule.map_err(|error| {
+        let wrapped = PyValueError::new_err(format!("{name}: {}", error.value(py)));
+        wrapped.set_cause(py, Some(error));
+        wrapped
+    })
+}
+
+fn cause(name: &str, error: PyErr, py: Python<'_>, layout: &Bound<'_, PyAny>) -> PyErr {
+    let wrapped = PyValueError::new_err(format!("{name} ({layout}): {}", error.value(py)));
+    wrapped.set_cause(py, Some(error));
+    wrapped
+}
+
+/// Refuses a tensor of torch that records gradients, which our results would lose.
+pub(crate) fn refuse_gradient(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    if object.getattr(intern!(object.py(), "requires_grad"))?.is_truthy()? {
+        return Err(PyValueError::new_err(format!("{name} requires grad, which this function does not record")));
+    }
+    Ok(())
+}
+
+fn refuse_masked(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    if object.hasattr("mask")? {
+        return Err(PyTypeError::new_err(format!("{name} is {}, whose mask would be lost", type_name(object))));
+    }
+    Ok(())
+}
+
+/// Whether an array of NumPy holds the bfloat16 of ml_dtypes, for which NumPy has no DLPack.
+fn is_bf16(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    object.getattr("dtype")?.getattr("name")?.eq("bfloat16")
+}
+
+fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().fully_qualified_name().map_or_else(|_| "an object".into(), |name| name.to_string())
+}
+
+fn import_numpy(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import("numpy").map_err(|error| {
+        let missing = PyImportError::new_err("buffers, and arrays of other libraries than torch, need NumPy");
+        missing.set_cause(py, Some(error));
+        missing
+    })
+}
+
+/// Makes an array of the kind of `like`, uninitialised: of its number type, or float32.
+pub(crate) fn empty<'py>(
+    like: &Bound<'py, PyAny>,
+    kind: Kind,
+    single: bool,
+    sizes: &[usize],
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = like.py();
+    let known = match library(like) {
+        Library::Torch => torch(py),
+        Library::NumPy => numpy(py),
+        Library::Other => {
+            import_numpy(py)?;
+            numpy(py)
+        }
+    };
+    let known = known.ok_or_else(|| PyImportError::new_err("the library of the array is not loaded"))?;
+    let place = match if single { Kind::F32 } else { kind } {
+        Kind::F16 => 1,
+        Kind::Bf16 => 2,
+        _ => 0,
+    };
+    let dtype = match &known.types[place] {
+        Some(dtype) => dtype.bind(py).clone(),
+        // bfloat16 of NumPy, which the caller's array has from ml_dtypes.
+        None => like.getattr(intern!(py, "dtype"))?,
+    };
+    let sizes = PyTuple::new(py, sizes)?;
+    if library(like) == Library::Torch {
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), dtype)?;
+        known.empty.bind(py).call((sizes,), Some(&options))
+    } else {
+        known.empty.bind(py).call1((sizes, dtype))
+    }
+}
+
+/// How the two leading axes become the batch of a call: as one axis, or one call for each index of the first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fold {
+    /// Calls.
+    pub(crate) calls: usize,
+    whole: bool,
+}
+
+impl Fold {
+    /// For tensors with the same two leading axes, and a mask that may broadcast over them.
+    pub(crate) fn of(tensors: &[&Tensor<'_>], mask: Option<&Tensor<'_>>) -> PyResult<Self> {
+        let (a, b) = tensors.first().map_or((1, 1), |tensor| (tensor.sizes[0], tensor.sizes[1]));
+        let folds = |tensor: &&Tensor<'_>| {
+            let [outer, inner, ..] = tensor.strides;
+            let empty = tensor.sizes.contains(&0);
+            empty || a <= 1 || b <= 1 || inner.checked_mul(b as isize) == Some(outer)
+        };
+        let mut whole = tensors.iter().all(folds);
+        if let Some(mask) = mask {
+            let [outer, inner, ..] = mask.sizes;
+            if outer != 1 && outer != a {
+                let text = format!("{}: axis 0 has size {outer}, which does not broadcast to {a}", mask.name);
+                return Err(PyValueError::new_err(text));
+            }
+            whole &= a <= 1 || (outer == 1 && inner == 1) || (outer == a && inner == b && folds(&mask));
+        }
+        Ok(Self { calls: if whole { 1 } else { a }, whole })
+    }
+
+    /// Sizes, strides and first element of one call.
+    fn part(self, tensor: &Tensor<'_>, call: usize) -> ([usize; 4], [isize; 4], usize) {
+        let ([a, b, h, s, d], [outer, inner, sh, ss, sd]) = (tensor.sizes, tensor.strides);
+        if self.whole {
+            let stride = if b == 1 { outer } else { inner };
+            return ([a * b, h, s, d], [stride, sh, ss, sd], tensor.offset);
+        }
+        let index = if a == 1 { 0 } else { call };
+        ([b, h, s, d], [inner, sh, ss, sd], tensor.offset.wrapping_add_signed(index as isize * outer))
+    }
+
+    /// The tensor of one call.
+    pub(crate) fn view<'a, T: Plain>(self, tensor: &'a Tensor<'_>, call: usize) -> PyResult<View<'a, T>> {
+        let data = tensor.slice::<T>().ok_or_else(|| wrong_kind(tensor))?;
+        let (sizes, strides, offset) = self.part(tensor, call);
+        View::strided(data, sizes, strides, offset).map_err(|error| named(tensor.name, error))
+    }
+
+    /// As [`view`](Self::view) of booleans, whose bytes [`Tensor::bools`] checked.
+    pub(crate) fn bools<'a>(
+        self,
+        tensor: &Tensor<'_>,
+        data: &'a Cow<'_, [bool]>,
+        call: usize,
+    ) -> PyResult<View<'a, bool>> {
+        let (sizes, strides, offset) = self.part(tensor, call);
+        View::strided(data.as_ref(), sizes, strides, offset).map_err(|error| named(tensor.name, error))
+    }
+
+    /// The output of one call.
+    pub(crate) fn view_mut<'a, T: Plain>(self, out: &'a mut Out<'_>, call: usize) -> PyResult<ViewMut<'a, T>> {
+        let name = out.tensor().name;
+        let (sizes, strides, offset) = self.part(out.tensor(), call);
+        let wrong = wrong_kind(out.tensor());
+        let data = out.slice_mut::<T>().ok_or(wrong)?;
+        ViewMut::strided(data, sizes, strides, offset).map_err(|error| named(name, error))
+    }
+}
+
+fn wrong_kind(tensor: &Tensor<'_>) -> PyErr {
+    PyTypeError::new_err(format!("{} is {}; this type is not supported here", tensor.name, tensor.kind.name()))
+}
+
+fn named(name: &str, error: attn_core::AttnError) -> PyErr {
+    PyValueError::new_err(format!("{name}: {error}"))
+}
+
+/// The sizes of a tensor as its caller has them.
+pub(crate) fn shape<'a>(tensor: &'a Tensor<'_>) -> &'a [usize] {
+    &tensor.sizes[AXES - tensor.axes.min(AXES)..]
+}
