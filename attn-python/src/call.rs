@@ -129,7 +129,7 @@ impl<'py> Inputs<'py> {
     pub(crate) fn masks<'a>(
         &'a self,
         fold: Fold,
-        bools: Option<&'a Cow<'_, [bool]>>,
+        bools: Option<&'a [bool]>,
         call: usize,
     ) -> PyResult<(Option<View<'a, bool>>, Option<Bias<'a>>)> {
         let Some(mask) = &self.mask else { return Ok((None, None)) };
@@ -236,7 +236,7 @@ fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
             let (q, k, v) =
                 (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
             let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-            let (keep, bias) = inputs.masks(fold, bools.as_ref(), call)?;
+            let (keep, bias) = inputs.masks(fold, bools.as_deref(), call)?;
             let attn = options.attention(call * shape.batch, shape.batch, keep, bias);
             let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
             let mut outputs = Outputs::new(fold.view_mut::<O>(&mut to.out, call)?);

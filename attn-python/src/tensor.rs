@@ -1,7 +1,5 @@
 //! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out.
 
-use std::borrow::Cow;
-
 use attn_core::{View, ViewMut};
 use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -262,14 +260,9 @@ impl Fold {
     }
 
     /// As [`view`](Self::view) of booleans, whose bytes [`Tensor::bools`] checked.
-    pub(crate) fn bools<'a>(
-        self,
-        tensor: &Tensor<'_>,
-        data: &'a Cow<'_, [bool]>,
-        call: usize,
-    ) -> PyResult<View<'a, bool>> {
+    pub(crate) fn bools<'a>(self, tensor: &Tensor<'_>, data: &'a [bool], call: usize) -> PyResult<View<'a, bool>> {
         let (sizes, strides, offset) = self.part(tensor, call);
-        View::strided(data.as_ref(), sizes, strides, offset).map_err(|error| named(tensor.name, error))
+        View::strided(data, sizes, strides, offset).map_err(|error| named(tensor.name, error))
     }
 
     /// The output of one call.
