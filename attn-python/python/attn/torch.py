@@ -89,14 +89,15 @@ def _save(ctx, inputs, output):
 
 def _gradients(ctx, grad_out, _):
     tensors, tables = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    needed = ctx.needs_input_grad[3:]  # without trailing arguments that had their defaults
     for name, at in (("attn_mask", _MASK), ("alibi", _ALIBI)):
-        if ctx.needs_input_grad[3 + at]:
+        if any(needed[at:at + 1]):
             raise NotImplementedError(f"not supported: the gradient of {name}")
     given = list(ctx.given)
     for at, table in zip(ctx.tables, tables):
         given[at] = table
     *found, sinks = torch.ops.attn.sdpa_backward(grad_out, *tensors, *given)
-    return *found, *(sinks if at == _SINKS and ctx.needs_input_grad[3 + at] else None for at in range(len(given)))
+    return *found, *(sinks if at == _SINKS and needs else None for at, needs in enumerate(needed))
 
 
 torch.library.register_autograd("attn::sdpa", _gradients, setup_context=_save, lib=_library)
