@@ -1,4 +1,4 @@
-"""Tensors of torch: `attn.sdpa` on them, and `attn.torch`'s operators, gradients and replacement of torch's function."""
+"""Tensors of torch: `attn.sdpa` on them, and `attn.torch`'s operators, gradients and `enabled`."""
 
 import doctest
 

@@ -4,7 +4,8 @@
     with attn.torch.enabled():                                 # models that call torch's function
         model(tokens)
 
-The operators are torch.ops.attn.sdpa and torch.ops.attn.sdpa_backward. Tensors of the CPU, float32, float16 or bfloat16.
+The operators are torch.ops.attn.sdpa and torch.ops.attn.sdpa_backward. Tensors are on the CPU: float32, float16 or
+bfloat16.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from . import _attn
 __all__ = ["Calls", "enabled", "sdpa"]
 
 # Arguments behind the tensors, with their defaults. None is keyword-only: torch's autograd would refuse tensors there.
-_OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, bool enable_gqa=False, "
-            "str? causal=None, int[]? window=None, float? softcap=None, float? temperature=None, Tensor? sinks=None, "
-            "Tensor? alibi=None, Tensor? kv_lens=None, Tensor? q_lens=None, Tensor? cu_seqlens_q=None, "
-            'Tensor? cu_seqlens_k=None, int? seed=None, str precision="exact", bool reproducible=False, int? threads=None')
+_OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
+            "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, float? temperature=None, "
+            "Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, Tensor? q_lens=None, "
+            "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
+            'str precision="exact", bool reproducible=False, int? threads=None')
 _NAMES = tuple(option.split("=")[0].split()[1] for option in _OPTIONS.split(", "))
 _MASK, _SINKS, _ALIBI = (_NAMES.index(name) for name in ("attn_mask", "sinks", "alibi"))
 
@@ -107,7 +109,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
          causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, q_lens=None,
          cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False, return_lse=False,
          threads=None):
-    """Attention on tensors, with gradients by query, key, value and sinks: torch's signature, and options of `attn.sdpa`.
+    """Attention on tensors, with gradients by query, key, value and sinks: torch's signature, and `attn.sdpa`'s options.
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; the options' shapes are those of `attn.sdpa`.
     Tables (sinks, alibi, kv_lens, ...) are tensors or sequences. With dropout_p and without seed, torch's generator
@@ -200,5 +202,6 @@ def _supported(query, key, value, mask) -> bool:
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     same = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and query.dim() == key.dim() == value.dim() >= 2
     return (same and all(x.device.type == "cpu" and x.layout is torch.strided for x in tensors)
-            and query.dtype in (torch.float32, torch.float16, torch.bfloat16) and query.dtype == key.dtype == value.dtype
+            and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            and query.dtype == key.dtype == value.dtype
             and not (mask is not None and mask.requires_grad and torch.is_grad_enabled()))

@@ -5,6 +5,7 @@
 //! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure. The last
 //! line is `N passed, M failed, K skipped`.
 
+mod step;
 mod steps;
 
 use std::env;
@@ -22,7 +23,8 @@ use crate::install::install;
 use crate::need::Need;
 use crate::process::{self, show_tail, told};
 use crate::root::root;
-use steps::{Program, Run, STEPS, Step};
+use step::{Program, Run, Step};
+use steps::STEPS;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

@@ -14,6 +14,7 @@ mod install;
 mod need;
 mod no_panic;
 mod process;
+mod python;
 mod random;
 mod reader;
 mod root;
@@ -54,6 +55,8 @@ enum Command {
     NoPanic(no_panic::Args),
     /// Use the C library from C, C++, CMake and Python; run it under sanitizers.
     Capi(capi::Args),
+    /// Build the Python package's wheel, install it and run its tests.
+    Python(python::Args),
     /// Choose the conformance cases to commit.
     Vectors(vectors::Args),
 }
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Api(args) => api::run(args),
         Command::Dist(args) => dist::run(args),
         Command::Capi(args) => capi::run(args),
+        Command::Python(args) => python::run(args),
         Command::NoPanic(args) => no_panic::run(args),
         Command::Tidy(args) => tidy::run(args),
         Command::Vectors(args) => vectors::run(args),

@@ -33,6 +33,14 @@ const EMULATOR_SCRIPT: &str = r"set -e
     printf '#!/bin/busybox sh\nexec /bin/busybox grep -m 1 -o amx_bf16 /proc/cpuinfo\n' > probe && chmod +x probe
     cd ../../.. && ../shared/amx-emulator/run.sh -t 200 $EMULATOR_DIR/probe && touch $EMULATOR_DIR/starts";
 
+/// The virtual environment of the steps that test the Python package.
+pub(crate) const VENV: &str = "target/ci/python";
+
+/// Installs the module `$1` in it. Debian has `venv` in a package of its own.
+const VENV_SCRIPT: &str = "v=target/ci/python; test -x $v/bin/pip || python3 -m venv $v || \
+    { apt-get install -y -q --no-install-recommends python3-venv && python3 -m venv $v; } && \
+    $v/bin/pip install --quiet \"$1\"";
+
 /// What the emulator is built with, and what its disk is made of: Debian packages.
 const EMULATOR_PACKAGES: [&str; 8] =
     ["g++", "make", "xz-utils", "patch", "xorriso", "isolinux", "syslinux-common", "cpio"];
@@ -60,6 +68,8 @@ pub(crate) enum Need {
     CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
     PythonModule(&'static str),
+    /// A module that the virtual environment in `target/ci/python` can import, and that pip installs by the same name.
+    Venv(&'static str),
     /// The packages that a workspace of its own is locked to, by its manifest: `cargo fetch` gets them from the
     /// registry.
     Packages(&'static str),
@@ -93,6 +103,9 @@ impl Need {
                 format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
             }
             Self::PythonModule(name) => format!("python3 has no module {name} (python3 -m pip install {name})"),
+            Self::Venv(name) => {
+                format!("{VENV} has no module {name} (python3 -m venv {VENV}; {VENV}/bin/pip install {name})")
+            }
             Self::Packages(manifest) => {
                 format!("packages of {manifest} are not here ({})", fetch(manifest).join(" "))
             }
@@ -127,6 +140,10 @@ impl Need {
             Self::PythonModule(name) => {
                 let imported = Command::new("python3").args(["-c", &format!("import {name}")]).output();
                 imported.is_ok_and(|output| output.status.success())
+            }
+            Self::Venv(name) => {
+                let mut python = Command::new(root().join(VENV).join("bin/python"));
+                python.args(["-c", &format!("import {name}")]).output().is_ok_and(|output| output.status.success())
             }
             Self::Packages(manifest) => {
                 // Reads the manifest of each, and downloads nothing.
@@ -168,6 +185,7 @@ impl Need {
                 vec![vec!["cargo", "install", "--locked", "--debug", "--quiet", "--version", version, name]]
             }
             Self::PythonModule(name) => vec![vec!["python3", "-m", "pip", "install", "--quiet", name]],
+            Self::Venv(name) => vec![vec!["sh", "-c", VENV_SCRIPT, "sh", name]],
             Self::Packages(manifest) => vec![fetch(manifest)],
             // Where there is nothing to build, nothing is installed for it.
             Self::AmxEmulator if !Self::Folder("../shared/amx-emulator").is_met() => Vec::new(),

@@ -11,64 +11,8 @@
 //! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and
 //! is the same code on every processor: emulated steps skip it.
 
+use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
-
-/// One line of the table.
-pub(super) struct Step {
-    /// How `--only` and `--skip` call it.
-    pub(super) name: &'static str,
-    /// What is known when it passes.
-    pub(super) proves: &'static str,
-    /// Minutes after which it counts as failed.
-    pub(super) minutes: u64,
-    /// Whether it keeps one core busy for most of its time (interpreters and emulators): two such steps run side by
-    /// side, after all others.
-    pub(super) one_core: bool,
-    /// What it cannot run without.
-    pub(super) needs: &'static [Need],
-    /// Run in order; the first failure ends the step.
-    pub(super) runs: &'static [Run],
-}
-
-/// One command of a step. In arguments and values, `{root}` stands for the workspace and `{ci}` for `target/ci`.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    /// What to start.
-    pub(super) program: Program,
-    /// Its arguments.
-    pub(super) args: &'static [&'static str],
-    /// Variables set for it.
-    pub(super) env: &'static [(&'static str, &'static str)],
-}
-
-/// What a command starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Program {
-    /// The cargo that runs this.
-    Cargo,
-    /// Cargo of a named toolchain.
-    CargoOf(&'static str),
-    /// `cargo xtask`, with another command.
-    Xtask,
-}
-
-const fn cargo(args: &'static [&'static str]) -> Run {
-    Run { program: Program::Cargo, args, env: &[] }
-}
-
-const fn cargo_of(toolchain: &'static str, args: &'static [&'static str]) -> Run {
-    Run { program: Program::CargoOf(toolchain), args, env: &[] }
-}
-
-const fn xtask(args: &'static [&'static str]) -> Run {
-    Run { program: Program::Xtask, args, env: &[] }
-}
-
-impl Run {
-    const fn with(self, env: &'static [(&'static str, &'static str)]) -> Self {
-        Self { env, ..self }
-    }
-}
 
 const MIRI: [Need; 3] = [
     Need::Toolchain(NIGHTLY),
@@ -79,6 +23,15 @@ const MIRI: [Need; 3] = [
 const C_PROGRAMS: [Need; 3] = [Need::Linux, Need::Program("c++", "g++"), Need::Program("pkg-config", "pkg-config")];
 const QEMU_X86: [Need; 3] =
     [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
+
+/// What builds and tests the Python package.
+const PYTHON: [Need; 5] = [
+    Need::Linux,
+    Need::Packages("attn-python/Cargo.toml"),
+    Need::Venv("numpy"),
+    Need::Venv("pytest"),
+    Need::Venv("maturin"),
+];
 
 const CANDLE: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/candle")];
 
@@ -369,6 +322,22 @@ pub(super) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "python",
+        proves: "the wheel installs in a clean environment, and its calls on NumPy arrays are the formula's in float64",
+        minutes: 20,
+        one_core: false,
+        needs: &PYTHON,
+        runs: &[cargo(&["fmt", "--check", "--manifest-path", "attn-python/Cargo.toml"]), xtask(&["python", "numpy"])],
+    },
+    Step {
+        name: "python-torch",
+        proves: "tensors of torch: every row of docs/migrating.md, gradients, opcheck, torch.compile",
+        minutes: 20,
+        one_core: false,
+        needs: &[PYTHON[0], PYTHON[1], PYTHON[2], PYTHON[3], PYTHON[4], Need::Venv("torch")],
+        runs: &[xtask(&["python", "torch"])],
+    },
+    Step {
         name: "heatmap",
         proves: "the heat map's page works in Chromium: clicks, keys, masks, dropout, light and dark, wide and narrow",
         minutes: 10,
@@ -545,6 +514,7 @@ pub(super) const STEPS: &[Step] = &[
 
 #[cfg(test)]
 mod tests {
+    use super::super::step::Program;
     use super::*;
 
     #[test]

@@ -1,0 +1,67 @@
+"""Types of `attn`. A result is of query's library: a tensor for tensors of torch, else an array of NumPy."""
+
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+__all__ = ["__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]
+
+__version__: str
+
+A = TypeVar("A")
+_Causal: TypeAlias = Literal["top_left", "bottom_right"] | int
+_Window: TypeAlias = tuple[int | None, int | None]
+
+@overload
+def sdpa(
+    query: A, key: Any, value: Any,
+    attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, causal: _Causal | None = None, window: _Window | None = None,
+    softcap: float | None = None, temperature: float | None = None, sinks: Any | None = None,
+    alibi: Any | bool | None = None, kv_lens: Any | None = None, q_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, return_lse: Literal[False] = False,
+    out: Any | None = None, threads: int | None = None,
+    level: str | None = None,
+) -> A: ...
+@overload
+def sdpa(
+    query: A, key: Any, value: Any,
+    attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, causal: _Causal | None = None, window: _Window | None = None,
+    softcap: float | None = None, temperature: float | None = None, sinks: Any | None = None,
+    alibi: Any | bool | None = None, kv_lens: Any | None = None, q_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, return_lse: Literal[True],
+    out: Any | None = None, threads: int | None = None,
+    level: str | None = None,
+) -> tuple[A, A]: ...
+def weights(
+    query: A, key: Any, value: Any,
+    attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, causal: _Causal | None = None, window: _Window | None = None,
+    softcap: float | None = None, temperature: float | None = None, sinks: Any | None = None,
+    alibi: Any | bool | None = None, kv_lens: Any | None = None, q_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, threads: int | None = None,
+    level: str | None = None,
+) -> A: ...
+def explain(
+    query: Any, key: Any, value: Any,
+    attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, causal: _Causal | None = None, window: _Window | None = None,
+    softcap: float | None = None, temperature: float | None = None, sinks: Any | None = None,
+    alibi: Any | bool | None = None, kv_lens: Any | None = None, q_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, threads: int | None = None,
+    level: str | None = None,
+) -> str: ...
+def sdpa_backward(
+    grad_out: Any, query: A, key: Any, value: Any, out: Any, lse: Any,
+    attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, causal: _Causal | None = None, window: _Window | None = None,
+    softcap: float | None = None, temperature: float | None = None, sinks: Any | None = None,
+    alibi: Any | bool | None = None, kv_lens: Any | None = None, q_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, threads: int | None = None,
+    level: str | None = None,
+) -> tuple[A, A, A] | tuple[A, A, A, list[float]]: ...
+def levels() -> list[str]: ...
