@@ -4,6 +4,7 @@
 //! into [`attn_core::Attention`]; `call` and `backward` compute. Docstrings and signatures are those that Python shows.
 
 mod backward;
+mod cache;
 mod call;
 mod options;
 mod raw;
@@ -22,6 +23,8 @@ mod module {
     use crate::options::{Options, raised};
     use crate::raw::{Kind, Plain};
 
+    #[pymodule_export]
+    use crate::cache::Cache;
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");

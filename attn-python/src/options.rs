@@ -153,6 +153,10 @@ impl Options {
         Ok(())
     }
 
+    pub(crate) fn set_scale(&mut self, scale: Option<f64>) {
+        self.scale = scale;
+    }
+
     pub(crate) fn has_sinks(&self) -> bool {
         self.sinks.is_some()
     }
@@ -285,7 +289,7 @@ fn listed<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyA
     if value.hasattr("tolist")? { value.call_method0("tolist") } else { Ok(value.clone()) }
 }
 
-fn lengths(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+pub(crate) fn lengths(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     let numbers = listed(name, value)?
         .extract::<Vec<isize>>()
         .map_err(|_| PyTypeError::new_err(format!("{name} must be integers along one axis")))?;

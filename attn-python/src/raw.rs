@@ -244,6 +244,12 @@ impl<'py> Tensor<'py> {
         Some(Cow::Owned(bytes.iter().map(|&byte| byte != 0).collect()))
     }
 
+    /// Whether two tensors may share memory: whether their extents do.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let (a, b) = (self.bytes(), other.bytes());
+        a.start < b.end && b.start < a.end && !a.is_empty() && !b.is_empty()
+    }
+
     fn bytes(&self) -> Range<usize> {
         let start = self.start.addr();
         start..start + self.count * self.kind.bytes()
@@ -277,10 +283,8 @@ impl<'py> Out<'py> {
         if !tensor.writable {
             return Err(PyValueError::new_err(format!("{name} is read-only")));
         }
-        let bytes = tensor.bytes();
         for other in others {
-            let range = other.bytes();
-            if range.start < bytes.end && bytes.start < range.end && !range.is_empty() && !bytes.is_empty() {
+            if tensor.meets(other) {
                 return Err(PyValueError::new_err(format!("{name} shares memory with {}", other.name)));
             }
         }

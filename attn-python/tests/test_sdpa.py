@@ -206,9 +206,9 @@ REFUSED = [
     ((X, X[..., :4], X), {}, ValueError, "k head_dim against q head_dim: expected 8, found 4"),
     ((X, X, X[:, :, :3]), {}, ValueError, "v kv_len against k kv_len: expected 5, found 3"),
     ((X, X[:, :2], X[:, :2]), {}, ValueError, "query has 4 heads, key has 2"),
-    ((X, X[:, :3], X[:, :3]), {"enable_gqa": True}, ValueError, "q_heads is 4, which is not a multiple of kv_heads = 3"),
+    ((X, X[:, :3], X[:, :3]), {"enable_gqa": True}, ValueError, "q_heads is 4, which is not a multiple"),
     ((X, X[0], X[0]), {}, ValueError, "key has 3 axes, query has 4"),
-    ((np.ones((2, 4, 5, 8), np.float32), X, X), {}, ValueError, r"key has the shape \[1, 4, 5, 8\], query \[2, 4, 5, 8\]"),
+    ((np.repeat(X, 2, 0), X, X), {}, ValueError, r"key has the shape \[1, 4, 5, 8\], query \[2, 4, 5, 8\]"),
     ((X.astype(np.float64),) * 3, {}, TypeError, "query is float64; float32, float16 and bfloat16"),
     ((X, X.astype(np.float16), X), {}, TypeError, "key is float16, query is float32"),
     ((X.astype(np.int32),) * 3, {}, TypeError, "query is int32"),
@@ -286,8 +286,9 @@ def test_backward_refuses():
 def test_examples_of_docstrings():
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
     for name in attn.__all__:
-        for test in finder.find(getattr(attn, name), name) if callable(getattr(attn, name)) else []:
-            assert test.examples, f"{name} has no example"
+        tests = finder.find(getattr(attn, name), name) if callable(getattr(attn, name)) else []
+        assert not tests or any(test.examples for test in tests), f"{name} has no example"
+        for test in tests:
             assert runner.run(test).failed == 0
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-__all__ = ["__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]
+__all__ = ["Cache", "__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]
 
 __version__: str
 
@@ -34,6 +34,9 @@ def sdpa(
     out: Any | None = None, threads: int | None = None,
     level: str | None = None,
 ) -> tuple[A, A]: ...
+@overload
+def sdpa(query: A, key: Any, value: Any, attn_mask: Any | None = None, *arguments: Any,
+         return_lse: bool, **options: Any) -> A | tuple[A, A]: ...
 def weights(
     query: A, key: Any, value: Any,
     attn_mask: Any | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
@@ -65,3 +68,48 @@ def sdpa_backward(
     level: str | None = None,
 ) -> tuple[A, A, A] | tuple[A, A, A, list[float]]: ...
 def levels() -> list[str]: ...
+
+class Cache:
+    def __init__(
+        self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int | None = None,
+        window: int | None = None, sink_tokens: int | None = None,
+        dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    ) -> None: ...
+    @property
+    def lens(self) -> list[int]: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    def append(self, key: Any, value: Any, counts: Any | None = None) -> None: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    @overload
+    def decode(
+        self, query: A, *, q_lens: Any | None = None, scale: float | None = None,
+        window: _Window | None = None, softcap: float | None = None, temperature: float | None = None,
+        sinks: Any | None = None, alibi: Any | bool | None = None, out: Any | None = None,
+        threads: int | None = None, level: str | None = None, return_lse: Literal[False] = False,
+    ) -> A: ...
+    @overload
+    def decode(
+        self, query: A, *, q_lens: Any | None = None, scale: float | None = None,
+        window: _Window | None = None, softcap: float | None = None, temperature: float | None = None,
+        sinks: Any | None = None, alibi: Any | bool | None = None, out: Any | None = None,
+        threads: int | None = None, level: str | None = None, return_lse: Literal[True],
+    ) -> tuple[A, A]: ...
+    @overload
+    def prefill(
+        self, query: A, key: Any, value: Any, *, scale: float | None = None,
+        window: _Window | None = None, softcap: float | None = None, temperature: float | None = None,
+        sinks: Any | None = None, alibi: Any | bool | None = None, out: Any | None = None,
+        threads: int | None = None, level: str | None = None, return_lse: Literal[False] = False,
+    ) -> A: ...
+    @overload
+    def prefill(
+        self, query: A, key: Any, value: Any, *, scale: float | None = None,
+        window: _Window | None = None, softcap: float | None = None, temperature: float | None = None,
+        sinks: Any | None = None, alibi: Any | bool | None = None, out: Any | None = None,
+        threads: int | None = None, level: str | None = None, return_lse: Literal[True],
+    ) -> tuple[A, A]: ...

@@ -23,8 +23,8 @@ __all__ = ["Calls", "enabled", "sdpa"]
 
 # Arguments behind the tensors, with their defaults. None is keyword-only: torch's autograd would refuse tensors there.
 _OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
-            "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, float? temperature=None, "
-            "Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, Tensor? q_lens=None, "
+            "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, "
+            "float? temperature=None, Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, Tensor? q_lens=None, "
             "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
             'str precision="exact", bool reproducible=False, int? threads=None')
 _NAMES = tuple(option.split("=")[0].split()[1] for option in _OPTIONS.split(", "))
@@ -109,7 +109,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
          causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, q_lens=None,
          cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False, return_lse=False,
          threads=None):
-    """Attention on tensors, with gradients by query, key, value and sinks: torch's signature, and `attn.sdpa`'s options.
+    """Attention on tensors, with gradients by query, key, value and sinks: torch's signature and `attn.sdpa`'s.
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; the options' shapes are those of `attn.sdpa`.
     Tables (sinks, alibi, kv_lens, ...) are tensors or sequences. With dropout_p and without seed, torch's generator

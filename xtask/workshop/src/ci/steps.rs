@@ -331,10 +331,18 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "python-torch",
-        proves: "tensors of torch: every row of docs/migrating.md, gradients, opcheck, torch.compile",
+        proves: "tensors of torch, gradients, opcheck and torch.compile; models of transformers give what eager gives",
         minutes: 20,
         one_core: false,
-        needs: &[PYTHON[0], PYTHON[1], PYTHON[2], PYTHON[3], PYTHON[4], Need::Venv("torch")],
+        needs: &[
+            PYTHON[0],
+            PYTHON[1],
+            PYTHON[2],
+            PYTHON[3],
+            PYTHON[4],
+            Need::Venv("torch"),
+            Need::Venv("transformers"),
+        ],
         runs: &[xtask(&["python", "torch"])],
     },
     Step {

@@ -1,0 +1,520 @@
+//! `attn.Cache`: keys and values that stay between calls, in memory of our own.
+
+use attn_core::half::{bf16, f16};
+use attn_core::kv_cache::{AppendCache, CacheView, Queries, RingCache};
+use attn_core::{Attention, AttnError, Layout, Outputs, View, ViewMut};
+use attn_simd::decode::{DecodePlan, Source};
+use attn_simd::{KernelElement, Level};
+use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::call::with_kind;
+use crate::options::{Options, lengths, raised};
+use crate::raw::{Kind, Out, Plain, Tensor};
+use crate::tensor::{Fold, Library, empty, library, read, shape};
+
+/// Keys and values of one number type.
+enum Store {
+    F32(Vec<f32>, Vec<f32>),
+    F16(Vec<f16>, Vec<f16>),
+    Bf16(Vec<bf16>, Vec<bf16>),
+}
+
+/// Evaluates an expression with the two vectors of a store.
+macro_rules! stored {
+    ($store:expr, |$k:ident, $v:ident| $body:expr) => {
+        match $store {
+            Store::F32($k, $v) => $body,
+            Store::F16($k, $v) => $body,
+            Store::Bf16($k, $v) => $body,
+        }
+    };
+}
+
+/// What a cache is besides its numbers.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    kv_heads: usize,
+    slots: usize,
+    head_dim: usize,
+    value_dim: usize,
+    /// Tokens that are kept for ever, and the last ones that are.
+    ring: Option<(usize, usize)>,
+}
+
+impl Sizes {
+    fn keys(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.slots, self.head_dim]
+    }
+
+    fn values(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.slots, self.value_dim]
+    }
+
+    /// The cache with so many tokens, to be read.
+    fn view<'c, T: KernelElement>(&self, k: &'c [T], v: &'c [T], lens: &'c [usize]) -> Result<Source<'c>, AttnError> {
+        let (k, v) = (View::new(k, Layout::Bhsd, self.keys())?, View::new(v, Layout::Bhsd, self.values())?);
+        Ok(match self.ring {
+            None => CacheView::of_slots(k, v, lens)?.into(),
+            Some((sinks, window)) => CacheView::of_ring(k, v, lens, sinks, window)?.into(),
+        })
+    }
+
+    /// Takes new tokens.
+    fn append<T: KernelElement>(
+        &self,
+        (k, v, lens): (&mut [T], &mut [T], &mut [usize]),
+        new: [View<'_, T>; 2],
+        counts: Option<&[usize]>,
+    ) -> Result<(), AttnError> {
+        let (k, v) = (ViewMut::new(k, Layout::Bhsd, self.keys())?, ViewMut::new(v, Layout::Bhsd, self.values())?);
+        match (self.ring, counts) {
+            (Some((sinks, window)), _) => RingCache::new(k, v, lens, sinks, window)?.insert(new[0], new[1]),
+            (None, None) => AppendCache::new(k, v, lens)?.append(new[0], new[1]),
+            (None, Some(counts)) => AppendCache::new(k, v, lens)?.append_ragged(new[0], new[1], counts),
+        }
+    }
+}
+
+/// A call over the cache, read and not yet computed.
+struct Call<'py> {
+    q: Tensor<'py>,
+    options: Options,
+    q_lens: Option<Vec<usize>>,
+    out: Out<'py>,
+    lse: Option<Out<'py>>,
+    objects: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+}
+
+/// Keys and values that stay between calls, for generating text token by token.
+///
+/// Cache(batch, kv_heads, head_dim, value_dim=head_dim, *, capacity) keeps all tokens, up to capacity per sequence.
+/// Cache(..., window=w, sink_tokens=s) keeps the first s tokens and the last w: for endless streams (StreamingLLM).
+/// dtype is "float32", "float16" or "bfloat16"; queries may be of another type. The memory is allocated here, once.
+///
+/// >>> import attn, numpy as np
+/// >>> cache = attn.Cache(1, 2, 64, capacity=100)
+/// >>> k = v = np.ones((1, 2, 5, 64), np.float32)
+/// >>> cache.append(k, v)
+/// >>> cache.decode(np.ones((1, 8, 1, 64), np.float32)).shape
+/// (1, 8, 1, 64)
+/// >>> cache.lens
+/// [5]
+#[pyclass(module = "attn")]
+pub(crate) struct Cache {
+    sizes: Sizes,
+    lens: Vec<usize>,
+    store: Store,
+}
+
+#[pymethods]
+impl Cache {
+    #[new]
+    #[pyo3(
+        signature = (batch, kv_heads, head_dim, value_dim=None, *, capacity=None, window=None, sink_tokens=None,
+            dtype="float32")
+    )]
+    fn new(
+        batch: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        value_dim: Option<usize>,
+        capacity: Option<usize>,
+        window: Option<usize>,
+        sink_tokens: Option<usize>,
+        dtype: &str,
+    ) -> PyResult<Self> {
+        let value_dim = value_dim.unwrap_or(head_dim);
+        let (slots, ring) = match (capacity, window, sink_tokens) {
+            (Some(capacity), None, None) => (capacity, None),
+            (None, Some(window), sinks) => {
+                let sinks = sinks.unwrap_or(0);
+                let slots = sinks.checked_add(window).ok_or_else(|| PyValueError::new_err("window is too large"))?;
+                (slots, Some((sinks, window)))
+            }
+            (None, None, _) => return Err(PyValueError::new_err("capacity or window must be given")),
+            _ => {
+                return Err(PyValueError::new_err(
+                    "capacity is given with window or sink_tokens; one of them is wanted",
+                ));
+            }
+        };
+        let sizes = Sizes { batch, kv_heads, slots, head_dim, value_dim, ring };
+        let store = match dtype {
+            "float32" => Store::F32(zeros(sizes.keys())?, zeros(sizes.values())?),
+            "float16" => Store::F16(zeros(sizes.keys())?, zeros(sizes.values())?),
+            "bfloat16" => Store::Bf16(zeros(sizes.keys())?, zeros(sizes.values())?),
+            other => {
+                let text = format!("dtype is {other:?}; \"float32\", \"float16\" and \"bfloat16\" are supported");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        let lens = vec![0; batch];
+        stored!(&store, |k, v| sizes.view(k, v, &lens).map(|_| ())).map_err(raised)?;
+        Ok(Self { sizes, lens, store })
+    }
+
+    /// Tokens that came so far, of each sequence.
+    #[getter]
+    fn lens(&self) -> Vec<usize> {
+        self.lens.clone()
+    }
+
+    /// Tokens that a sequence can hold.
+    #[getter]
+    fn capacity(&self) -> usize {
+        self.sizes.slots
+    }
+
+    /// Bytes of keys and values.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        stored!(&self.store, |k, v| size_of_val(&k[..]) + size_of_val(&v[..]))
+    }
+
+    /// The number type of keys and values.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.kind().name()
+    }
+
+    /// Takes the keys (batch, kv_heads, n, head_dim) and values (batch, kv_heads, n, value_dim) of new tokens, of the
+    /// cache's type. counts: (batch,), how many of the n are tokens of each sequence; the others are padding.
+    #[pyo3(signature = (key, value, counts=None))]
+    fn append(
+        &mut self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        counts: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (k, v) = (self.tokens("key", key)?, self.tokens("value", value)?);
+        let counts = counts.map(|counts| lengths("counts", counts)).transpose()?;
+        if counts.is_some() && self.sizes.ring.is_some() {
+            return Err(PyNotImplementedError::new_err("not supported: counts for a cache with a window"));
+        }
+        self.take(py, &k, &v, None, counts.as_deref())
+    }
+
+    /// Attends with the last n tokens of each sequence, whose keys were appended before: query is
+    /// (batch, q_heads, n, head_dim), and the result (batch, q_heads, n, value_dim). Causal: the last query sees all
+    /// keys that are held. Options are those of attn.sdpa that have a meaning here.
+    ///
+    /// q_lens: (batch,), how many of the n are queries of each sequence; the other rows give 0.
+    #[pyo3(
+        signature = (query, **options),
+        text_signature = "(self, query, *, q_lens=None, scale=None, window=None, softcap=None, temperature=None, \
+            sinks=None, alibi=None, return_lse=False, out=None, threads=None, level=None)"
+    )]
+    fn decode<'py>(
+        &self,
+        query: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut call = self.call("decode", query, options, true)?;
+        let rows = call.q.sizes[3];
+        self.compute(query.py(), &mut call, 0..rows)?;
+        results(call.objects)
+    }
+
+    /// Appends n tokens and attends with each of them: a prompt, or its next chunk. Any n over a window too, whose
+    /// tokens come one by one. Arguments as for append and decode; if they are refused, nothing is appended.
+    #[pyo3(
+        signature = (query, key, value, **options),
+        text_signature = "(self, query, key, value, *, scale=None, window=None, softcap=None, temperature=None, \
+            sinks=None, alibi=None, return_lse=False, out=None, threads=None, level=None)"
+    )]
+    fn prefill<'py>(
+        &mut self,
+        query: &Bound<'py, PyAny>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = query.py();
+        let mut call = self.call("prefill", query, options, false)?;
+        let (k, v) = (self.tokens("key", key)?, self.tokens("value", value)?);
+        let n = call.q.sizes[3];
+        for tensor in [&k, &v] {
+            if tensor.sizes[3] != n {
+                let text = format!("{} has {} tokens, query has {n}", tensor.name, tensor.sizes[3]);
+                return Err(PyValueError::new_err(text));
+            }
+            Self::apart(&call, tensor)?;
+        }
+        let step = if self.sizes.ring.is_some() { 1.min(n) } else { n };
+        self.check(&call, step, &k, &v)?;
+        if step == n {
+            self.take(py, &k, &v, None, None)?;
+            self.compute(py, &mut call, 0..n)?;
+        } else {
+            for token in 0..n {
+                self.take(py, &k, &v, Some(token), None)?;
+                self.compute(py, &mut call, token..token + 1)?;
+            }
+        }
+        results(call.objects)
+    }
+
+    /// Forgets the tokens of one sequence from length on: the rejected end of a speculation, or all with 0.
+    fn truncate(&mut self, sequence: usize, length: usize) -> PyResult<()> {
+        let Some(&held) = self.lens.get(sequence) else {
+            let text = format!("sequence is {sequence}, the cache has {}", self.lens.len());
+            return Err(PyValueError::new_err(text));
+        };
+        if length > held {
+            return Err(PyValueError::new_err(format!("length is {length}, at most {held} is allowed")));
+        }
+        if self.sizes.ring.is_some() && length != 0 && length != held {
+            return Err(PyNotImplementedError::new_err("not supported: to shorten a cache with a window, but to 0"));
+        }
+        self.lens[sequence] = length;
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let Sizes { batch, kv_heads, slots, head_dim, value_dim, .. } = self.sizes;
+        let ring = match self.sizes.ring {
+            None => format!("capacity={slots}"),
+            Some((sinks, window)) => format!("window={window}, sink_tokens={sinks}"),
+        };
+        let dtype = self.dtype();
+        format!(
+            "attn.Cache({batch}, {kv_heads}, {head_dim}, {value_dim}, {ring}, dtype=\"{dtype}\") with {:?}",
+            self.lens
+        )
+    }
+}
+
+impl Cache {
+    fn kind(&self) -> Kind {
+        match &self.store {
+            Store::F32(..) => Kind::F32,
+            Store::F16(..) => Kind::F16,
+            Store::Bf16(..) => Kind::Bf16,
+        }
+    }
+
+    /// Reads new keys or values.
+    fn tokens<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
+        let tensor = read(name, object)?;
+        if tensor.kind != self.kind() {
+            let (found, wanted) = (tensor.kind.name(), self.dtype());
+            return Err(PyTypeError::new_err(format!("{name} is {found}, the cache is {wanted}")));
+        }
+        four(&tensor)?;
+        Ok(tensor)
+    }
+
+    /// Reads a query and options, and makes the outputs.
+    fn call<'py>(
+        &self,
+        function: &str,
+        query: &Bound<'py, PyAny>,
+        keywords: Option<&Bound<'py, PyDict>>,
+        ragged: bool,
+    ) -> PyResult<Call<'py>> {
+        let (mut return_lse, mut out, mut q_lens, mut scale) = (false, None, None, None);
+        let mut options = Options::read(function, 0.0, false, None, keywords, |key, value| {
+            match key {
+                "return_lse" => return_lse = value.extract()?,
+                "out" => out = (!value.is_none()).then(|| value.clone()),
+                "scale" => scale = value.extract::<Option<f64>>()?,
+                "q_lens" if ragged => q_lens = if value.is_none() { None } else { Some(lengths("q_lens", value)?) },
+                "window" | "softcap" | "temperature" | "sinks" | "alibi" | "threads" | "level" => return Ok(false),
+                _ => {
+                    let text = format!("{function}() got an unexpected keyword argument '{key}'");
+                    return Err(PyTypeError::new_err(text));
+                }
+            }
+            Ok(true)
+        })?;
+        options.set_scale(scale);
+        let q = read("query", query)?;
+        if !matches!(q.kind, Kind::F32 | Kind::F16 | Kind::Bf16) {
+            let text = format!("query is {}; float32, float16 and bfloat16 are supported", q.kind.name());
+            return Err(PyTypeError::new_err(text));
+        }
+        four(&q)?;
+        let [_, batch, q_heads, rows, _] = q.sizes;
+        options.fit(q_heads, batch)?;
+        let sizes = [batch, q_heads, rows, self.sizes.value_dim];
+        let target = match out {
+            Some(out) if library(&out) == Library::Other => {
+                return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
+            }
+            Some(out) => out,
+            None => empty(query, q.kind, false, &sizes)?,
+        };
+        let written = read("out", &target)?;
+        if shape(&written) != sizes {
+            let text = format!("out has the shape {:?}, {sizes:?} is wanted", shape(&written));
+            return Err(PyValueError::new_err(text));
+        }
+        if written.kind != q.kind {
+            let (found, wanted) = (written.kind.name(), q.kind.name());
+            return Err(PyTypeError::new_err(format!("out is {found}, query is {wanted}")));
+        }
+        let written = Out::new(written, &[&q])?;
+        let (lse_object, lse) = if return_lse {
+            let object = empty(query, Kind::F32, true, &sizes[..3])?;
+            let tensor = Out::new(read("lse", &object)?, &[])?;
+            (Some(object), Some(tensor))
+        } else {
+            (None, None)
+        };
+        Ok(Call { q, options, q_lens, out: written, lse, objects: (target, lse_object) })
+    }
+
+    /// Refuses an output that shares memory with new tokens.
+    fn apart(call: &Call<'_>, tokens: &Tensor<'_>) -> PyResult<()> {
+        if call.out.tensor().meets(tokens) {
+            return Err(PyValueError::new_err(format!("out shares memory with {}", tokens.name)));
+        }
+        Ok(())
+    }
+
+    /// Checks a call that appends `step` tokens first, before it does.
+    fn check(&self, call: &Call<'_>, step: usize, k: &Tensor<'_>, v: &Tensor<'_>) -> PyResult<()> {
+        let fold = Fold::of(&[], None)?;
+        let Sizes { batch, kv_heads, head_dim, value_dim, .. } = self.sizes;
+        for (tensor, wanted) in [(k, head_dim), (v, value_dim)] {
+            let n = tensor.sizes[3];
+            if tensor.sizes != [1, batch, kv_heads, n, wanted] {
+                let (name, found) = (tensor.name, shape(tensor));
+                let wanted = [batch, kv_heads, n, wanted];
+                return Err(PyValueError::new_err(format!("{name} has the shape {found:?}, {wanted:?} is wanted")));
+            }
+        }
+        let lens: Vec<_> = self.lens.iter().map(|len| len.saturating_add(step)).collect();
+        if let Some((at, &len)) = lens.iter().enumerate().find(|(_, len)| **len > self.sizes.slots)
+            && self.sizes.ring.is_none()
+        {
+            let slots = self.sizes.slots;
+            let text = format!("sequence {at} would have {len} tokens, the capacity is {slots}");
+            return Err(PyValueError::new_err(text));
+        }
+        let attn = call.options.attention(0, self.sizes.batch, None, None);
+        with_kind!(call.q.kind, |T| {
+            let [batch, heads, _, dim] = fold.view::<T>(&call.q, 0)?.sizes();
+            let sizes = [batch, heads, step, dim];
+            stored!(&self.store, |k, v| plan_only(&attn, sizes, self.sizes.view(k, v, &lens), call.options.level()))
+        })
+        .map_err(raised)
+    }
+
+    /// Appends all tokens of two tensors, or one.
+    fn take(
+        &mut self,
+        py: Python<'_>,
+        k_new: &Tensor<'_>,
+        v_new: &Tensor<'_>,
+        token: Option<usize>,
+        counts: Option<&[usize]>,
+    ) -> PyResult<()> {
+        let fold = Fold::of(&[], None)?;
+        let (sizes, lens) = (self.sizes, &mut self.lens);
+        stored!(&mut self.store, |k, v| {
+            let mut new = [fold.view(k_new, 0)?, fold.view(v_new, 0)?];
+            if let Some(token) = token {
+                for view in &mut new {
+                    *view = rows(*view, token..token + 1).map_err(raised)?;
+                }
+            }
+            py.detach(|| sizes.append((k, v, lens), new, counts)).map_err(raised)
+        })
+    }
+
+    /// Attends with some rows of the query.
+    fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: std::ops::Range<usize>) -> PyResult<()> {
+        let fold = Fold::of(&[], None)?;
+        let attn = call.options.attention(0, self.sizes.batch, None, None);
+        let queries = call.q_lens.as_deref().map_or(Queries::All, Queries::First);
+        let (mut runner, level) = (call.options.runner(), call.options.level());
+        with_kind!(call.q.kind, |T| {
+            let q = fold.view::<T>(&call.q, 0)?;
+            let whole = part == (0..q.sizes()[2]);
+            let heads = q.sizes()[0] * q.sizes()[1];
+            let q = rows(q, part.clone()).map_err(raised)?;
+            let out = rows_mut(fold.view_mut::<T>(&mut call.out, 0)?, part.clone()).map_err(raised)?;
+            let lse = call.lse.as_mut().and_then(Out::slice_mut::<f32>);
+            let mut one = vec![0.0; if whole { 0 } else { heads }];
+            let source = stored!(&self.store, |k, v| self.sizes.view(k, v, &self.lens)).map_err(raised)?;
+            let plan = DecodePlan::new(&attn, q.sizes(), queries, source, level).map_err(raised)?;
+            let mut outputs = Outputs::new(out);
+            match lse {
+                None => {}
+                Some(lse) if whole => outputs.lse = Some(lse),
+                Some(lse) => {
+                    outputs.lse = Some(&mut one);
+                    py.detach(|| runner.attend_cache_planned(&plan, q, outputs)).map_err(raised)?;
+                    let every = lse.len() / heads.max(1);
+                    let to = lse.iter_mut().skip(part.start).step_by(every.max(1));
+                    to.zip(&one).for_each(|(to, &from)| *to = from);
+                    return Ok(());
+                }
+            }
+            py.detach(|| runner.attend_cache_planned(&plan, q, outputs)).map_err(raised)
+        })
+    }
+}
+
+fn plan_only(
+    attn: &Attention<'_>,
+    q: [usize; 4],
+    source: Result<Source<'_>, AttnError>,
+    level: Level,
+) -> Result<(), AttnError> {
+    DecodePlan::new(attn, q, Queries::All, source?, level).map(|_| ())
+}
+
+/// Zeros for a tensor, or an error that names their size.
+fn zeros<T: Copy + Default>(sizes: [usize; 4]) -> PyResult<Vec<T>> {
+    let count = sizes.into_iter().try_fold(1usize, usize::checked_mul);
+    let mut data = Vec::new();
+    match count.filter(|&count| data.try_reserve_exact(count).is_ok()) {
+        Some(count) => {
+            data.resize(count, T::default());
+            Ok(data)
+        }
+        None => Err(PyMemoryError::new_err(format!("a cache of the sizes {sizes:?} cannot be allocated"))),
+    }
+}
+
+fn four(tensor: &Tensor<'_>) -> PyResult<()> {
+    if tensor.axes == 4 {
+        return Ok(());
+    }
+    let (name, axes) = (tensor.name, tensor.axes);
+    Err(PyValueError::new_err(format!("{name} has {axes} axes, (batch, heads, tokens, dim) are wanted")))
+}
+
+/// Some rows of a tensor.
+fn rows<T: Plain>(view: View<'_, T>, rows: std::ops::Range<usize>) -> Result<View<'_, T>, AttnError> {
+    let ([b, h, n, d], strides) = (view.sizes(), view.strides());
+    if rows == (0..n) || view.is_empty() {
+        return Ok(view);
+    }
+    let offset = view.offset().wrapping_add_signed(strides[2] * rows.start as isize);
+    View::strided(view.data(), [b, h, rows.len(), d], strides, offset)
+}
+
+/// Some rows of an output.
+fn rows_mut<T: Plain>(view: ViewMut<'_, T>, rows: std::ops::Range<usize>) -> Result<ViewMut<'_, T>, AttnError> {
+    let ([b, h, n, d], strides, offset) = (view.sizes(), view.strides(), view.offset());
+    if rows == (0..n) || view.is_empty() {
+        return Ok(view);
+    }
+    let offset = offset.wrapping_add_signed(strides[2] * rows.start as isize);
+    ViewMut::strided(view.into_data(), [b, h, rows.len(), d], strides, offset)
+}
+
+fn results<'py>((out, lse): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)) -> PyResult<Bound<'py, PyAny>> {
+    let py = out.py();
+    match lse {
+        None => Ok(out),
+        Some(lse) => Ok((out, lse).into_pyobject(py)?.into_any()),
+    }
+}
