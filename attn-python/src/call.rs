@@ -146,13 +146,13 @@ impl<'py> Inputs<'py> {
     }
 }
 
-/// Refuses a tensor of another type than q's.
+/// Refuses a tensor of another type than a first one's.
 pub(crate) fn same_kind(q: &Tensor<'_>, other: &Tensor<'_>) -> PyResult<()> {
     if other.kind == q.kind {
         return Ok(());
     }
     let (name, found, wanted) = (other.name, other.kind.name(), q.kind.name());
-    Err(PyTypeError::new_err(format!("{name} is {found}, query is {wanted}")))
+    Err(PyTypeError::new_err(format!("{name} is {found}, {} is {wanted}", q.name)))
 }
 
 /// Where a forward call writes.

@@ -7,6 +7,7 @@ mod backward;
 mod cache;
 mod call;
 mod options;
+mod parts;
 mod raw;
 mod tensor;
 
@@ -21,6 +22,7 @@ mod module {
     use crate::backward::backward;
     use crate::call::{Inputs, forward, with_kind};
     use crate::options::{Options, raised};
+    use crate::parts::{self, Places};
     use crate::raw::{Kind, Plain};
 
     #[pymodule_export]
@@ -220,6 +222,48 @@ mod module {
     #[pyfunction]
     fn levels() -> Vec<&'static str> {
         Level::available().map(Level::name).collect()
+    }
+
+    /// Joins the results of one query over disjoint parts of the keys: exact, whatever the parts.
+    ///
+    /// parts: [(out, lse), ...], out (..., q_len, value_dim) and lse (..., q_len) float32, as `sdpa` gives them with
+    /// return_lse=True; without sinks, or with sinks in one part only. Returns (out, lse) over all keys.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> q, k = np.ones((2, 3, 8), np.float32), np.ones((2, 9, 8), np.float32)
+    /// >>> parts = [attn.sdpa(q, k[:, part], k[:, part], return_lse=True) for part in (slice(0, 4), slice(4, 9))]
+    /// >>> out, lse = attn.merge(parts)
+    /// >>> bool(np.allclose(out, attn.sdpa(q, k, k)))
+    /// True
+    #[pyfunction]
+    fn merge<'py>(
+        parts: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        parts::merge(parts)
+    }
+
+    /// Rotary positions applied to queries or keys, x: (..., tokens, head_dim), 2 to 5 axes.
+    ///
+    /// positions: that of the first token, or (tokens,), or (batch, tokens) integers.
+    /// pairing: "half" pairs dim i with i + d/2 (Llama in Hugging Face form), "interleaved" 2i with 2i + 1.
+    /// rotary_dim: only the first dims turn. out: the array to write, which may be x itself.
+    ///
+    /// >>> import attn, numpy as np
+    /// >>> attn.rope(np.array([[1, 0], [1, 0]], np.float32), pairing="interleaved").round(4).tolist()
+    /// [[1.0, 0.0], [0.5403000116348267, 0.8414999842643738]]
+    #[pyfunction]
+    #[pyo3(signature = (x, positions=None, *, base=10000.0, pairing="half", rotary_dim=None, out=None),
+        text_signature = "(x, positions=0, *, base=10000.0, pairing=\"half\", rotary_dim=None, out=None)")]
+    fn rope<'py>(
+        x: &Bound<'py, PyAny>,
+        positions: Option<&Bound<'py, PyAny>>,
+        base: f64,
+        pairing: &str,
+        rotary_dim: Option<usize>,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let places = positions.map_or(Ok(Places::Offset(0)), Places::read)?;
+        parts::rope(x, &places, (pairing, base, rotary_dim), out)
     }
 
     fn dtype<T: attn_core::Element + Plain>() -> attn_core::Dtype {

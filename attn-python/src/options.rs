@@ -282,7 +282,7 @@ fn window(value: &Bound<'_, PyAny>) -> PyResult<(Option<usize>, Option<usize>)> 
 }
 
 /// The numbers of a table: a sequence, or an array of one axis.
-fn listed<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn listed<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     if library(value) == Library::Torch {
         refuse_gradient(name, value)?;
     }

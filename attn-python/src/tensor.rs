@@ -221,6 +221,11 @@ pub(crate) struct Fold {
 }
 
 impl Fold {
+    /// One call for each index of the first axis.
+    pub(crate) fn each(calls: usize) -> Self {
+        Self { calls, whole: false }
+    }
+
     /// For tensors with the same two leading axes, and a mask that may broadcast over them.
     pub(crate) fn of(tensors: &[&Tensor<'_>], mask: Option<&Tensor<'_>>) -> PyResult<Self> {
         let (a, b) = tensors.first().map_or((1, 1), |tensor| (tensor.sizes[0], tensor.sizes[1]));

@@ -5,6 +5,6 @@
 Arrays are NumPy's, torch's or anything with DLPack or a buffer, in any strides; results are of the caller's library.
 """
 
-from ._attn import Cache, __version__, explain, levels, sdpa, sdpa_backward, weights
+from ._attn import Cache, __version__, explain, levels, merge, rope, sdpa, sdpa_backward, weights
 
-__all__ = ["Cache", "__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]
+__all__ = ["Cache", "__version__", "explain", "levels", "merge", "rope", "sdpa", "sdpa_backward", "weights"]

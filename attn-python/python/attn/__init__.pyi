@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-__all__ = ["Cache", "__version__", "explain", "levels", "sdpa", "sdpa_backward", "weights"]
+__all__ = ["Cache", "__version__", "explain", "levels", "merge", "rope", "sdpa", "sdpa_backward", "weights"]
 
 __version__: str
 
@@ -67,6 +67,11 @@ def sdpa_backward(
     precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, threads: int | None = None,
     level: str | None = None,
 ) -> tuple[A, A, A] | tuple[A, A, A, list[float]]: ...
+def merge(parts: list[tuple[A, A]]) -> tuple[A, A]: ...
+def rope(
+    x: A, positions: Any = 0, *, base: float = 10000.0, pairing: Literal["half", "interleaved"] = "half",
+    rotary_dim: int | None = None, out: Any | None = None,
+) -> A: ...
 def levels() -> list[str]: ...
 
 class Cache:
