@@ -12,7 +12,7 @@ use pyo3::types::{PyList, PyTuple};
 use crate::call::{Inputs, same_kind, with_kind};
 use crate::options::{Options, raised};
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, empty, read, shape};
+use crate::tensor::{Fold, empty, handed, read, shape};
 
 /// Computes the gradients, as objects of query's library.
 pub(crate) fn backward<'py>(
@@ -41,6 +41,8 @@ pub(crate) fn backward<'py>(
     let mut to = [Out::new(dq, &[])?, Out::new(dk, &[])?, Out::new(dv, &[])?];
     let mut sinks = vec![0.0; if options.has_sinks() { whole.q_heads } else { 0 }];
     with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, &mut sinks))?;
+    let [dq, dk, dv] = objects.map(|object| handed(query, object));
+    let objects = [dq?, dk?, dv?];
     if options.has_sinks() {
         let [dq, dk, dv] = objects;
         return (dq, dk, dv, PyList::new(py, sinks)?).into_pyobject(py);

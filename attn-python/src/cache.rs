@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 use crate::call::with_kind;
 use crate::options::{Options, lengths, raised};
 use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, library, read, shape};
+use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
 
 /// Keys and values of one number type.
 enum Store {
@@ -85,7 +85,8 @@ struct Call<'py> {
     q_lens: Option<Vec<usize>>,
     out: Out<'py>,
     lse: Option<Out<'py>>,
-    objects: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+    /// The objects of out and lse, and whether the caller gave out.
+    objects: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, bool),
 }
 
 /// Keys and values that stay between calls, for generating text token by token.
@@ -216,7 +217,7 @@ impl Cache {
         let mut call = self.call("decode", query, options, true)?;
         let rows = call.q.sizes[3];
         self.compute(query.py(), &mut call, 0..rows)?;
-        results(call.objects)
+        results(query, call.objects)
     }
 
     /// Appends n tokens and attends with each of them: a prompt, or its next chunk. Any n over a window too, whose
@@ -255,7 +256,7 @@ impl Cache {
                 self.compute(py, &mut call, token..token + 1)?;
             }
         }
-        results(call.objects)
+        results(query, call.objects)
     }
 
     /// Forgets the tokens of one sequence from length on: the rejected end of a speculation, or all with 0.
@@ -341,6 +342,7 @@ impl Cache {
         let [_, batch, q_heads, rows, _] = q.sizes;
         options.fit(q_heads, batch)?;
         let sizes = [batch, q_heads, rows, self.sizes.value_dim];
+        let given = out.is_some();
         let target = match out {
             Some(out) if library(&out) == Library::Other => {
                 return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
@@ -365,7 +367,7 @@ impl Cache {
         } else {
             (None, None)
         };
-        Ok(Call { q, options, q_lens, out: written, lse, objects: (target, lse_object) })
+        Ok(Call { q, options, q_lens, out: written, lse, objects: (target, lse_object, given) })
     }
 
     /// Refuses an output that shares memory with new tokens.
@@ -511,10 +513,14 @@ fn rows_mut<T: Plain>(view: ViewMut<'_, T>, rows: std::ops::Range<usize>) -> Res
     ViewMut::strided(view.into_data(), [b, h, rows.len(), d], strides, offset)
 }
 
-fn results<'py>((out, lse): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)) -> PyResult<Bound<'py, PyAny>> {
-    let py = out.py();
+/// The results, of query's library; one that the caller gave is of NumPy or torch.
+fn results<'py>(
+    query: &Bound<'py, PyAny>,
+    (out, lse, given): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, bool),
+) -> PyResult<Bound<'py, PyAny>> {
+    let out = if given { out } else { handed(query, out)? };
     match lse {
         None => Ok(out),
-        Some(lse) => Ok((out, lse).into_pyobject(py)?.into_any()),
+        Some(lse) => Ok((out, handed(query, lse)?).into_pyobject(query.py())?.into_any()),
     }
 }

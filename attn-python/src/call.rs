@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::options::{Options, raised};
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, library, read, shape};
+use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
 
 /// The number types that the kernels compute in, each with a piece of code.
 macro_rules! with_kind {
@@ -208,7 +208,9 @@ pub(crate) fn forward<'py>(
     let mut to = Targets { out: out_tensor, lse, weights };
     let written = to.out.tensor().kind;
     with_kind!(inputs.q.kind, |T| with_kind!(written, |O| run::<T, O>(py, inputs, options, fold, &mut to)))?;
-    Ok([Some(target), lse_object, weights_object])
+    let handed = |object: Option<_>| object.map(|object| handed(query, object)).transpose();
+    let target = if out.is_some() { Some(target) } else { handed(Some(target))? };
+    Ok([target, handed(lse_object)?, handed(weights_object)?])
 }
 
 /// The part of a contiguous buffer that belongs to one call.

@@ -36,7 +36,7 @@ mod module {
     /// query: (..., q_heads, q_len, head_dim), 2 to 5 axes; key: (..., kv_heads, kv_len, head_dim);
     /// value: (..., kv_heads, kv_len, value_dim). All float32, float16 or bfloat16, on the CPU, in any strides: NumPy,
     /// torch, whatever has DLPack, and buffers. Nothing is copied. The result has the shape
-    /// (..., q_heads, q_len, value_dim) and is of query's library: torch for torch, else NumPy.
+    /// (..., q_heads, q_len, value_dim) and is of query's library; NumPy for buffers.
     ///
     /// attn_mask broadcasts to (..., q_heads, q_len, kv_len): bool, where True attends; or floats, which are added.
     /// dropout_p: the probability that a weight is dropped; it needs seed.

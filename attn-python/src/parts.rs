@@ -11,7 +11,7 @@ use pyo3::types::PyInt;
 use crate::call::{same_kind, with_kind};
 use crate::options::{listed, raised};
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, empty, read, shape};
+use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
 
 /// Reads a tensor of 2 to 5 axes in one of the kernels' types.
 fn read_numbers<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
@@ -60,7 +60,7 @@ pub(crate) fn merge<'py>(
     let mut to = Out::new(read("out", &objects.0)?, &[])?;
     let mut to_lse = Out::new(read("lse", &objects.1)?, &[])?;
     with_kind!(known.kind, |T| join::<T>(py, &read_parts, &mut to, &mut to_lse))?;
-    Ok(objects)
+    Ok((handed(first, objects.0)?, handed(first, objects.1)?))
 }
 
 /// Merges row by row, in f64.
@@ -161,6 +161,9 @@ pub(crate) fn rope<'py>(
         rope = rope.rotary_dim(dim);
     }
     let target = match out {
+        Some(out) if library(out) == Library::Other => {
+            return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
+        }
         Some(out) => out.clone(),
         None => empty(object, x.kind, false, shape(&x))?,
     };
@@ -192,5 +195,5 @@ pub(crate) fn rope<'py>(
         }
         Ok::<(), PyErr>(())
     })?;
-    Ok(target)
+    if out.is_some() { Ok(target) } else { handed(object, target) }
 }

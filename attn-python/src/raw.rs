@@ -262,7 +262,7 @@ fn kind(name: &str, tensor: &DlTensor, as_bf16: bool) -> PyResult<Kind> {
         (2, 32, 1) => Ok(Kind::F32),
         (2, 16, 1) => Ok(Kind::F16),
         (4, 16, 1) => Ok(Kind::Bf16),
-        (1, 16, 1) if as_bf16 => Ok(Kind::Bf16),
+        (0, 16, 1) if as_bf16 => Ok(Kind::Bf16),
         (6, 8, 1) => Ok(Kind::Bool),
         (code, bits, lanes) => {
             let what = ["int", "uint", "float", "handle", "bfloat", "complex", "bool"];

@@ -212,6 +212,19 @@ pub(crate) fn empty<'py>(
     }
 }
 
+/// Hands a result of NumPy to the library of `like`, if that is another one with a namespace of the array standard.
+pub(crate) fn handed<'py>(like: &Bound<'py, PyAny>, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = like.py();
+    if library(like) != Library::Other || !like.hasattr(intern!(py, "__array_namespace__"))? {
+        return Ok(result);
+    }
+    let namespace = like.call_method0(intern!(py, "__array_namespace__"))?;
+    // NumPy has no DLPack for bfloat16; `asarray` reads that.
+    namespace
+        .call_method1(intern!(py, "from_dlpack"), (&result,))
+        .or_else(|_| namespace.call_method1(intern!(py, "asarray"), (&result,)))
+}
+
 /// How the two leading axes become the batch of a call: as one axis, or one call for each index of the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fold {

@@ -160,6 +160,34 @@ def test_other_producers_are_read():
     np.testing.assert_array_equal(attn.sdpa(flat, flat, flat), want)
 
 
+def test_bfloat16_of_ml_dtypes():
+    bf16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = normal(np.random.default_rng(8), 2, 9, 16).astype(bf16)
+    wide = x.astype(np.float32)
+    mask = normal(np.random.default_rng(9), 9, 9).astype(bf16)
+    given = np.empty_like(x)
+    assert attn.sdpa(x, x, x, mask, out=given) is given
+    want = attn.sdpa(wide, wide, wide, mask.astype(np.float32))
+    np.testing.assert_allclose(given.astype(np.float32), want, atol=2e-2)
+    assert attn.sdpa(x, x, x, mask).dtype == bf16
+
+
+def test_arrays_of_jax():
+    jax = pytest.importorskip("jax")
+    x = normal(np.random.default_rng(8), 2, 9, 16)
+    ours = jax.numpy.asarray(x)
+    out, lse = attn.sdpa(ours, ours, ours, return_lse=True)
+    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array)
+    np.testing.assert_array_equal(out, attn.sdpa(x, x, x))
+    halves = ours.astype(jax.numpy.bfloat16)
+    assert attn.sdpa(halves, halves, halves).dtype == jax.numpy.bfloat16
+    for call in (lambda: attn.sdpa(ours, ours, ours, out=ours), lambda: attn.rope(ours, out=ours)):
+        with pytest.raises(TypeError, match="out must be an array of NumPy"):
+            call()  # its arrays never change
+    cache = attn.Cache(1, 2, 16, capacity=9)
+    assert isinstance(cache.prefill(ours[None], ours[None], ours[None]), jax.Array)
+
+
 def test_bytes_of_a_boolean_mask_may_be_anything():
     x = normal(np.random.default_rng(6), 1, 2, 4)
     bytes_ = np.array([[0, 2], [255, 1]], np.uint8).view(bool)

@@ -1,4 +1,4 @@
-"""Types of `attn`. A result is of query's library: a tensor for tensors of torch, else an array of NumPy."""
+"""Types of `attn`. A result is of query's library."""
 
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
