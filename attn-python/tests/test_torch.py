@@ -214,6 +214,32 @@ def test_compile_keeps_one_graph(options):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 5)])
+def test_varlen_is_one_call_for_each_sequence(window):
+    torch.manual_seed(4)
+    q, k, v = torch.randn(17, 4, 16), torch.randn(20, 2, 16), torch.randn(20, 2, 8)
+    q.requires_grad_()
+    bounds = torch.tensor([0, 5, 5, 17], dtype=torch.int32), torch.tensor([0, 8, 9, 20], dtype=torch.int32)
+    aux = type("AuxRequest", (), {"lse": True})()
+    out, lse = attn.torch.varlen_attn(q, k, v, *bounds, 12, 11, window_size=window, enable_gqa=True, return_aux=aux)
+    assert out.shape == (17, 4, 8) and lse.shape == (4, 17)
+    for (a, b), (c, d) in zip(zip(bounds[0], bounds[0][1:]), zip(bounds[1], bounds[1][1:])):
+        if a == b:
+            continue
+        i, j = torch.arange(b - a)[:, None] + (d - c) - (b - a), torch.arange(d - c)
+        left, right = (10**6 if side < 0 else side for side in window)
+        seen = (j >= i - left) & (j <= i + right)
+        one = [x[at].transpose(0, 1).double() for x, at in ((q, slice(a, b)), (k, slice(c, d)), (v, slice(c, d)))]
+        exact = F.scaled_dot_product_attention(*one, seen, enable_gqa=True).transpose(0, 1)
+        # A query before the first key sees nothing, and its row is 0.
+        exact = torch.where(seen.any(1)[:, None, None], exact, 0)
+        near(out[a:b], exact)
+    out.sum().backward()
+    assert q.grad.shape == q.shape
+    with pytest.raises(ValueError, match="query has 4 axes"):
+        attn.torch.varlen_attn(q[None], k, v, *bounds)
+
+
 def test_dropout_is_torchs_to_seed():
     x = qkv(kv_len=9)[0]
     torch.manual_seed(1)
@@ -264,6 +290,6 @@ def test_a_model_learns_the_same():
 
 def test_examples_of_docstrings():
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
-    for name in ("sdpa", "enabled"):
+    for name in ("sdpa", "enabled", "varlen_attn"):
         for test in finder.find(getattr(attn.torch, name), name):
             assert test.examples and runner.run(test).failed == 0

@@ -19,7 +19,7 @@ import torch
 
 from . import _attn
 
-__all__ = ["Calls", "enabled", "sdpa"]
+__all__ = ["Calls", "enabled", "sdpa", "varlen_attn"]
 
 # Arguments behind the tensors, with their defaults. None is keyword-only: torch's autograd would refuse tensors there.
 _OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
@@ -155,6 +155,29 @@ def _table(table):
     if isinstance(table, bool):
         raise TypeError("alibi is a bool; attn.torch takes the slopes")
     return torch.as_tensor(table)
+
+
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q=None, max_k=None, *, return_aux=None, scale=None,
+                window_size=(-1, -1), enable_gqa=False):
+    """Packed sequences of different lengths, with the arguments of `torch.nn.attention.varlen.varlen_attn`, on the CPU.
+
+    query: (total_q, q_heads, head_dim); key, value: (total_k, kv_heads, ...); cu_seq_q, cu_seq_k: (sequences + 1,).
+    window_size: (left, right), -1 is no bound; (-1, 0) is causal, the last query of each sequence at its last key.
+    max_q and max_k are not needed. With return_aux.lse also the log-sum-exps, (q_heads, total_q).
+
+    >>> import torch, attn.torch
+    >>> q = torch.ones(7, 2, 8)
+    >>> attn.torch.varlen_attn(q, q, q, torch.tensor([0, 3, 7]), torch.tensor([0, 3, 7]), window_size=(-1, 0)).shape
+    torch.Size([7, 2, 8])
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} has {tensor.dim()} axes, (tokens, heads, dim) are wanted")
+    query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    out, lse = sdpa(query, key, value, scale=scale, enable_gqa=enable_gqa, window=tuple(window_size),
+                    cu_seqlens_q=cu_seq_q, cu_seqlens_k=cu_seq_k, return_lse=True)
+    out = out.transpose(0, 1)
+    return (out, lse) if return_aux is not None and return_aux.lse else out
 
 
 @dataclass

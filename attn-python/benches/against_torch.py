@@ -1,0 +1,103 @@
+"""Times `attn` beside torch, and prints the tables of docs/python.md:
+
+    python attn-python/benches/against_torch.py            # the cost of a call, and speed
+    python attn-python/benches/against_torch.py models     # a random model of transformers: prompt and tokens
+
+Each number is the shortest of repeated calls, in the process's default number of threads of each library.
+"""
+
+import sys
+import time
+
+import numpy as np
+import torch
+
+import attn
+import attn.torch
+
+OWN = torch.nn.functional.scaled_dot_product_attention
+
+
+def shortest(call, seconds=0.6, calls=1, warm=True, least=3):
+    """Seconds of one call, the shortest of many runs of `calls` calls."""
+    if warm:
+        call()
+    found, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found) < least:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        found.append((time.perf_counter() - start) / calls)
+    return min(found)
+
+
+def overhead():
+    """The smallest call: one query, one key, 16 channels."""
+    x = np.ones((1, 1, 1, 16), np.float32)
+    t, out = torch.from_numpy(x), np.empty_like(x)
+    print("| the smallest call | µs |\n|---|---|")
+    for name, call in [
+        ("`attn.sdpa`, NumPy", lambda: attn.sdpa(x, x, x)),
+        ("`attn.sdpa`, NumPy, `out=`", lambda: attn.sdpa(x, x, x, out=out)),
+        ("`attn.sdpa`, torch", lambda: attn.sdpa(t, t, t)),
+        ("`attn.torch.sdpa`", lambda: attn.torch.sdpa(t, t, t)),
+        ("torch's function", lambda: OWN(t, t, t)),
+    ]:
+        print(f"| {name} | {shortest(call, calls=2000) * 1e6:.1f} |")
+
+
+def speed():
+    """Heads of Llama 3 8B: 32 over 8, of 128 channels."""
+    print("\n| call | type | attn, ms | torch, ms | torch / attn |\n|---|---|---|---|---|")
+    cases = [("1024 tokens, causal", 1024, 1024, True), ("1 query, 4096 keys", 1, 4096, False),
+             ("1 query, 32768 keys", 1, 32768, False)]
+    for name, q_len, kv_len, causal in cases:
+        for dtype in (torch.float32, torch.bfloat16):
+            q = torch.randn(1, 32, q_len, 128).to(dtype)
+            k, v = (torch.randn(1, 8, kv_len, 128).to(dtype) for _ in range(2))
+            both = (shortest(lambda: f(q, k, v, is_causal=causal, enable_gqa=True)) for f in (attn.sdpa, OWN))
+            row(name, dtype, *both)
+    q, k, v = (torch.randn(1, 16, 512, 64, requires_grad=True) for _ in range(3))
+    step = lambda f: torch.autograd.grad(f(q, k, v, is_causal=True).sum(), (q, k, v))
+    row("512 tokens, causal, with gradients", q.dtype, *(shortest(lambda: step(f)) for f in (attn.torch.sdpa, OWN)))
+
+
+def row(name, dtype, ours, theirs):
+    print(f"| {name} | {str(dtype)[6:]} | {ours * 1e3:.2f} | {theirs * 1e3:.2f} | {theirs / ours:.2f} |", flush=True)
+
+
+@torch.no_grad()
+def models():
+    """A Llama of two layers with random weights: a prompt of 2048 tokens, and 16 tokens behind it, in turns."""
+    import transformers
+
+    import attn.transformers
+
+    attn.transformers.register()
+    config = transformers.LlamaConfig(vocab_size=1000, hidden_size=1024, intermediate_size=2048, num_hidden_layers=2,
+                                      num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=4096,
+                                      eos_token_id=None)
+    tokens, names, made = torch.randint(2, 1000, (1, 2048)), ("attn", "sdpa", "eager"), {}
+    for name in names:
+        torch.manual_seed(2)
+        made[name] = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).eval()
+    generate = lambda name, n: made[name].generate(tokens, max_new_tokens=n, do_sample=False, pad_token_id=0)
+    times = {name: [1e9, 1e9] for name in names}
+    for _ in range(3):
+        for name in names:
+            for at, n in enumerate((1, 17)):
+                times[name][at] = min(times[name][at], shortest(lambda: generate(name, n), 0, warm=False, least=1))
+    print("| implementation | prompt, ms | a token, ms |\n|---|---|---|")
+    for name, (prompt, whole) in times.items():
+        print(f"| `{name}` | {prompt * 1e3:.0f} | {(whole - prompt) / 16 * 1e3:.1f} |")
+    ours, tokens_of_ours = made["attn"](tokens).logits, generate("attn", 17)
+    for name in names[1:]:
+        difference = (ours - made[name](tokens).logits).abs().max()
+        same = "the same" if torch.equal(tokens_of_ours, generate(name, 17)) else "others"
+        print(f"\nattn and {name}: largest difference of logits {difference:.1e}, {same} tokens")
+
+
+if __name__ == "__main__":
+    print(f"torch {torch.__version__} on {torch.get_num_threads()} threads, NumPy {np.__version__}, "
+          f"level {attn.levels()[-1]}\n")
+    models() if "models" in sys.argv else (overhead(), speed())
