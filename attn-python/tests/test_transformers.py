@@ -1,5 +1,7 @@
 """Models of transformers with random weights: logits, padding, caches and greedy tokens as with "eager"."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -56,11 +58,10 @@ def test_logits_and_tokens_are_eagers(name):
 
 
 def test_gradients_are_eagers():
-    config = MODELS["gpt-oss, sinks"]()
     inputs = prompt()
     found = []
     for implementation in ("eager", "attn"):
-        made = model(config, implementation)
+        made = model(MODELS["gpt-oss, sinks"](), implementation)
         made(**inputs, labels=inputs["input_ids"]).loss.backward()
         found.append({name: weight.grad for name, weight in made.named_parameters()})
     for name, gradient in found[0].items():
@@ -72,8 +73,9 @@ def test_an_encoder_sees_both_ways():
     config = transformers.BertConfig(vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                                      num_attention_heads=4)
     torch.manual_seed(1)
-    eager = transformers.BertModel._from_config(config, attn_implementation="eager").eval()
+    eager = transformers.BertModel._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     ours = transformers.BertModel._from_config(config, attn_implementation="attn").eval()
+    assert (eager.config._attn_implementation, ours.config._attn_implementation) == ("eager", "attn")
     ours.load_state_dict(eager.state_dict())
     inputs = prompt()
     real = inputs["attention_mask"].bool()
