@@ -38,6 +38,7 @@ pub(crate) fn backward<'py>(
     let [dq, dk, dv] = [&objects[0], &objects[1], &objects[2]].map(|object| read("gradient", object));
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let fold = inputs.fold(&[&dy, &out, &dq, &dk, &dv])?;
+    options.check_fold(fold)?;
     let mut to = [Out::new(dq, &[])?, Out::new(dk, &[])?, Out::new(dv, &[])?];
     let mut sinks = vec![0.0; if options.has_sinks() { whole.q_heads } else { 0 }];
     with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, &mut sinks))?;
@@ -85,8 +86,8 @@ fn run<T: KernelElement + Plain>(
         let (q, k, v) =
             (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-        let (keep, bias) = inputs.masks(fold, bools.as_deref(), call)?;
-        let attn = options.attention(call * shape.batch, shape.batch, keep, bias);
+        let masks = inputs.masks(fold, bools.as_deref(), call)?;
+        let attn = options.attention(call * shape.batch, shape.batch, None, masks);
         Plan::new(&attn, shape, options.level()).map_err(raised)?;
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };

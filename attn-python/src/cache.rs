@@ -11,8 +11,8 @@ use pyo3::types::PyDict;
 
 use crate::call::with_kind;
 use crate::options::{Options, lengths, raised};
-use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
+use crate::raw::{Kind, Out, Tensor};
+use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
 
 /// Keys and values of one number type.
 enum Store {
@@ -398,7 +398,7 @@ impl Cache {
             let text = format!("sequence {at} would have {len} tokens, the capacity is {slots}");
             return Err(PyValueError::new_err(text));
         }
-        let attn = call.options.attention(0, self.sizes.batch, None, None);
+        let attn = call.options.attention(0, self.sizes.batch, None, (None, None));
         with_kind!(call.q.kind, |T| {
             let [batch, heads, _, dim] = fold.view::<T>(&call.q, 0)?.sizes();
             let sizes = [batch, heads, step, dim];
@@ -422,7 +422,7 @@ impl Cache {
             let mut new = [fold.view(k_new, 0)?, fold.view(v_new, 0)?];
             if let Some(token) = token {
                 for view in &mut new {
-                    *view = rows(*view, token..token + 1).map_err(raised)?;
+                    *view = narrow(*view, 2, token..token + 1).map_err(raised)?;
                 }
             }
             py.detach(|| sizes.append((k, v, lens), new, counts)).map_err(raised)
@@ -432,15 +432,15 @@ impl Cache {
     /// Attends with some rows of the query.
     fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: std::ops::Range<usize>) -> PyResult<()> {
         let fold = Fold::of(&[], None)?;
-        let attn = call.options.attention(0, self.sizes.batch, None, None);
+        let attn = call.options.attention(0, self.sizes.batch, None, (None, None));
         let queries = call.q_lens.as_deref().map_or(Queries::All, Queries::First);
         let (mut runner, level) = (call.options.runner(), call.options.level());
         with_kind!(call.q.kind, |T| {
             let q = fold.view::<T>(&call.q, 0)?;
             let whole = part == (0..q.sizes()[2]);
             let heads = q.sizes()[0] * q.sizes()[1];
-            let q = rows(q, part.clone()).map_err(raised)?;
-            let out = rows_mut(fold.view_mut::<T>(&mut call.out, 0)?, part.clone()).map_err(raised)?;
+            let q = narrow(q, 2, part.clone()).map_err(raised)?;
+            let out = narrow_mut(fold.view_mut::<T>(&mut call.out, 0)?, 2, part.clone()).map_err(raised)?;
             let lse = call.lse.as_mut().and_then(Out::slice_mut::<f32>);
             let mut one = vec![0.0; if whole { 0 } else { heads }];
             let source = stored!(&self.store, |k, v| self.sizes.view(k, v, &self.lens)).map_err(raised)?;
@@ -491,26 +491,6 @@ fn four(tensor: &Tensor<'_>) -> PyResult<()> {
     }
     let (name, axes) = (tensor.name, tensor.axes);
     Err(PyValueError::new_err(format!("{name} has {axes} axes, (batch, heads, tokens, dim) are wanted")))
-}
-
-/// Some rows of a tensor.
-fn rows<T: Plain>(view: View<'_, T>, rows: std::ops::Range<usize>) -> Result<View<'_, T>, AttnError> {
-    let ([b, h, n, d], strides) = (view.sizes(), view.strides());
-    if rows == (0..n) || view.is_empty() {
-        return Ok(view);
-    }
-    let offset = view.offset().wrapping_add_signed(strides[2] * rows.start as isize);
-    View::strided(view.data(), [b, h, rows.len(), d], strides, offset)
-}
-
-/// Some rows of an output.
-fn rows_mut<T: Plain>(view: ViewMut<'_, T>, rows: std::ops::Range<usize>) -> Result<ViewMut<'_, T>, AttnError> {
-    let ([b, h, n, d], strides, offset) = (view.sizes(), view.strides(), view.offset());
-    if rows == (0..n) || view.is_empty() {
-        return Ok(view);
-    }
-    let offset = offset.wrapping_add_signed(strides[2] * rows.start as isize);
-    ViewMut::strided(view.into_data(), [b, h, rows.len(), d], strides, offset)
 }
 
 /// The results, of query's library; one that the caller gave is of NumPy or torch.

@@ -1,16 +1,17 @@
 //! One call from Python: tensors read, sizes checked, outputs made, the interpreter's lock released.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use attn_core::half::{bf16, f16};
-use attn_core::{AttnShape, Bias, Outputs, View};
+use attn_core::{AttnShape, Bias, Outputs, Result, View};
 use attn_simd::{KernelElement, Plan};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::options::{Options, raised};
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
+use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
 
 /// The number types that the kernels compute in, each with a piece of code.
 macro_rules! with_kind {
@@ -193,6 +194,7 @@ pub(crate) fn forward<'py>(
         return Err(PyTypeError::new_err(text));
     }
     let fold = inputs.fold(&[&written])?;
+    options.check_fold(fold)?;
     let others: Vec<_> = inputs.all().collect();
     let out_tensor = Out::new(written, &others)?;
     let single = |wanted: bool, name, last: &[usize]| -> PyResult<_> {
@@ -213,11 +215,59 @@ pub(crate) fn forward<'py>(
     Ok([target, handed(lse_object)?, handed(weights_object)?])
 }
 
-/// The part of a contiguous buffer that belongs to one call.
-fn part<'a>(data: Option<&'a mut Out<'_>>, len: usize, call: usize) -> PyResult<Option<&'a mut [f32]>> {
-    let Some(out) = data else { return Ok(None) };
-    let found = out.slice_mut::<f32>().and_then(|all| all.get_mut(len * call..)).and_then(|all| all.get_mut(..len));
-    found.map(Some).ok_or_else(|| PyValueError::new_err("lse and weights must be contiguous float32"))
+/// Operations from which on a call is cut into one for each key head, so that Ctrl-C is seen between them: about a
+/// second's work. No bit of a row depends on the heads beside it.
+const LONG: f64 = 1e11;
+
+/// Sequences and key heads of a call that is computed at once.
+type Piece = (Range<usize>, Range<usize>);
+
+/// The pieces of a call: all of it, unless it is long. Dropout's numbers depend on batch and head, so that it stays
+/// whole.
+fn pieces(shape: &AttnShape, options: &Options) -> Vec<Piece> {
+    let operations = 2.0 * shape.rows() as f64 * shape.kv_len as f64 * (shape.head_dim + shape.value_dim) as f64;
+    if operations < LONG || options.has_dropout() {
+        return vec![(0..shape.batch, 0..shape.kv_heads)];
+    }
+    let each = |batch| (0..shape.kv_heads).map(move |head| (batch..batch + 1, head..head + 1));
+    (0..shape.batch).flat_map(each).collect()
+}
+
+/// The next part of a contiguous buffer.
+fn next<'a>(rest: &mut Option<&'a mut [f32]>, len: usize) -> PyResult<Option<&'a mut [f32]>> {
+    let Some(all) = rest.take() else { return Ok(None) };
+    let too_short = || PyValueError::new_err("lse and weights must be contiguous float32");
+    let (part, others) = all.split_at_mut_checked(len).ok_or_else(too_short)?;
+    *rest = Some(others);
+    Ok(Some(part))
+}
+
+/// Some sequences and heads of a view; an axis of size 1 broadcasts, if `broadcasts`.
+fn cut<T: Copy>(view: View<'_, T>, batch: Range<usize>, heads: Range<usize>, broadcasts: bool) -> Result<View<'_, T>> {
+    let mut view = view;
+    for (axis, range) in [batch, heads].into_iter().enumerate() {
+        if !(broadcasts && view.sizes()[axis] == 1) {
+            view = narrow(view, axis, range)?;
+        }
+    }
+    Ok(view)
+}
+
+/// Some sequences and heads of the masks of a call.
+fn cut_masks<'a>(
+    (keep, bias): (Option<View<'a, bool>>, Option<Bias<'a>>),
+    batch: &Range<usize>,
+    heads: &Range<usize>,
+) -> Result<(Option<View<'a, bool>>, Option<Bias<'a>>)> {
+    let keep = keep.map(|keep| cut(keep, batch.clone(), heads.clone(), true)).transpose()?;
+    let bias = match bias {
+        None => None,
+        Some(Bias::F64(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
+        Some(Bias::F32(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
+        Some(Bias::F16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
+        Some(Bias::Bf16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
+    };
+    Ok((keep, bias))
 }
 
 /// Computes all calls, without the interpreter's lock.
@@ -229,25 +279,44 @@ fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
     to: &mut Targets<'_>,
 ) -> PyResult<()> {
     let bools = inputs.bools();
+    let mut lse = to.lse.as_mut().and_then(Out::slice_mut::<f32>);
+    let mut weights = to.weights.as_mut().and_then(Out::slice_mut::<f32>);
     // Every call is checked before the first one writes.
     for dry in [true, false] {
-        if dry && fold.calls == 1 {
-            continue; // one call checks itself
-        }
         for call in 0..fold.calls {
             let (q, k, v) =
                 (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
-            let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-            let (keep, bias) = inputs.masks(fold, bools.as_deref(), call)?;
-            let attn = options.attention(call * shape.batch, shape.batch, keep, bias);
-            let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
-            let mut outputs = Outputs::new(fold.view_mut::<O>(&mut to.out, call)?);
-            outputs.lse = part(to.lse.as_mut(), shape.rows(), call)?;
-            outputs.weights = match &mut to.weights {
-                None => None,
-                some => part(some.as_mut(), shape.weights_len().map_err(raised)?, call)?,
-            };
-            if !dry {
+            let whole = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
+            let masks = inputs.masks(fold, bools.as_deref(), call)?;
+            let pieces = pieces(&whole, options);
+            if dry && (fold.calls > 1 || pieces.len() > 1) {
+                let attn = options.attention(call * whole.batch, whole.batch, None, masks);
+                Plan::new(&attn, whole, options.level()).map_err(raised)?;
+                fold.view_mut::<O>(&mut to.out, call)?;
+            }
+            if dry {
+                continue; // one piece checks itself
+            }
+            for (at, (batch, kv_heads)) in pieces.iter().enumerate() {
+                if at > 0 {
+                    py.check_signals()?;
+                }
+                let heads = kv_heads.start * whole.group()..kv_heads.end * whole.group();
+                let part = |view| cut(view, batch.clone(), kv_heads.clone(), false).map_err(raised);
+                let (k, v) = (part(k)?, part(v)?);
+                let q = cut(q, batch.clone(), heads.clone(), false).map_err(raised)?;
+                let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
+                let masks = cut_masks(masks, batch, &heads).map_err(raised)?;
+                let some = (pieces.len() > 1).then(|| heads.clone());
+                let attn = options.attention(call * whole.batch + batch.start, shape.batch, some, masks);
+                let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
+                let out = narrow_mut(fold.view_mut::<O>(&mut to.out, call)?, 0, batch.clone()).map_err(raised)?;
+                let mut outputs = Outputs::new(narrow_mut(out, 1, heads).map_err(raised)?);
+                outputs.lse = next(&mut lse, shape.rows())?;
+                outputs.weights = match weights {
+                    None => None,
+                    _ => next(&mut weights, shape.weights_len().map_err(raised)?)?,
+                };
                 let mut runner = options.runner();
                 py.detach(|| runner.forward_planned(&plan, q, k, v, outputs)).map_err(raised)?;
             }

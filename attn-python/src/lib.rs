@@ -208,8 +208,9 @@ mod module {
         let (fold, bools) = (inputs.fold(&[])?, inputs.bools());
         let mut shape = whole;
         shape.batch /= fold.calls.max(1);
-        let (keep, bias) = if fold.calls == 0 { (None, None) } else { inputs.masks(fold, bools.as_deref(), 0)? };
-        let attn = options.attention(0, shape.batch, keep, bias);
+        options.check_fold(fold)?;
+        let masks = if fold.calls == 0 { (None, None) } else { inputs.masks(fold, bools.as_deref(), 0)? };
+        let attn = options.attention(0, shape.batch, None, masks);
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
     }

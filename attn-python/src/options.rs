@@ -1,5 +1,7 @@
 //! The options that every function shares, read from keywords, and [`Attention`] made of them.
 
+use std::ops::Range;
+
 use attn_core::dropout::Dropout;
 use attn_core::mask::{Documents, Term, Window};
 use attn_core::position::alibi::{self, Alibi};
@@ -10,7 +12,7 @@ use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValu
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 
-use crate::tensor::{Library, library, refuse_gradient};
+use crate::tensor::{Fold, Library, library, refuse_gradient};
 
 /// The error of Python for one of ours.
 pub(crate) fn raised(error: AttnError) -> PyErr {
@@ -169,14 +171,29 @@ impl Options {
         Runner::new().threads(self.threads.unwrap_or(usize::MAX)).level(self.level())
     }
 
-    /// The options of one call, whose batch begins at this sequence of the folded batch.
+    /// Refuses dropout in several calls, which would drop the same weights in each.
+    pub(crate) fn check_fold(&self, fold: Fold) -> PyResult<()> {
+        if fold.calls > 1 && self.has_dropout() {
+            let what = "not supported: dropout over leading axes whose strides do not make one";
+            return Err(PyNotImplementedError::new_err(what));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has_dropout(&self) -> bool {
+        self.seed.is_some()
+    }
+
+    /// The options of one call, whose batch begins at this sequence of the folded batch; `heads` if it has some of the
+    /// query heads only.
     pub(crate) fn attention<'a>(
         &'a self,
         first: usize,
         batch: usize,
-        keep: Option<View<'a, bool>>,
-        bias: Option<Bias<'a>>,
+        heads: Option<Range<usize>>,
+        (keep, bias): (Option<View<'a, bool>>, Option<Bias<'a>>),
     ) -> Attention<'a> {
+        let some = |all: &'a [f32]| heads.clone().and_then(|heads| all.get(heads)).unwrap_or(all);
         let align = self.causal.unwrap_or(Align::BottomRight);
         let of = |lens: &'a Option<Vec<usize>>| lens.as_ref().and_then(|lens| lens.get(first..first + batch));
         let mut mask = Mask::none();
@@ -226,10 +243,10 @@ impl Options {
             attn = attn.bias(bias);
         }
         if self.alibi.is_some() {
-            attn = attn.alibi(Alibi { slopes: &self.slopes, align });
+            attn = attn.alibi(Alibi { slopes: some(&self.slopes), align });
         }
         if let Some(sinks) = &self.sinks {
-            attn = attn.sinks(sinks);
+            attn = attn.sinks(some(sinks));
         }
         if let Some(seed) = self.seed {
             attn = attn.dropout(Dropout::Seeded { p: self.dropout_p, seed });

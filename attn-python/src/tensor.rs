@@ -1,6 +1,8 @@
 //! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out.
 
-use attn_core::{View, ViewMut};
+use std::ops::Range;
+
+use attn_core::{AttnError, View, ViewMut};
 use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -293,11 +295,36 @@ impl Fold {
     }
 }
 
+/// Some places along one axis of a view.
+pub(crate) fn narrow<T: Copy>(view: View<'_, T>, axis: usize, range: Range<usize>) -> Result<View<'_, T>, AttnError> {
+    let (mut sizes, strides) = (view.sizes(), view.strides());
+    if range == (0..sizes[axis]) || view.is_empty() {
+        return Ok(view);
+    }
+    sizes[axis] = range.len();
+    View::strided(view.data(), sizes, strides, view.offset().wrapping_add_signed(strides[axis] * range.start as isize))
+}
+
+/// Some places along one axis of an output.
+pub(crate) fn narrow_mut<T: Copy>(
+    view: ViewMut<'_, T>,
+    axis: usize,
+    range: Range<usize>,
+) -> Result<ViewMut<'_, T>, AttnError> {
+    let (mut sizes, strides) = (view.sizes(), view.strides());
+    if range == (0..sizes[axis]) || view.is_empty() {
+        return Ok(view);
+    }
+    sizes[axis] = range.len();
+    let offset = view.offset().wrapping_add_signed(strides[axis] * range.start as isize);
+    ViewMut::strided(view.into_data(), sizes, strides, offset)
+}
+
 fn wrong_kind(tensor: &Tensor<'_>) -> PyErr {
     PyTypeError::new_err(format!("{} is {}; this type is not supported here", tensor.name, tensor.kind.name()))
 }
 
-fn named(name: &str, error: attn_core::AttnError) -> PyErr {
+fn named(name: &str, error: AttnError) -> PyErr {
     PyValueError::new_err(format!("{name}: {error}"))
 }
 

@@ -141,6 +141,18 @@ def test_dropout_follows_its_seed():
     np.testing.assert_allclose(weights @ x, one, atol=4e-6, rtol=4e-6)
 
 
+def test_dropout_does_not_depend_on_strides():
+    """Five axes that do not fold are several calls, which would drop the same weights."""
+    x = normal(np.random.default_rng(4), 3, 2, 2, 7, 8)
+    turned = x.swapaxes(0, 1).copy().swapaxes(0, 1)
+    out, lse = attn.sdpa(x, x, x, dropout_p=0.5, seed=1, return_lse=True)
+    assert (out[0] != out[1]).any()
+    for call in (lambda: attn.sdpa(turned, turned, turned, dropout_p=0.5, seed=1),
+                 lambda: attn.sdpa_backward(out, turned, turned, turned, out, lse, dropout_p=0.5, seed=1)):
+        with pytest.raises(NotImplementedError, match="leading axes whose strides do not make one"):
+            call()
+
+
 def test_other_producers_are_read():
     rng = np.random.default_rng(5)
     x = normal(rng, 3, 4, 8)

@@ -1,0 +1,46 @@
+"""Long calls: cut into pieces without a change of bits, so that Ctrl-C ends them."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import attn
+
+
+def test_pieces_change_no_bit():
+    """1.3e11 operations are long; a half of the batch is not."""
+    rng = np.random.default_rng(1)
+    turned = lambda heads: rng.standard_normal((2, 4000, heads, 128), dtype=np.float32).swapaxes(1, 2)
+    q, k, v = turned(8), turned(2), turned(2)
+    mask = rng.standard_normal((8, 1, 4000), dtype=np.float32)
+    options = dict(enable_gqa=True, is_causal=True, softcap=9.0)
+    tables = dict(sinks=rng.standard_normal(8), alibi=True)
+    out, lse = attn.sdpa(q, k, v, mask, kv_lens=[4000, 3500], return_lse=True, **options, **tables)
+    for b, length in enumerate([4000, 3500]):
+        one = [x[b:b + 1] for x in (q, k, v)]
+        want, want_lse = attn.sdpa(*one, mask, kv_lens=[length], return_lse=True, **options, **tables)
+        np.testing.assert_array_equal(out[b:b + 1], want)
+        np.testing.assert_array_equal(lse[b:b + 1], want_lse)
+
+
+PROGRAM = """
+import numpy as np, attn
+x = np.ones((1, 64, 8192, 64), np.float32)
+print("ready", flush=True)
+attn.sdpa(x, x, x)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it sends SIGINT")
+def test_ctrl_c_ends_a_long_call():
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.3)  # the whole call takes several seconds
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert rest == b"" and b"KeyboardInterrupt" in errors
