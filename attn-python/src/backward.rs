@@ -86,7 +86,7 @@ fn run<T: KernelElement + Plain>(
         let (q, k, v) =
             (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-        let masks = inputs.masks(fold, bools.as_deref(), call)?;
+        let masks = inputs.masks(fold, &bools, call)?;
         let attn = options.attention(call * shape.batch, shape.batch, None, masks);
         Plan::new(&attn, shape, options.level()).map_err(raised)?;
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::with_kind;
-use crate::options::{Options, lengths, raised};
+use crate::options::{Masks, Options, lengths, raised};
 use crate::raw::{Kind, Out, Tensor};
 use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
 
@@ -398,7 +398,7 @@ impl Cache {
             let text = format!("sequence {at} would have {len} tokens, the capacity is {slots}");
             return Err(PyValueError::new_err(text));
         }
-        let attn = call.options.attention(0, self.sizes.batch, None, (None, None));
+        let attn = call.options.attention(0, self.sizes.batch, None, Masks::default());
         with_kind!(call.q.kind, |T| {
             let [batch, heads, _, dim] = fold.view::<T>(&call.q, 0)?.sizes();
             let sizes = [batch, heads, step, dim];
@@ -432,7 +432,7 @@ impl Cache {
     /// Attends with some rows of the query.
     fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: std::ops::Range<usize>) -> PyResult<()> {
         let fold = Fold::of(&[], None)?;
-        let attn = call.options.attention(0, self.sizes.batch, None, (None, None));
+        let attn = call.options.attention(0, self.sizes.batch, None, Masks::default());
         let queries = call.q_lens.as_deref().map_or(Queries::All, Queries::First);
         let (mut runner, level) = (call.options.runner(), call.options.level());
         with_kind!(call.q.kind, |T| {

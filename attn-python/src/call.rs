@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use attn_core::half::{bf16, f16};
+use attn_core::mask::BlockSparse;
 use attn_core::{AttnShape, Bias, Outputs, Result, View};
 use attn_simd::{KernelElement, Plan};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::options::{Options, raised};
+use crate::options::{Blocks, Masks, Options, raised};
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
 use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
 
@@ -40,7 +41,12 @@ pub(crate) struct Inputs<'py> {
     pub(crate) k: Tensor<'py>,
     pub(crate) v: Tensor<'py>,
     pub(crate) mask: Option<Tensor<'py>>,
+    /// Blocks that are seen, and the queries and keys of one.
+    blocks: Option<(Tensor<'py>, usize, usize)>,
 }
+
+/// The booleans of mask and blocks.
+pub(crate) type Bools<'a> = [Option<Cow<'a, [bool]>>; 2];
 
 impl<'py> Inputs<'py> {
     /// Reads them, and refuses types and axes that do not fit together.
@@ -50,6 +56,7 @@ impl<'py> Inputs<'py> {
         value: &Bound<'py, PyAny>,
         attn_mask: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
+        blocks: Option<&Blocks>,
     ) -> PyResult<Self> {
         let (q, k, v) = (read("query", query)?, read("key", key)?, read("value", value)?);
         if !matches!(q.kind, Kind::F32 | Kind::F16 | Kind::Bf16) {
@@ -82,13 +89,21 @@ impl<'py> Inputs<'py> {
             )));
         }
         let mask = attn_mask.map(|mask| read("attn_mask", mask)).transpose()?;
-        if let Some(mask) = &mask
-            && mask.axes > q.axes.max(4)
-        {
-            let text = format!("attn_mask has {} axes, query has {}", mask.axes, q.axes);
-            return Err(PyValueError::new_err(text));
+        let read_blocks = |(blocks, rows, keys): &Blocks| -> PyResult<_> {
+            let blocks = read("block_mask", blocks.bind(query.py()))?;
+            if blocks.kind != Kind::Bool {
+                return Err(PyTypeError::new_err(format!("block_mask is {}, bool is wanted", blocks.kind.name())));
+            }
+            Ok((blocks, *rows, *keys))
+        };
+        let blocks = blocks.map(read_blocks).transpose()?;
+        for mask in mask.iter().chain(blocks.iter().map(|(blocks, ..)| blocks)) {
+            if mask.axes > q.axes.max(4) {
+                let text = format!("{} has {} axes, query has {}", mask.name, mask.axes, q.axes);
+                return Err(PyValueError::new_err(text));
+            }
         }
-        Ok(Self { q, k, v, mask })
+        Ok(Self { q, k, v, mask, blocks })
     }
 
     /// How the leading axes fold, of these tensors and `others`.
@@ -99,14 +114,16 @@ impl<'py> Inputs<'py> {
         for (to, from) in all[3..].iter_mut().zip(others) {
             *to = from;
         }
-        Fold::of(&all, self.mask.as_ref())
+        Fold::of(&all, self.mask.iter().chain(self.blocks.iter().map(|(blocks, ..)| blocks)))
     }
 
     /// The sizes of the whole, with all leading axes in the batch.
     pub(crate) fn shape(&self) -> PyResult<AttnShape> {
+        let [a, b, ..] = self.q.sizes; // as of the others
+        let batch = a.checked_mul(b).ok_or_else(|| PyValueError::new_err("query: the size overflows"))?;
         let sizes = |tensor: &Tensor<'_>| {
-            let [a, b, h, s, d] = tensor.sizes;
-            [a * b, h, s, d] // their product was checked when the tensor was read, or one is 0
+            let [.., h, s, d] = tensor.sizes;
+            [batch, h, s, d]
         };
         AttnShape::new(sizes(&self.q), sizes(&self.k), sizes(&self.v)).map_err(raised)
     }
@@ -118,32 +135,35 @@ impl<'py> Inputs<'py> {
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Tensor<'py>> {
-        [&self.q, &self.k, &self.v].into_iter().chain(&self.mask)
+        let blocks = self.blocks.iter().map(|(blocks, ..)| blocks);
+        [&self.q, &self.k, &self.v].into_iter().chain(&self.mask).chain(blocks)
     }
 
-    /// The booleans of a mask.
-    pub(crate) fn bools(&self) -> Option<Cow<'_, [bool]>> {
-        self.mask.as_ref().and_then(Tensor::bools)
+    /// The booleans of the masks.
+    pub(crate) fn bools(&self) -> Bools<'_> {
+        [self.mask.as_ref().and_then(Tensor::bools), self.blocks.as_ref().and_then(|(blocks, ..)| blocks.bools())]
     }
 
-    /// The mask of one call.
-    pub(crate) fn masks<'a>(
-        &'a self,
-        fold: Fold,
-        bools: Option<&'a [bool]>,
-        call: usize,
-    ) -> PyResult<(Option<View<'a, bool>>, Option<Bias<'a>>)> {
-        let Some(mask) = &self.mask else { return Ok((None, None)) };
-        if let Some(bools) = bools {
-            return Ok((Some(fold.bools(mask, bools, call)?), None));
+    /// The masks of one call.
+    pub(crate) fn masks<'a>(&'a self, fold: Fold, bools: &'a Bools<'_>, call: usize) -> PyResult<Masks<'a>> {
+        let mut masks = Masks::default();
+        match (&self.mask, &bools[0]) {
+            (None, _) => {}
+            (Some(mask), Some(bools)) => masks.keep = Some(fold.bools(mask, bools, call)?),
+            (Some(mask), None) => {
+                masks.bias = Some(match mask.kind {
+                    Kind::F64 => fold.view::<f64>(mask, call)?.into(),
+                    Kind::F32 => fold.view::<f32>(mask, call)?.into(),
+                    Kind::F16 => fold.view::<f16>(mask, call)?.into(),
+                    _ => fold.view::<bf16>(mask, call)?.into(),
+                });
+            }
         }
-        let bias = match mask.kind {
-            Kind::F64 => fold.view::<f64>(mask, call)?.into(),
-            Kind::F32 => fold.view::<f32>(mask, call)?.into(),
-            Kind::F16 => fold.view::<f16>(mask, call)?.into(),
-            _ => fold.view::<bf16>(mask, call)?.into(),
-        };
-        Ok((None, Some(bias)))
+        if let (Some((blocks, block_q, block_k)), Some(bools)) = (&self.blocks, &bools[1]) {
+            let blocks = fold.bools(blocks, bools, call)?;
+            masks.blocks = Some(BlockSparse { blocks, block_q: *block_q, block_k: *block_k });
+        }
+        Ok(masks)
     }
 }
 
@@ -222,11 +242,15 @@ const LONG: f64 = 1e11;
 /// Sequences and key heads of a call that is computed at once.
 type Piece = (Range<usize>, Range<usize>);
 
-/// The pieces of a call: all of it, unless it is long. Dropout's numbers depend on batch and head, so that it stays
-/// whole.
-fn pieces(shape: &AttnShape, options: &Options) -> Vec<Piece> {
+/// Whether a call is cut. Dropout's numbers depend on batch and head, so that it stays whole.
+fn is_long(shape: &AttnShape, options: &Options) -> bool {
     let operations = 2.0 * shape.rows() as f64 * shape.kv_len as f64 * (shape.head_dim + shape.value_dim) as f64;
-    if operations < LONG || options.has_dropout() {
+    operations >= LONG && !options.has_dropout()
+}
+
+/// The pieces of a call: all of it, unless it is long.
+fn pieces(shape: &AttnShape, options: &Options) -> Vec<Piece> {
+    if !is_long(shape, options) {
         return vec![(0..shape.batch, 0..shape.kv_heads)];
     }
     let each = |batch| (0..shape.kv_heads).map(move |head| (batch..batch + 1, head..head + 1));
@@ -254,20 +278,17 @@ fn cut<T: Copy>(view: View<'_, T>, batch: Range<usize>, heads: Range<usize>, bro
 }
 
 /// Some sequences and heads of the masks of a call.
-fn cut_masks<'a>(
-    (keep, bias): (Option<View<'a, bool>>, Option<Bias<'a>>),
-    batch: &Range<usize>,
-    heads: &Range<usize>,
-) -> Result<(Option<View<'a, bool>>, Option<Bias<'a>>)> {
-    let keep = keep.map(|keep| cut(keep, batch.clone(), heads.clone(), true)).transpose()?;
-    let bias = match bias {
+fn cut_masks<'a>(masks: Masks<'a>, batch: &Range<usize>, heads: &Range<usize>) -> Result<Masks<'a>> {
+    let bools = |view| cut(view, batch.clone(), heads.clone(), true);
+    let bias = match masks.bias {
         None => None,
         Some(Bias::F64(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
         Some(Bias::F32(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
         Some(Bias::F16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
         Some(Bias::Bf16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
     };
-    Ok((keep, bias))
+    let blocks = masks.blocks.map(|all| Ok(BlockSparse { blocks: bools(all.blocks)?, ..all })).transpose()?;
+    Ok(Masks { keep: masks.keep.map(bools).transpose()?, bias, blocks })
 }
 
 /// Computes all calls, without the interpreter's lock.
@@ -281,21 +302,20 @@ fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
     let bools = inputs.bools();
     let mut lse = to.lse.as_mut().and_then(Out::slice_mut::<f32>);
     let mut weights = to.weights.as_mut().and_then(Out::slice_mut::<f32>);
-    // Every call is checked before the first one writes.
-    for dry in [true, false] {
+    // Every call is checked before the first one writes; one of one piece checks itself.
+    let one = fold.calls == 1 && !is_long(&inputs.shape()?, options);
+    for dry in if one { &[false][..] } else { &[true, false] } {
         for call in 0..fold.calls {
             let (q, k, v) =
                 (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
             let whole = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-            let masks = inputs.masks(fold, bools.as_deref(), call)?;
+            let masks = inputs.masks(fold, &bools, call)?;
             let pieces = pieces(&whole, options);
-            if dry && (fold.calls > 1 || pieces.len() > 1) {
+            if *dry {
                 let attn = options.attention(call * whole.batch, whole.batch, None, masks);
                 Plan::new(&attn, whole, options.level()).map_err(raised)?;
                 fold.view_mut::<O>(&mut to.out, call)?;
-            }
-            if dry {
-                continue; // one piece checks itself
+                continue;
             }
             for (at, (batch, kv_heads)) in pieces.iter().enumerate() {
                 if at > 0 {

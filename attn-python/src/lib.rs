@@ -21,7 +21,7 @@ mod module {
 
     use crate::backward::backward;
     use crate::call::{Inputs, forward, with_kind};
-    use crate::options::{Options, raised};
+    use crate::options::{Masks, Options, raised};
     use crate::parts::{self, Places};
     use crate::raw::{Kind, Plain};
 
@@ -48,7 +48,8 @@ mod module {
     /// softcap: c·tanh(s/c) on the scores. temperature divides them.
     /// sinks: (q_heads,), a logit that takes part in the denominator only.
     /// alibi: True for the published slopes, or (q_heads,) slopes. Aligned as causal, else at the bottom right.
-    /// kv_lens, q_lens: (batch,), where padding begins. Padded queries give rows of 0.
+    /// kv_lens, q_lens: (batch,), where padding begins. Padded queries give rows of 0. kv_starts: where keys begin.
+    /// block_mask: (blocks, n, m), a bool array (batch or 1, q_heads or 1, ⌈q_len/n⌉, ⌈kv_len/m⌉): True attends.
     /// cu_seqlens_q, cu_seqlens_k: bounds of packed sequences, with causal and window inside each.
     /// seed: that of the dropout; the same seed drops the same weights.
     /// precision: "exact", or "fast" where the processor multiplies bfloat16.
@@ -71,8 +72,8 @@ mod module {
         text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
-            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
-            precision=\"exact\", reproducible=False, return_lse=False, out=None, threads=None, level=None)"
+            kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
+            seed=None, precision=\"exact\", reproducible=False, return_lse=False, out=None, threads=None, level=None)"
     )]
     fn sdpa<'py>(
         query: &Bound<'py, PyAny>,
@@ -94,7 +95,7 @@ mod module {
             }
             Ok(true)
         })?;
-        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         let [out, lse, _] = forward(query, &inputs, &mut options, out.as_ref(), [return_lse, false])?;
         pair(query.py(), out, lse)
     }
@@ -113,8 +114,8 @@ mod module {
         text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
-            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
-            precision=\"exact\", reproducible=False, threads=None, level=None)"
+            kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
+            seed=None, precision=\"exact\", reproducible=False, threads=None, level=None)"
     )]
     fn weights<'py>(
         query: &Bound<'py, PyAny>,
@@ -128,7 +129,7 @@ mod module {
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut options = Options::read("weights", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
-        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         let [_, _, weights] = forward(query, &inputs, &mut options, None, [false, true])?;
         pair(query.py(), weights, None)
     }
@@ -152,8 +153,8 @@ mod module {
         text_signature = "(grad_out, query, key, value, out, lse, attn_mask=None, dropout_p=0.0, is_causal=False, \
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
-            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
-            precision=\"exact\", reproducible=False, threads=None, level=None)"
+            kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
+            seed=None, precision=\"exact\", reproducible=False, threads=None, level=None)"
     )]
     fn sdpa_backward<'py>(
         grad_out: &Bound<'py, PyAny>,
@@ -170,7 +171,7 @@ mod module {
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
-        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         backward([query, grad_out, out, lse], &inputs, &mut options)
     }
 
@@ -187,8 +188,8 @@ mod module {
         text_signature = "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, \
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
-            kv_lens=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, \
-            precision=\"exact\", reproducible=False, threads=None, level=None)"
+            kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
+            seed=None, precision=\"exact\", reproducible=False, threads=None, level=None)"
     )]
     fn explain<'py>(
         query: &Bound<'py, PyAny>,
@@ -202,14 +203,14 @@ mod module {
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<String> {
         let mut options = Options::read("explain", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
-        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa)?;
+        let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         let whole = inputs.shape()?;
         options.fit(whole.q_heads, whole.batch)?;
         let (fold, bools) = (inputs.fold(&[])?, inputs.bools());
         let mut shape = whole;
         shape.batch /= fold.calls.max(1);
         options.check_fold(fold)?;
-        let masks = if fold.calls == 0 { (None, None) } else { inputs.masks(fold, bools.as_deref(), 0)? };
+        let masks = if fold.calls == 0 { Masks::default() } else { inputs.masks(fold, &bools, 0)? };
         let attn = options.attention(0, shape.batch, None, masks);
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))

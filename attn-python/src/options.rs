@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use attn_core::dropout::Dropout;
-use attn_core::mask::{Documents, Term, Window};
+use attn_core::mask::{BlockSparse, Documents, Term, Window};
 use attn_core::position::alibi::{self, Alibi};
 use attn_core::{Align, Attention, AttnError, Bias, Mask, Precision, View};
 use attn_parallel::Runner;
@@ -35,6 +35,17 @@ enum Slopes {
     Given(Vec<f32>),
 }
 
+/// Tensors that hide keys or change scores, of one call.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Masks<'a> {
+    pub(crate) keep: Option<View<'a, bool>>,
+    pub(crate) bias: Option<Bias<'a>>,
+    pub(crate) blocks: Option<BlockSparse<'a>>,
+}
+
+/// A mask of whole blocks: the array, and the queries and keys of a block.
+pub(crate) type Blocks = (Py<PyAny>, usize, usize);
+
 /// Options without tensors.
 #[derive(Default)]
 pub(crate) struct Options {
@@ -44,6 +55,8 @@ pub(crate) struct Options {
     causal: Option<Align>,
     window: Option<(Option<usize>, Option<usize>)>,
     kv_lens: Option<Vec<usize>>,
+    kv_starts: Option<Vec<usize>>,
+    block_mask: Option<Blocks>,
     q_lens: Option<Vec<usize>>,
     cu_q: Option<Vec<usize>>,
     cu_k: Option<Vec<usize>>,
@@ -94,6 +107,8 @@ impl Options {
             "sinks" => self.sinks = Some(floats("sinks", value)?),
             "alibi" => self.alibi = slopes(value)?,
             "kv_lens" => self.kv_lens = Some(lengths("kv_lens", value)?),
+            "kv_starts" => self.kv_starts = Some(lengths("kv_starts", value)?),
+            "block_mask" => self.block_mask = Some(blocks(value)?),
             "q_lens" => self.q_lens = Some(lengths("q_lens", value)?),
             "cu_seqlens_q" => self.cu_q = Some(lengths("cu_seqlens_q", value)?),
             "cu_seqlens_k" => self.cu_k = Some(lengths("cu_seqlens_k", value)?),
@@ -147,12 +162,16 @@ impl Options {
             }
             None => {}
         }
-        for (what, lens) in [("kv_lens", &self.kv_lens), ("q_lens", &self.q_lens)] {
+        for (what, lens) in [("kv_lens", &self.kv_lens), ("kv_starts", &self.kv_starts), ("q_lens", &self.q_lens)] {
             if let Some(lens) = lens {
                 AttnError::check_size(what, batch, lens.len()).map_err(raised)?;
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn block_mask(&self) -> Option<&Blocks> {
+        self.block_mask.as_ref()
     }
 
     pub(crate) fn set_scale(&mut self, scale: Option<f64>) {
@@ -191,7 +210,7 @@ impl Options {
         first: usize,
         batch: usize,
         heads: Option<Range<usize>>,
-        (keep, bias): (Option<View<'a, bool>>, Option<Bias<'a>>),
+        masks: Masks<'a>,
     ) -> Attention<'a> {
         let some = |all: &'a [f32]| heads.clone().and_then(|heads| all.get(heads)).unwrap_or(all);
         let align = self.causal.unwrap_or(Align::BottomRight);
@@ -220,8 +239,14 @@ impl Options {
         if let Some(lens) = of(&self.q_lens) {
             mask = mask.and(Mask::q_lens(lens));
         }
-        if let Some(keep) = keep {
+        if let Some(lens) = of(&self.kv_starts) {
+            mask = mask.and(Mask::kv_starts(lens));
+        }
+        if let Some(keep) = masks.keep {
             mask = mask.and(Mask::keep(keep));
+        }
+        if let Some(blocks) = masks.blocks {
+            mask = mask.and(Mask::block_sparse(blocks));
         }
         let mut attn = Attention::new().mask(mask);
         if self.fast {
@@ -239,7 +264,7 @@ impl Options {
         if let Some(t) = self.temperature {
             attn = attn.temperature(t);
         }
-        if let Some(bias) = bias {
+        if let Some(bias) = masks.bias {
             attn = attn.bias(bias);
         }
         if self.alibi.is_some() {
@@ -264,6 +289,8 @@ const KEYWORDS: &[&str] = &[
     "sinks",
     "alibi",
     "kv_lens",
+    "kv_starts",
+    "block_mask",
     "q_lens",
     "cu_seqlens_q",
     "cu_seqlens_k",
@@ -296,6 +323,11 @@ fn window(value: &Bound<'_, PyAny>) -> PyResult<(Option<usize>, Option<usize>)> 
         Some(n) => usize::try_from(n).map(Some).map_err(|_| bad(format!("window is {value}; at least -1 is allowed"))),
     };
     Ok((side(left)?, side(right)?))
+}
+
+fn blocks(value: &Bound<'_, PyAny>) -> PyResult<Blocks> {
+    let found = value.extract::<(Py<PyAny>, usize, usize)>();
+    found.map_err(|_| PyTypeError::new_err("block_mask must be (blocks, queries of a block, keys of a block)"))
 }
 
 /// The numbers of a table: a sequence, or an array of one axis.

@@ -241,8 +241,8 @@ impl Fold {
         Self { calls, whole: false }
     }
 
-    /// For tensors with the same two leading axes, and a mask that may broadcast over them.
-    pub(crate) fn of(tensors: &[&Tensor<'_>], mask: Option<&Tensor<'_>>) -> PyResult<Self> {
+    /// For tensors with the same two leading axes, and masks that may broadcast over them.
+    pub(crate) fn of<'t>(tensors: &[&Tensor<'_>], masks: impl IntoIterator<Item = &'t Tensor<'t>>) -> PyResult<Self> {
         let (a, b) = tensors.first().map_or((1, 1), |tensor| (tensor.sizes[0], tensor.sizes[1]));
         let folds = |tensor: &&Tensor<'_>| {
             let [outer, inner, ..] = tensor.strides;
@@ -250,7 +250,7 @@ impl Fold {
             empty || a <= 1 || b <= 1 || inner.checked_mul(b as isize) == Some(outer)
         };
         let mut whole = tensors.iter().all(folds);
-        if let Some(mask) = mask {
+        for mask in masks {
             let [outer, inner, ..] = mask.sizes;
             if outer != 1 && outer != a {
                 let text = format!("{}: axis 0 has size {outer}, which does not broadcast to {a}", mask.name);
@@ -266,7 +266,7 @@ impl Fold {
         let ([a, b, h, s, d], [outer, inner, sh, ss, sd]) = (tensor.sizes, tensor.strides);
         if self.whole {
             let stride = if b == 1 { outer } else { inner };
-            return ([a * b, h, s, d], [stride, sh, ss, sd], tensor.offset);
+            return ([a.saturating_mul(b), h, s, d], [stride, sh, ss, sd], tensor.offset);
         }
         let index = if a == 1 { 0 } else { call };
         ([b, h, s, d], [inner, sh, ss, sd], tensor.offset.wrapping_add_signed(index as isize * outer))

@@ -18,7 +18,8 @@ def test_pieces_change_no_bit():
     q, k, v = turned(8), turned(2), turned(2)
     mask = rng.standard_normal((8, 1, 4000), dtype=np.float32)
     options = dict(enable_gqa=True, is_causal=True, softcap=9.0)
-    tables = dict(sinks=rng.standard_normal(8), alibi=True)
+    blocks = rng.random((8, 4, 4)) < 0.8
+    tables = dict(block_mask=(blocks, 1000, 1000), sinks=rng.standard_normal(8), alibi=True)
     out, lse = attn.sdpa(q, k, v, mask, kv_lens=[4000, 3500], return_lse=True, **options, **tables)
     for b, length in enumerate([4000, 3500]):
         one = [x[b:b + 1] for x in (q, k, v)]

@@ -51,7 +51,21 @@ def case(seed):
         options["attn_mask"] = formula["keep"] = rng.random(shape) < 0.7
     elif mask < 0.6:
         options["attn_mask"] = formula["bias"] = normal(rng, *shape)
+    if rng.random() < 0.3:
+        options["kv_starts"] = starts = rng.integers(0, kv_len + 1, batch)
+        keep_also(formula, np.arange(kv_len) >= starts[:, None, None, None])
+    if rng.random() < 0.3:
+        rows, keys = (int(rng.integers(1, 40)) for _ in range(2))
+        lead = [(), (kv_heads * group,), (batch, 1)][seed % 3]
+        blocks = rng.random((*lead, -(-q_len // rows), -(-kv_len // keys))) < 0.6
+        options["block_mask"] = (blocks, rows, keys)
+        whole = np.repeat(np.repeat(blocks, rows, axis=-2)[..., :q_len, :], keys, axis=-1)[..., :kv_len]
+        keep_also(formula, whole)
     return (q, k, v), options, formula
+
+
+def keep_also(formula, keep):
+    formula["keep"] = formula.get("keep", True) & keep
 
 
 def rounding(q, k, v, scale):
@@ -112,6 +126,10 @@ def test_five_axes_need_no_common_stride(mask_lead):
                                keep=dense(np.broadcast_to(mask, (2, 3, 1, 7, 9))))
     np.testing.assert_allclose(dense(out), want, atol=4e-6)
     np.testing.assert_allclose(dense(lse), want_lse, atol=4e-6)
+    blocks = (mask[..., ::7, ::9], 7, 9)
+    one, whole = (attn.sdpa(q, k, v, **{name: x}) for name, x in
+                  (('block_mask', blocks), ('attn_mask', np.broadcast_to(blocks[0], mask.shape))))
+    np.testing.assert_allclose(one, whole, atol=1e-6)
     weights = attn.weights(q, k, v, mask, kv_lens=lens)
     np.testing.assert_allclose(weights @ v, out, atol=4e-6)
     grad = normal(rng, *out.shape)
@@ -281,7 +299,12 @@ REFUSED = [
     ((X, X, X), {"precision": "best"}, ValueError, "precision is"),
     ((X, X, X), {"threads": 0}, ValueError, "threads is 0"),
     ((X, X, X), {"level": "sse9"}, ValueError, "level"),
-    ((X, X, X), {"block_mask": X}, TypeError, "unexpected keyword argument 'block_mask'"),
+    ((X, X, X), {"score_mod": X}, TypeError, "unexpected keyword argument 'score_mod'"),
+    ((X, X, X), {"block_mask": X}, TypeError, "block_mask must be"),
+    ((X, X, X), {"block_mask": (np.ones((5, 5), bool), 2, 1)}, ValueError, "block mask: axis 2 has size 5"),
+    ((X, X, X), {"block_mask": (np.ones((5, 5), bool), 0, 1)}, ValueError, "block size must be at least 1"),
+    ((X, X, X), {"block_mask": (np.ones((5, 5)), 1, 1)}, TypeError, "block_mask is float64, bool is wanted"),
+    ((X, X, X), {"kv_starts": [6]}, ValueError, r"kv_starts\[0\] is 6"),
     ((X, X, X), {"out": X}, ValueError, "out shares memory with query"),
     ((X, X, X), {"out": np.empty((1, 4, 5, 7), np.float32)}, ValueError, r"out has the shape \[1, 4, 5, 7\]"),
     ((X, X, X), {"out": np.broadcast_to(np.float32(0), X.shape)}, ValueError, "out"),

@@ -24,7 +24,8 @@ __all__ = ["Calls", "enabled", "sdpa", "varlen_attn"]
 # Arguments behind the tensors, with their defaults. None is keyword-only: torch's autograd would refuse tensors there.
 _OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
             "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, "
-            "float? temperature=None, Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, Tensor? q_lens=None, "
+            "float? temperature=None, Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, "
+            "Tensor? q_lens=None, "
             "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
             'str precision="exact", bool reproducible=False, int? threads=None')
 _NAMES = tuple(option.split("=")[0].split()[1] for option in _OPTIONS.split(", "))
