@@ -3,7 +3,7 @@
     python attn-python/benches/against_torch.py            # the cost of a call, and speed
     python attn-python/benches/against_torch.py models     # a random model of transformers: prompt and tokens
 
-Each number is the shortest of repeated calls, in the process's default number of threads of each library.
+Each number is the shortest of repeated calls, if nothing else is said. Each library has its default number of threads.
 """
 
 import copy
@@ -19,16 +19,20 @@ import attn.torch
 OWN = torch.nn.functional.scaled_dot_product_attention
 
 
-def shortest(call, seconds=0.6, calls=1, warm=True, least=3):
-    """Seconds of one call, the shortest of many runs of `calls` calls."""
-    if warm:
+def seconds(call, calls=1):
+    """Seconds of one of so many calls."""
+    start = time.perf_counter()
+    for _ in range(calls):
         call()
-    found, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < least:
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        found.append((time.perf_counter() - start) / calls)
+    return (time.perf_counter() - start) / calls
+
+
+def shortest(call, calls=1):
+    """The shortest of what was measured in 0.6 seconds."""
+    call()
+    found, end = [], time.perf_counter() + 0.6
+    while time.perf_counter() < end or len(found) < 3:
+        found.append(seconds(call, calls))
     return min(found)
 
 
@@ -73,7 +77,8 @@ def row(name, dtype, ours, theirs):
 
 @torch.no_grad()
 def models():
-    """A Llama of two layers with random weights: a prompt of 2048 tokens, and 16 tokens behind it, in turns."""
+    """A Llama of two layers with random weights: a prompt of 2048 tokens (the shortest), and a token behind
+    it (the median), in turns."""
     import transformers
 
     import attn.transformers
@@ -87,19 +92,24 @@ def models():
         torch.manual_seed(2)
         own = copy.deepcopy(config)  # a model writes its implementation into its configuration
         made[name] = transformers.AutoModelForCausalLM.from_config(own, attn_implementation=name).eval()
-    generate = lambda name, n: made[name].generate(tokens, max_new_tokens=n, do_sample=False, pad_token_id=0)
-    times = {name: [1e9, 1e9] for name in names}
-    for _ in range(3):
+    times, caches = {name: ([], []) for name in names}, {}
+    for turn in range(8):
         for name in names:
-            for at, n in enumerate((1, 17)):
-                times[name][at] = min(times[name][at], shortest(lambda: generate(name, n), 0, warm=False, least=1))
+            if turn < 3:
+                times[name][0].append(seconds(lambda: made[name](tokens, logits_to_keep=1)))
+            if name not in caches:
+                caches[name] = made[name](tokens).cache
+            step = lambda: made[name](tokens[:, :1], cache=caches[name])
+            times[name][1].extend(seconds(step) for _ in range(16))
+            caches[name].crop(-16)
     print("| implementation | prompt, ms | a token, ms |\n|---|---|---|")
-    for name, (prompt, whole) in times.items():
-        print(f"| `{name}` | {prompt * 1e3:.0f} | {(whole - prompt) / 16 * 1e3:.1f} |")
-    ours, tokens_of_ours = made["attn"](tokens).logits, generate("attn", 17)
+    for name, (prompt, token) in times.items():
+        print(f"| `{name}` | {min(prompt) * 1e3:.0f} | {sorted(token)[len(token) // 2] * 1e3:.2f} |")
+    generate = lambda name: made[name].generate(tokens, max_new_tokens=16, do_sample=False, pad_token_id=0)
+    ours, tokens_of_ours = made["attn"](tokens).logits, generate("attn")
     for name in names[1:]:
         difference = (ours - made[name](tokens).logits).abs().max()
-        same = "the same" if torch.equal(tokens_of_ours, generate(name, 17)) else "others"
+        same = "the same" if torch.equal(tokens_of_ours, generate(name)) else "others"
         print(f"\nattn and {name}: largest difference of logits {difference:.1e}, {same} tokens")
 
 
