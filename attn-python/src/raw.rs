@@ -213,7 +213,10 @@ impl<'py> Tensor<'py> {
         let back = usize::try_from(low.saturating_neg()).map_err(|_| overflow())?;
         let first = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
         let start = first.wrapping_sub(back * bytes);
-        if start.is_null() || !start.addr().is_multiple_of(bytes) {
+        if first.is_null() {
+            return Err(PyValueError::new_err(format!("{} has no memory", self.name)));
+        }
+        if !start.addr().is_multiple_of(bytes) {
             return Err(PyValueError::new_err(format!("{} is not aligned to {bytes} bytes", self.name)));
         }
         (self.start, self.count, self.offset) = (start, count, back);

@@ -1,5 +1,6 @@
-"""Long calls: cut into pieces without a change of bits, so that Ctrl-C ends them."""
+"""Processes and long calls: forks compute, and Ctrl-C ends a call, which is cut without a change of bits."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,3 +46,19 @@ def test_ctrl_c_ends_a_long_call():
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
     assert rest == b"" and b"KeyboardInterrupt" in errors
+
+
+FORKS = """
+import os, numpy as np, attn
+x = np.random.default_rng(1).standard_normal((1, 4, 500, 64), np.float32)
+want = attn.sdpa(x, x, x)  # starts threads, which the child has not
+child = os.fork()
+if child == 0:
+    os._exit(0 if (attn.sdpa(x, x, x) == want).all() else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
+def test_a_forked_process_computes():
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)

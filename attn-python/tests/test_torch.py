@@ -117,6 +117,22 @@ def test_gradients_are_not_lost():
         out.sum().backward()
 
 
+def test_gradients_of_gradients_are_refused():
+    x = qkv(kv_len=9)[0].requires_grad_()
+    gradient, = torch.autograd.grad(attn.torch.sdpa(x, x, x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradients of gradients"):
+        gradient.sum().backward()
+
+
+def test_tensors_without_memory_are_refused():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.ones(2, 3, 4)
+    for tensor in (FakeTensorMode().from_tensor(x), x.to("meta"), x.to_sparse()):
+        with pytest.raises(ValueError, match="query"):
+            attn.sdpa(tensor, tensor, tensor)
+
+
 def test_negative_bit_is_refused():
     x = torch.randn(2, 3, 4, dtype=torch.complex64).conj().imag
     assert x.is_neg()

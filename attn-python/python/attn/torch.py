@@ -25,8 +25,7 @@ __all__ = ["Calls", "enabled", "sdpa", "varlen_attn"]
 _OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
             "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, "
             "float? temperature=None, Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, "
-            "Tensor? q_lens=None, "
-            "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
+            "Tensor? q_lens=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
             'str precision="exact", bool reproducible=False, int? threads=None')
 _NAMES = tuple(option.split("=")[0].split()[1] for option in _OPTIONS.split(", "))
 _MASK, _SINKS, _ALIBI = (_NAMES.index(name) for name in ("attn_mask", "sinks", "alibi"))
@@ -104,6 +103,14 @@ def _gradients(ctx, grad_out, _):
 
 
 torch.library.register_autograd("attn::sdpa", _gradients, setup_context=_save, lib=_library)
+
+
+def _refuse(*_):
+    raise NotImplementedError("not supported: gradients of gradients")
+
+
+# Without this torch would take them for zero.
+torch.library.register_autograd("attn::sdpa_backward", _refuse, lib=_library)
 
 
 def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
