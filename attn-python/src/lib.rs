@@ -9,6 +9,7 @@ mod call;
 mod options;
 mod parts;
 mod raw;
+mod store;
 mod tensor;
 
 /// Attention for Python. Import `attn`, not this.

@@ -86,10 +86,9 @@ pub(crate) fn read<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyRes
             if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
                 return Err(PyValueError::new_err(format!("{name} has torch's negative bit; resolve_neg() clears it")));
             }
-            let dense = object.getattr(intern!(py, "layout"))?;
             match torch(py).and_then(|torch| torch.pack.as_ref()) {
                 Some(pack) => {
-                    let capsule = pack.bind(py).call1((object,)).map_err(|error| cause(name, error, py, &dense))?;
+                    let capsule = pack.bind(py).call1((object,)).map_err(|error| cause(name, error, object))?;
                     Tensor::of_capsule(name, capsule, false)
                 }
                 None => Tensor::of_capsule(name, exported(name, object)?, false),
@@ -139,7 +138,9 @@ fn exported<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, 
     })
 }
 
-fn cause(name: &str, error: PyErr, py: Python<'_>, layout: &Bound<'_, PyAny>) -> PyErr {
+fn cause(name: &str, error: PyErr, object: &Bound<'_, PyAny>) -> PyErr {
+    let py = object.py();
+    let layout = object.getattr("layout").map_or_else(|_| "a tensor".into(), |layout| layout.to_string());
     let wrapped = PyValueError::new_err(format!("{name} ({layout}): {}", error.value(py)));
     wrapped.set_cause(py, Some(error));
     wrapped
