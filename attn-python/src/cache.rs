@@ -1,8 +1,10 @@
 //! `attn.Cache`: keys and values that stay between calls, in memory of our own, which `store` has.
 
+use std::ops::Range;
+
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::Queries;
-use attn_core::{Attention, AttnError, Outputs};
+use attn_core::{Attention, AttnError, Outputs, View};
 use attn_simd::Level;
 use attn_simd::decode::{DecodePlan, Source};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
@@ -11,8 +13,8 @@ use pyo3::types::PyDict;
 
 use crate::call::with_kind;
 use crate::options::{Masks, Options, lengths, raised};
-use crate::raw::{Kind, Out, Tensor};
-use crate::store::{Sizes, Store, stored, zeros};
+use crate::raw::{Kind, Out, Plain, Tensor};
+use crate::store::{Sizes, Store, stored};
 use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
 
 /// A call over the cache, read and not yet computed.
@@ -30,7 +32,9 @@ struct Call<'py> {
 ///
 /// Cache(batch, kv_heads, head_dim, value_dim=head_dim, *, capacity) keeps all tokens, up to capacity per sequence.
 /// Cache(..., window=w, sink_tokens=s) keeps the first s tokens and the last w: for endless streams (StreamingLLM).
-/// dtype is "float32", "float16" or "bfloat16"; queries may be of another type. The memory is allocated here, once.
+/// dtype is "float32", "float16" or "bfloat16"; queries may be of another type. With "int8" tokens are float32, and are
+/// kept with a scale for each token and head, in about a quarter of the memory; it needs capacity. The memory is
+/// allocated here, once.
 ///
 /// >>> import attn, numpy as np
 /// >>> cache = attn.Cache(1, 2, 64, capacity=100)
@@ -80,17 +84,9 @@ impl Cache {
             }
         };
         let sizes = Sizes { batch, kv_heads, slots, head_dim, value_dim, ring };
-        let store = match dtype {
-            "float32" => Store::F32(zeros(sizes.keys())?, zeros(sizes.values())?),
-            "float16" => Store::F16(zeros(sizes.keys())?, zeros(sizes.values())?),
-            "bfloat16" => Store::Bf16(zeros(sizes.keys())?, zeros(sizes.values())?),
-            other => {
-                let text = format!("dtype is {other:?}; \"float32\", \"float16\" and \"bfloat16\" are supported");
-                return Err(PyValueError::new_err(text));
-            }
-        };
+        let store = Store::new(dtype, &sizes)?;
         let lens = vec![0; batch];
-        stored!(&store, |k, v| sizes.view(k, v, &lens).map(|_| ())).map_err(raised)?;
+        store.source(&sizes, &lens).map(|_| ()).map_err(raised)?;
         Ok(Self { sizes, lens, store })
     }
 
@@ -109,13 +105,13 @@ impl Cache {
     /// Bytes of keys and values.
     #[getter]
     fn nbytes(&self) -> usize {
-        stored!(&self.store, |k, v| size_of_val(&k[..]) + size_of_val(&v[..]))
+        self.store.bytes()
     }
 
     /// The number type of keys and values.
     #[getter]
     fn dtype(&self) -> &'static str {
-        self.kind().name()
+        self.store.kinds().1
     }
 
     /// Takes the keys (batch, kv_heads, n, head_dim) and values (batch, kv_heads, n, value_dim) of new tokens, of the
@@ -227,20 +223,14 @@ impl Cache {
 }
 
 impl Cache {
-    fn kind(&self) -> Kind {
-        match &self.store {
-            Store::F32(..) => Kind::F32,
-            Store::F16(..) => Kind::F16,
-            Store::Bf16(..) => Kind::Bf16,
-        }
-    }
-
     /// Reads new keys or values.
     fn tokens<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
         let tensor = read(name, object)?;
-        if tensor.kind != self.kind() {
-            let (found, wanted) = (tensor.kind.name(), self.dtype());
-            return Err(PyTypeError::new_err(format!("{name} is {found}, the cache is {wanted}")));
+        let (wanted, kept) = self.store.kinds();
+        if tensor.kind != wanted {
+            let (found, wanted) = (tensor.kind.name(), wanted.name());
+            let text = format!("{name} is {found}, the cache is {kept} and takes {wanted}");
+            return Err(PyTypeError::new_err(text));
         }
         four(&tensor)?;
         Ok(tensor)
@@ -339,7 +329,7 @@ impl Cache {
         with_kind!(call.q.kind, |T| {
             let [batch, heads, _, dim] = fold.view::<T>(&call.q, 0)?.sizes();
             let sizes = [batch, heads, step, dim];
-            stored!(&self.store, |k, v| plan_only(&attn, sizes, self.sizes.view(k, v, &lens), call.options.level()))
+            plan_only(&attn, sizes, self.store.source(&self.sizes, &lens), call.options.level())
         })
         .map_err(raised)
     }
@@ -355,19 +345,22 @@ impl Cache {
     ) -> PyResult<()> {
         let fold = Fold::of(&[], None)?;
         let (sizes, lens) = (self.sizes, &mut self.lens);
-        stored!(&mut self.store, |k, v| {
-            let mut new = [fold.view(k_new, 0)?, fold.view(v_new, 0)?];
-            if let Some(token) = token {
-                for view in &mut new {
-                    *view = narrow(*view, 2, token..token + 1).map_err(raised)?;
-                }
+        let rows = token.map(|token| token..token + 1);
+        stored!(
+            &mut self.store,
+            |k, v| {
+                let new = [part(fold, k_new, &rows)?, part(fold, v_new, &rows)?];
+                py.detach(|| sizes.append((k, v, lens), new, counts)).map_err(raised)
+            },
+            |int8| {
+                let new = [part(fold, k_new, &rows)?, part(fold, v_new, &rows)?];
+                py.detach(|| int8.append(&sizes, lens, new, counts)).map_err(raised)
             }
-            py.detach(|| sizes.append((k, v, lens), new, counts)).map_err(raised)
-        })
+        )
     }
 
     /// Attends with some rows of the query.
-    fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: std::ops::Range<usize>) -> PyResult<()> {
+    fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: Range<usize>) -> PyResult<()> {
         let fold = Fold::of(&[], None)?;
         let attn = call.options.attention(0, self.sizes.batch, None, Masks::default());
         let queries = call.q_lens.as_deref().map_or(Queries::All, Queries::First);
@@ -380,7 +373,7 @@ impl Cache {
             let out = narrow_mut(fold.view_mut::<T>(&mut call.out, 0)?, 2, part.clone()).map_err(raised)?;
             let lse = call.lse.as_mut().and_then(Out::slice_mut::<f32>);
             let mut one = vec![0.0; if whole { 0 } else { heads }];
-            let source = stored!(&self.store, |k, v| self.sizes.view(k, v, &self.lens)).map_err(raised)?;
+            let source = self.store.source(&self.sizes, &self.lens).map_err(raised)?;
             let plan = DecodePlan::new(&attn, q.sizes(), queries, source, level).map_err(raised)?;
             let mut outputs = Outputs::new(out);
             match lse {
@@ -398,6 +391,12 @@ impl Cache {
             py.detach(|| runner.attend_cache_planned(&plan, q, outputs)).map_err(raised)
         })
     }
+}
+
+/// New tokens, or some of them.
+fn part<'a, T: Plain>(fold: Fold, new: &'a Tensor<'_>, rows: &Option<Range<usize>>) -> PyResult<View<'a, T>> {
+    let view = fold.view(new, 0)?;
+    rows.clone().map_or(Ok(view), |rows| narrow(view, 2, rows)).map_err(raised)
 }
 
 fn plan_only(

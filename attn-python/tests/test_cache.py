@@ -97,11 +97,43 @@ def test_queries_of_another_type(tensors):
     np.testing.assert_allclose(cache.decode(q[:, :, :1]), want, atol=4e-6)
 
 
+def quantised(x):
+    """Numbers as int8 keeps them: the largest of a token has 127."""
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    return np.rint(x / scale) * scale
+
+
+def test_int8_is_the_formula_of_what_it_keeps(tensors):
+    q, k, v = tensors
+    cache = attn.Cache(2, 2, 64, 32, capacity=40, dtype="int8")
+    assert cache.nbytes == 2 * 2 * 40 * (64 + 32 + 8) and cache.dtype == "int8"
+    want, want_lse = attention(q, quantised(k), quantised(v), causal=0)
+    out, lse = cache.prefill(q[:, :, :30], k[:, :, :30], v[:, :, :30], return_lse=True)
+    np.testing.assert_allclose(out, want[:, :, :30], atol=1e-5)
+    np.testing.assert_allclose(lse, want_lse[:, :, :30], atol=1e-5)
+    cache.append(k[:, :, 30:], v[:, :, 30:], counts=[10, 5])
+    out = cache.decode(q[:, :, 39:])
+    np.testing.assert_allclose(out[:1], want[:1, :, 39:], atol=1e-5)
+    one = attention(q[1:, :, 39:], quantised(k)[1:, :, :35], quantised(v)[1:, :, :35])[0]
+    np.testing.assert_allclose(out[1:], one, atol=1e-5)
+    for arguments, options, error, text in [
+        ((k[:, :, :1], v[:, :, :1]), {}, ValueError, r"cached tokens\[0\] is 41, at most 40 is allowed"),
+        ((k[:, :, :1], v[:, :, :1]), {"counts": [0, 2]}, ValueError, r"counts\[1\] is 2, at most 1"),
+        ((k[:, :, :1], v[:, :, :2]), {"counts": [0, 1]}, ValueError, "new values against the cache and new keys"),
+        ((k[:, :1, :1], v[:, :1, :1]), {}, ValueError, "new keys against the cache"),
+        ((k.astype(np.float16), v), {}, TypeError, "key is float16, the cache is int8 and takes float32"),
+    ]:
+        with pytest.raises(error, match=text):
+            cache.append(*arguments, **options)
+        assert cache.lens == [40, 35]
+
+
 REFUSED = [
     (dict(), ValueError, "capacity or window"),
     (dict(capacity=4, window=3), ValueError, "one of them is wanted"),
     (dict(window=0), ValueError, "window"),
-    (dict(capacity=4, dtype="int8"), ValueError, "dtype is \"int8\""),
+    (dict(capacity=4, dtype="int4"), ValueError, "dtype is \"int4\""),
+    (dict(window=4, dtype="int8"), NotImplementedError, "int8 in a cache with a window"),
     (dict(capacity=2**61), MemoryError, "cannot be allocated"),
     (dict(capacity=2**40), MemoryError, "cannot be allocated"),
     (dict(window=2**64 - 1, sink_tokens=1), ValueError, "too large"),

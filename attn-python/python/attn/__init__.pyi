@@ -83,7 +83,7 @@ class Cache:
     def __init__(
         self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int | None = None,
         window: int | None = None, sink_tokens: int | None = None,
-        dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+        dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32",
     ) -> None: ...
     @property
     def lens(self) -> list[int]: ...
