@@ -4,6 +4,9 @@
     attn_ctypes.load("target/dist/lib/libattn.so")
     out = attn_ctypes.sdpa(q, k, v, causal="bottom_right")
 
+    out, lse = attn_ctypes.sdpa(q, k, v, causal="bottom_right", return_lse=True)
+    dq, dk, dv = attn_ctypes.sdpa_backward(q, k, v, out, lse, dout, causal="bottom_right")
+
     cache = attn_ctypes.Cache(k_slots, v_slots)  # your arrays; also rings and pages
     cache.append(k_new, v_new)
     out = cache.decode(q)
@@ -55,6 +58,11 @@ class _Cache(ctypes.Structure):
 
 class _Queries(ctypes.Structure):
     _fields_ = [("struct_size", _SIZE), ("lens", _PTR), ("lens_len", _SIZE), ("cu", _PTR), ("cu_len", _SIZE)]
+
+
+class _Gradients(ctypes.Structure):
+    _fields_ = [("struct_size", _SIZE), *((name, ctypes.POINTER(_Tensor)) for name in ("dq", "dk", "dv")), ("dsinks", _PTR),
+                ("dsinks_len", _SIZE)]
 
 
 class AttnError(ValueError):
@@ -112,6 +120,34 @@ def _lengths(values, name):
     return np.ascontiguousarray(array, np.uintp)
 
 
+def _options(causal, scale, mask, softcap, window, threads, precision, dtype):
+    """The options of a call; they keep what they point to."""
+    if causal not in _ALIGN:
+        raise ValueError(f'causal is {causal!r}; it may be None, "top_left" or "bottom_right"')
+    if threads < 0:
+        raise ValueError(f"threads is {threads}; 0 takes all")
+    if precision not in _PRECISION:
+        raise ValueError(f'precision is {precision!r}; it may be "exact" or "fast"')
+    options = _Options(ctypes.sizeof(_Options), threads=threads, causal=_ALIGN[causal], precision=_PRECISION[precision])
+    if scale is not None:
+        options.has_scale, options.scale = 1, scale
+    if softcap is not None:
+        options.softcap = softcap
+    if window is not None:
+        sides = (window, window) if isinstance(window, int) else window
+        if any(side is not None and side < -1 for side in sides):
+            raise ValueError(f"window is {window!r}; a side is a distance, or None or -1 for no bound")
+        left, right = (_UNBOUNDED if side is None or side < 0 else side for side in sides)
+        options.window, options.window_left, options.window_right = _ALIGN[causal or "bottom_right"], left, right
+    if mask is not None:
+        mask = np.asarray(mask)
+        mask = mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
+        given = _tensor(mask, "mask", dtype, also=(_DOUBLE, _BOOL))
+        field = "keep" if given.dtype == _BOOL else "bias"
+        setattr(options, field, ctypes.pointer(given))
+    return options
+
+
 class Library:
     """A loaded libattn."""
 
@@ -122,6 +158,7 @@ class Library:
         tensor = ctypes.POINTER(_Tensor)
         options, cache = ctypes.POINTER(_Options), ctypes.POINTER(_Cache)
         self._lib.attn_forward.argtypes = [options, tensor, tensor, tensor, tensor, _PTR, _SIZE]
+        self._lib.attn_backward.argtypes = [options, *[tensor] * 4, _PTR, _SIZE, tensor, ctypes.POINTER(_Gradients)]
         self._lib.attn_decode.argtypes = [options, cache, tensor, ctypes.POINTER(_Queries), tensor, _PTR, _SIZE]
         self._lib.attn_cache_append.argtypes = [cache, tensor, tensor, _PTR, _SIZE]
         self.version = self._lib.attn_version().decode()
@@ -130,12 +167,7 @@ class Library:
     def sdpa(self, q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0,
              precision="exact", dtype=None, return_lse=False, out=None):
         """softmax(scale * q @ k.T + mask) @ v; see the module's sdpa()."""
-        if causal not in _ALIGN:
-            raise ValueError(f'causal is {causal!r}; it may be None, "top_left" or "bottom_right"')
-        if threads < 0:
-            raise ValueError(f"threads is {threads}; 0 takes all")
-        if precision not in _PRECISION:
-            raise ValueError(f'precision is {precision!r}; it may be "exact" or "fast"')
+        options = _options(causal, scale, mask, softcap, window, threads, precision, dtype)
         tensors = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"))]
         shape = (*q.shape[:3], v.shape[3])
         if out is None:
@@ -144,27 +176,22 @@ class Library:
             raise ValueError("out is read-only")
         tensors.append(_tensor(out, "out", dtype))
         lse = np.empty(shape[:3], np.float32) if return_lse else None
-
-        options = _Options(ctypes.sizeof(_Options), threads=threads, causal=_ALIGN[causal],
-                           precision=_PRECISION[precision])
-        if scale is not None:
-            options.has_scale, options.scale = 1, scale
-        if softcap is not None:
-            options.softcap = softcap
-        if window is not None:
-            sides = (window, window) if isinstance(window, int) else window
-            if any(side is not None and side < -1 for side in sides):
-                raise ValueError(f"window is {window!r}; a side is a distance, or None or -1 for no bound")
-            left, right = (_UNBOUNDED if side is None or side < 0 else side for side in sides)
-            options.window, options.window_left, options.window_right = _ALIGN[causal or "bottom_right"], left, right
-        if mask is not None:
-            mask = np.asarray(mask)
-            mask = mask[(np.newaxis,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
-            given = _tensor(mask, "mask", dtype, also=(_DOUBLE, _BOOL))
-            field = "keep" if given.dtype == _BOOL else "bias"
-            setattr(options, field, ctypes.pointer(given))
         self._check(self._lib.attn_forward(options, *tensors, *_table(lse)))
         return (out, lse) if return_lse else out
+
+    def sdpa_backward(self, q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None,
+                      threads=0, dtype=None):
+        """Gradients of q, k and v; see the module's sdpa_backward()."""
+        options = _options(causal, scale, mask, softcap, window, threads, "exact", dtype)
+        given = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"), (out, "out"), (dout, "dout"))]
+        if not isinstance(lse, np.ndarray) or lse.dtype != np.float32:
+            raise TypeError("lse must be the float32 array that sdpa(..., return_lse=True) returned")
+        lse = np.ascontiguousarray(lse)
+        found = [np.empty(array.shape, array.dtype) for array in (q, k, v)]
+        to = [_tensor(array, name, dtype) for array, name in zip(found, ("dq", "dk", "dv"))]
+        gradients = _Gradients(ctypes.sizeof(_Gradients), *(ctypes.pointer(tensor) for tensor in to))
+        self._check(self._lib.attn_backward(options, *given[:4], *_table(lse), given[4], gradients))
+        return tuple(found)
 
     def _check(self, status):
         if status:
@@ -269,6 +296,21 @@ def sdpa(q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=No
                          precision=precision, dtype=dtype, return_lse=return_lse, out=out)
 
 
+def sdpa_backward(q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0,
+                  dtype=None):
+    """Gradients of q, k and v, each of its tensor's shape and dtype.
+
+    out, lse  what sdpa(..., return_lse=True) returned for these inputs and options
+    dout      the gradient of the loss by out, of its shape and dtype
+
+    All else as for sdpa(). The gradient of a mask of numbers is not computed.
+    """
+    if _library is None:
+        raise RuntimeError("call load(path) first")
+    return _library.sdpa_backward(q, k, v, out, lse, dout, causal=causal, scale=scale, mask=mask, softcap=softcap,
+                                  window=window, threads=threads, dtype=dtype)
+
+
 # --- What runs as a program: comparison with the formula ----------------------------------------------------------------
 
 
@@ -284,6 +326,18 @@ def _naive(q, k, v, keep, bias, scale, softcap):
     total = weight.sum(axis=3, keepdims=True)
     with np.errstate(divide="ignore"):
         return weight @ v / np.where(total == 0, 1, total), (np.log(total) + most)[..., 0]
+
+
+def _naive_backward(q, k, v, dout, keep, bias, scale):
+    """The gradients of the formula in float64, without a soft-cap."""
+    group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5 if scale is None else scale
+    wide = [np.repeat(x, group, axis=1) for x in (k, v)]
+    out, lse = _naive(q, k, v, keep, bias, scale, None)
+    score = np.where(keep, q @ wide[0].swapaxes(2, 3) * scale + bias, -np.inf)
+    weight = np.exp(score - np.where(np.isinf(lse), 0, lse)[..., None])
+    slope = weight * (dout @ wide[1].swapaxes(2, 3) - (out * dout).sum(axis=3, keepdims=True)) * scale
+    summed = lambda x: x.reshape(len(x), -1, group, *x.shape[2:]).sum(axis=2)
+    return slope @ wide[0], summed(slope.swapaxes(2, 3) @ q), summed(weight.swapaxes(2, 3) @ dout)
 
 
 def _bf16(x):
@@ -366,6 +420,17 @@ def _demonstrate(path):
         right = error <= bound and (lse[~seen] == -np.inf).all()
         fine &= bool(right)
         print(f"{'ok   ' if right else 'WRONG'} {name}: largest difference {error:.1e}")
+    dout = normal(2, 8, 50, 64)
+    for name, options, visible, added in (("plain", {}, all_keys, nothing),
+                                          ("causal", {"causal": "bottom_right", "scale": 0.2}, j <= i + 20, nothing),
+                                          ("boolean mask", {"mask": keep}, keep, nothing),
+                                          ("additive mask", {"mask": bias}, all_keys, bias)):
+        out, lse = sdpa(q, k, v, return_lse=True, **options)
+        found = sdpa_backward(q, k, v, out, lse, dout, **options)
+        want = _naive_backward(*(x.astype(np.float64) for x in (q, k, v, dout)), visible, added, options.get("scale"))
+        error = max(np.abs(x - y).max() / max(1, np.abs(y).max()) for x, y in zip(found, want))
+        fine &= error <= 4e-6
+        print(f"{'ok   ' if error <= 4e-6 else 'WRONG'} gradients, {name}: largest difference {error:.1e}")
     for name, error in _decoded(rng):
         fine &= error <= 4e-6
         print(f"{'ok   ' if error <= 4e-6 else 'WRONG'} {name}: largest difference {error:.1e}")

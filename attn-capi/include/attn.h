@@ -39,6 +39,7 @@
 #define ATTN_CACHE_INIT ATTN_INIT_(AttnCache)
 #define ATTN_QUERIES_INIT ATTN_INIT_(AttnQueries)
 #define ATTN_SHAPE_INIT ATTN_INIT_(AttnShape)
+#define ATTN_GRADIENTS_INIT ATTN_INIT_(AttnGradients)
 
 
 
@@ -292,6 +293,23 @@ typedef struct AttnOptions {
   uint32_t reserved_too;
 } AttnOptions;
 
+/* Where attn_backward() writes gradients: all are overwritten, not added to. dq, dk and dv share one dtype: f32, f16
+ * or bf16. */
+typedef struct AttnGradients {
+  /* sizeof(AttnGradients) */
+  size_t struct_size;
+  /* The shape of q. */
+  const struct AttnTensor *dq;
+  /* The shape of k: summed over the query heads of a group. */
+  const struct AttnTensor *dk;
+  /* The shape of v: summed over the query heads of a group. */
+  const struct AttnTensor *dv;
+  /* One per query head, for AttnOptions.sinks; null for none. */
+  double *dsinks;
+  /* Entries in dsinks: q_heads. */
+  size_t dsinks_len;
+} AttnGradients;
+
 /* Keys and values of a batch of sequences, in the caller's memory. Slots without a token are never read. A field that
  * belongs to another kind of cache must be zero (ATTN_STATUS_OPTION). */
 typedef struct AttnCache {
@@ -427,6 +445,25 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              const struct AttnTensor *out,
                              float *lse,
                              size_t lse_len);
+
+/* Computes the gradients of attn_forward(): of q, k and v, and of the sinks, from out, lse and dout, the gradient of
+ * the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is required.
+ *
+ * q, k and v share a dtype, out and dout share one, and so do the gradients: each f32, f16 or bf16; sums are f32.
+ * Memory grows with the lengths, not with their product. The gradient of a bias and score_mod are not supported here
+ * (ATTN_STATUS_UNSUPPORTED). No bit depends on the threads. A row that sees no key has a gradient of 0.
+ *
+ * The caller vouches for this:
+ * As for attn_forward; during the call nobody reads or writes the gradients. */
+enum AttnStatus attn_backward(const struct AttnOptions *options,
+                              const struct AttnTensor *q,
+                              const struct AttnTensor *k,
+                              const struct AttnTensor *v,
+                              const struct AttnTensor *out,
+                              const float *lse,
+                              size_t lse_len,
+                              const struct AttnTensor *dout,
+                              const struct AttnGradients *gradients);
 
 /* Computes attention of the last tokens of a batch of sequences to a cache that already holds their keys and values.
  * One call mixes decode steps and parts of prompts of any lengths. options may be null. Always causal: the last query

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use attn_simd::Level;
 
+use crate::backward;
 use crate::call;
 use crate::error::{Error, guard, last};
 use crate::merge;
@@ -18,7 +19,7 @@ use crate::options::attention;
 use crate::plan::{AttnPlan, AttnWorkspace};
 use crate::raw::{self, Copies};
 use crate::tensor::{self, Extents};
-use crate::types::{AttnCache, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
+use crate::types::{AttnCache, AttnGradients, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
 
 /// The version of the library, "major.minor.patch". ATTN_VERSION is the version of the header.
 #[unsafe(no_mangle)]
@@ -133,6 +134,43 @@ pub unsafe extern "C" fn attn_forward(
         let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
         let (shape, runner) = (call.shape()?, call::on_threads(asked.options.threads));
         call::run(attn, asked.callbacks, asked.level, shape, runner, call)
+    })
+}
+
+/// Computes the gradients of attn_forward(): of q, k and v, and of the sinks, from out, lse and dout, the gradient of
+/// the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is required.
+///
+/// q, k and v share a dtype, out and dout share one, and so do the gradients: each f32, f16 or bf16; sums are f32.
+/// Memory grows with the lengths, not with their product. The gradient of a bias and score_mod are not supported here
+/// (ATTN_STATUS_UNSUPPORTED). No bit depends on the threads. A row that sees no key has a gradient of 0.
+///
+/// # Safety
+/// As for attn_forward; during the call nobody reads or writes the gradients.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_backward(
+    options: *const AttnOptions,
+    q: *const AttnTensor,
+    k: *const AttnTensor,
+    v: *const AttnTensor,
+    out: *const AttnTensor,
+    lse: *const f32,
+    lse_len: usize,
+    dout: *const AttnTensor,
+    gradients: *const AttnGradients,
+) -> AttnStatus {
+    guard(|| {
+        let (mut extents, copies) = (Extents::new(), Copies::default());
+        // SAFETY: the caller vouches for all pointers.
+        let (asked, call) = unsafe {
+            raw::measured([q, k, v, out, dout])?;
+            raw::measured([gradients])?;
+            let asked = raw::asked(options, &mut extents, &copies)?;
+            (asked, raw::backward([q, k, v, out, dout], (lse, lse_len), gradients, &mut extents)?)
+        };
+        let nodes = asked.tables.nodes()?;
+        let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
+        let runner = call::on_threads(asked.options.threads).level(asked.level);
+        backward::run(attn, asked.callbacks, runner, call)
     })
 }
 

@@ -55,6 +55,20 @@ pub(crate) struct Decode<'a> {
     pub(crate) lse: Option<&'a mut [f32]>,
 }
 
+/// The tensors of a backward call.
+pub(crate) struct Backward<'a> {
+    pub(crate) q: Input<'a>,
+    pub(crate) k: Input<'a>,
+    pub(crate) v: Input<'a>,
+    pub(crate) out: Input<'a>,
+    pub(crate) lse: &'a [f32],
+    pub(crate) dout: Input<'a>,
+    pub(crate) dq: Output<'a>,
+    pub(crate) dk: Output<'a>,
+    pub(crate) dv: Output<'a>,
+    pub(crate) dsinks: Option<&'a mut [f64]>,
+}
+
 /// A part of the keys of a call.
 pub(crate) struct Part<'a> {
     /// The first of its keys.
@@ -86,6 +100,11 @@ impl Callbacks {
     pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
         let AttnOptions { score_mod, mask_mod, user_data, .. } = *options;
         (score_mod.is_some() || mask_mod.is_some()).then_some(Self { score_mod, mask_mod, user_data })
+    }
+
+    /// Whether there is a function of scores.
+    pub(crate) fn has_score_mod(&self) -> bool {
+        self.score_mod.is_some()
     }
 
     /// The new score.

@@ -17,12 +17,13 @@
 //! # Inside
 //!
 //! [`types`] holds what the header declares, `abi` the functions, `raw` the one place where pointers become slices,
-//! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `state`
-//! and `plan` are safe code over `attn-parallel`. cbindgen generates the header from these files; a test holds the
-//! committed one equal to them.
+//! `tensor` the arithmetic that proves they may, `args` the checked arguments; `options`, `cache`, `call`, `backward`,
+//! `state` and `plan` are safe code over `attn-parallel`. cbindgen generates the header from these files; a test holds
+//! the committed one equal to them.
 
 pub mod abi;
 mod args;
+mod backward;
 mod cache;
 mod call;
 mod error;

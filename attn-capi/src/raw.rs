@@ -20,10 +20,10 @@ use attn_core::half::{bf16, f16};
 use attn_core::{AttnError, View, ViewMut};
 use attn_simd::Input;
 
-use crate::args::{Call, Finish, Output, Part};
+use crate::args::{Backward, Call, Finish, Output, Part};
 use crate::error::{Error, Result};
 use crate::tensor::{Extents, Reach, dtype, reach};
-use crate::types::{AttnCache, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnTensor};
+use crate::types::{AttnCache, AttnDtype, AttnGradients, AttnOptions, AttnQueries, AttnShape, AttnTensor};
 
 /// A struct of the header.
 ///
@@ -55,6 +55,10 @@ unsafe impl Struct for AttnCache {
 // SAFETY: as above.
 unsafe impl Struct for AttnQueries {
     const NAME: &'static str = "AttnQueries";
+}
+// SAFETY: as above.
+unsafe impl Struct for AttnGradients {
+    const NAME: &'static str = "AttnGradients";
 }
 
 /// A struct of no version is as large as this: what is larger was never a size.
@@ -241,6 +245,30 @@ pub(crate) unsafe fn call<'a>(
     }
 }
 
+/// Reads the tensors of a backward call: q, k, v, out and dout, and where the gradients go.
+///
+/// # Safety
+/// As [`elements`] for all, and nobody else touches the gradients during `'a`.
+pub(crate) unsafe fn backward<'a>(
+    [q, k, v, out, dout]: [*const AttnTensor; 5],
+    (lse, lse_len): (*const f32, usize),
+    gradients: *const AttnGradients,
+    extents: &mut Extents,
+) -> Result<Backward<'a>> {
+    // SAFETY: the caller's promise is the same for each.
+    unsafe {
+        let AttnGradients { dq, dk, dv, dsinks, dsinks_len, .. } = copy(gradients)?;
+        measured([dq, dk, dv])?;
+        let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
+        let [out, dout] = [input("out", out, extents)?, input("dout", dout, extents)?];
+        address("lse", lse)?;
+        let lse = table("lse", lse, lse_len, extents)?.unwrap_or_default();
+        let [dq, dk, dv] = [output("dq", dq, extents)?, output("dk", dk, extents)?, output("dv", dv, extents)?];
+        let dsinks = table_mut("dsinks", dsinks, dsinks_len, extents)?;
+        Ok(Backward { q, k, v, out, lse, dout, dq, dk, dv, dsinks })
+    }
+}
+
 /// Reads the arguments of a call on a part of the keys.
 ///
 /// # Safety
@@ -400,23 +428,30 @@ pub(crate) unsafe fn outputs<'a>(
     lse_len: usize,
     extents: &mut Extents,
 ) -> Result<(Output<'a>, Option<&'a mut [f32]>)> {
-    if out.is_null() {
-        return Err(Error::Null("out"));
+    // SAFETY: the caller's promise is the same for both.
+    unsafe { Ok((output("out", out, extents)?, table_mut("lse", lse, lse_len, extents)?)) }
+}
+
+/// A tensor to write.
+///
+/// # Safety
+/// As [`elements`], and nobody else reads or writes the elements during `'a`.
+unsafe fn output<'a>(what: &'static str, from: *const AttnTensor, extents: &mut Extents) -> Result<Output<'a>> {
+    if from.is_null() {
+        return Err(Error::Null(what));
     }
     // SAFETY: the caller vouches for the struct and for what it points to; all these types are valid for every pattern.
-    let out = unsafe {
-        let tensor = copy(out)?;
-        match dtype("out", tensor.dtype)? {
-            AttnDtype::F32 => Output::F32(view_mut::<f32>("out", &tensor, extents)?),
-            AttnDtype::F16 => Output::F16(view_mut::<f16>("out", &tensor, extents)?),
-            AttnDtype::Bf16 => Output::Bf16(view_mut::<bf16>("out", &tensor, extents)?),
+    unsafe {
+        let tensor = copy(from)?;
+        match dtype(what, tensor.dtype)? {
+            AttnDtype::F32 => Ok(Output::F32(view_mut::<f32>(what, &tensor, extents)?)),
+            AttnDtype::F16 => Ok(Output::F16(view_mut::<f16>(what, &tensor, extents)?)),
+            AttnDtype::Bf16 => Ok(Output::Bf16(view_mut::<bf16>(what, &tensor, extents)?)),
             AttnDtype::F64 | AttnDtype::Bool => {
-                return Err(Error::Dtype { what: "out", wanted: "F32, F16 or BF16", value: tensor.dtype });
+                Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype })
             }
         }
-    };
-    // SAFETY: the caller's promise is the same.
-    Ok((out, unsafe { table_mut("lse", lse, lse_len, extents)? }))
+    }
 }
 
 /// A table to write; `None` where there is none.

@@ -72,9 +72,9 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// The most is a decode call: four tensors, the lse, the cache's two tables and one of queries, and of the options
-    /// five tensors and nine tables; with room to spare.
-    const MAX: usize = 24;
+    /// The most is a backward call: eight tensors, the lse and the sinks' gradient, and of the options five tensors and
+    /// nine tables; with room to spare.
+    const MAX: usize = 26;
 
     pub(crate) fn new() -> Self {
         Self { all: [const { ("", 0..0) }; Self::MAX], count: 0 }

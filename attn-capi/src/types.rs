@@ -236,6 +236,25 @@ pub struct AttnQueries {
     pub cu_len: usize,
 }
 
+/// Where attn_backward() writes gradients: all are overwritten, not added to. dq, dk and dv share one dtype: f32, f16
+/// or bf16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttnGradients {
+    /// sizeof(AttnGradients)
+    pub struct_size: usize,
+    /// The shape of q.
+    pub dq: *const AttnTensor,
+    /// The shape of k: summed over the query heads of a group.
+    pub dk: *const AttnTensor,
+    /// The shape of v: summed over the query heads of a group.
+    pub dv: *const AttnTensor,
+    /// One per query head, for AttnOptions.sinks; null for none.
+    pub dsinks: *mut f64,
+    /// Entries in dsinks: q_heads.
+    pub dsinks_len: usize,
+}
+
 /// Changes a score. Several threads call it at once. A C++ exception that leaves it ends the process.
 pub type AttnScoreMod = Option<
     extern "C-unwind" fn(

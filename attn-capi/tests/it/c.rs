@@ -7,7 +7,9 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use attn::types::{AttnCache, AttnCacheKind, AttnDtype, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor};
+use attn::types::{
+    AttnCache, AttnCacheKind, AttnDtype, AttnGradients, AttnOptions, AttnQueries, AttnShape, AttnStatus, AttnTensor,
+};
 use attn::{AttnPlan, AttnWorkspace, abi};
 
 /// All zeros but the size: the defaults.
@@ -85,6 +87,29 @@ pub(crate) fn forward(a: Arguments<'_>) -> AttnStatus {
             a.lse.1,
         )
     }
+}
+
+/// What gradients are computed from.
+pub(crate) struct Backward {
+    pub(crate) options: AttnOptions,
+    pub(crate) q: AttnTensor,
+    pub(crate) k: AttnTensor,
+    pub(crate) v: AttnTensor,
+    pub(crate) out: AttnTensor,
+    pub(crate) lse: (*const f32, usize),
+    pub(crate) dout: AttnTensor,
+}
+
+/// Where they go.
+pub(crate) fn gradients([dq, dk, dv]: [&AttnTensor; 3], dsinks: &mut [f64]) -> AttnGradients {
+    let struct_size = size_of::<AttnGradients>();
+    AttnGradients { struct_size, dq, dk, dv, dsinks: dsinks.as_mut_ptr(), dsinks_len: dsinks.len() }
+}
+
+/// `attn_backward`.
+pub(crate) fn backward(a: &Backward, gradients: &AttnGradients) -> AttnStatus {
+    // SAFETY: as for `forward`.
+    unsafe { abi::attn_backward(&a.options, &a.q, &a.k, &a.v, &a.out, a.lse.0, a.lse.1, &a.dout, gradients) }
 }
 
 /// `attn_merge_outputs`; the lses have the length of the first one.
@@ -308,6 +333,7 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
         vec![
             ("tensor", abi::attn_tensor_contiguous(none(), none(), 1, 0, 1, 1, 1, 1)),
             ("q", abi::attn_forward(none(), none(), none(), none(), none(), none(), 0)),
+            ("AttnGradients", abi::attn_backward(none(), none(), none(), none(), none(), none(), 0, none(), none())),
             ("cache", abi::attn_decode(none(), none(), none(), none(), none(), none(), 0)),
             ("cache", abi::attn_cache_append(none(), none(), none(), none(), 0)),
             ("plan", abi::attn_plan_state_len(none(), none())),

@@ -1,6 +1,7 @@
 //! Integration tests of `attn-capi`: its functions, called as C would.
 
 mod allocations;
+mod backward;
 mod c;
 mod decode;
 mod errors;

@@ -197,7 +197,7 @@ fn weigh_all<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     }
 }
 
-/// The scores of `ROWS` keys become weights, for all vectors but FRONT at the front and BACK at the back, and are added.
+/// Scores of `ROWS` keys become weights and are added, for all vectors but FRONT at the front and BACK at the back.
 #[inline(always)]
 fn weigh<I: Isa, const NQ: usize, const ROWS: usize, const FRONT: usize, const BACK: usize>(
     isa: I,

@@ -1,0 +1,93 @@
+//! Gradients on checked views: from number types as values to the generic engine.
+
+use attn_core::backward::Gradients;
+use attn_core::half::{bf16, f16};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, View, ViewMut};
+use attn_parallel::Runner;
+use attn_simd::backward::Inputs;
+use attn_simd::{Input, KernelElement};
+
+use crate::args::{Backward, Callbacks, Output};
+use crate::error::Result;
+
+/// Computes gradients.
+pub(crate) fn run(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    runner: Runner<'_>,
+    call: Backward<'_>,
+) -> Result<()> {
+    match callbacks {
+        None => typed(&attn, runner, call),
+        Some(callbacks) if callbacks.has_score_mod() => {
+            Err(AttnError::Unsupported { what: "the gradient of a score_mod" }.into())
+        }
+        Some(callbacks) => {
+            let callbacks = &callbacks;
+            typed(&attn.mask_mod(|at| callbacks.visible(at)), runner, call)
+        }
+    }
+}
+
+/// Picks the input type, which q, k and v share.
+fn typed<M: Mods + Sync>(attn: &Attention<'_, M>, runner: Runner<'_>, call: Backward<'_>) -> Result<()> {
+    match (call.q, call.k, call.v) {
+        (Input::F32(q), Input::F32(k), Input::F32(v)) => of_output(attn, runner, [q, k, v], call),
+        (Input::F16(q), Input::F16(k), Input::F16(v)) => of_output(attn, runner, [q, k, v], call),
+        (Input::Bf16(q), Input::Bf16(k), Input::Bf16(v)) => of_output(attn, runner, [q, k, v], call),
+        _ => Err(AttnError::Unsupported { what: "q, k and v with different dtypes" }.into()),
+    }
+}
+
+/// Picks the type of the forward call's output, which its gradient shares.
+fn of_output<T: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    runner: Runner<'_>,
+    qkv: [View<'_, T>; 3],
+    call: Backward<'_>,
+) -> Result<()> {
+    match (call.out, call.dout) {
+        (Input::F32(out), Input::F32(dout)) => to_gradients(attn, runner, qkv, [out, dout], call),
+        (Input::F16(out), Input::F16(dout)) => to_gradients(attn, runner, qkv, [out, dout], call),
+        (Input::Bf16(out), Input::Bf16(dout)) => to_gradients(attn, runner, qkv, [out, dout], call),
+        _ => Err(AttnError::Unsupported { what: "out and dout with different dtypes" }.into()),
+    }
+}
+
+/// Picks the type of the gradients, which they share.
+fn to_gradients<T: KernelElement, G: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    runner: Runner<'_>,
+    [q, k, v]: [View<'_, T>; 3],
+    [out, dy]: [View<'_, G>; 2],
+    call: Backward<'_>,
+) -> Result<()> {
+    let Backward { lse, dq, dk, dv, dsinks, .. } = call;
+    let inputs = Inputs { q, k, v, out, lse, dy };
+    match (dq, dk, dv) {
+        (Output::F32(q), Output::F32(k), Output::F32(v)) => {
+            engine::<_, _, f32, M>(attn, runner, inputs, [q, k, v], dsinks)
+        }
+        (Output::F16(q), Output::F16(k), Output::F16(v)) => {
+            engine::<_, _, f16, M>(attn, runner, inputs, [q, k, v], dsinks)
+        }
+        (Output::Bf16(q), Output::Bf16(k), Output::Bf16(v)) => {
+            engine::<_, _, bf16, M>(attn, runner, inputs, [q, k, v], dsinks)
+        }
+        _ => Err(AttnError::Unsupported { what: "dq, dk and dv with different dtypes" }.into()),
+    }
+}
+
+fn engine<T: KernelElement, G: KernelElement, O: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    mut runner: Runner<'_>,
+    inputs: Inputs<'_, T, G>,
+    [dq, dk, dv]: [ViewMut<'_, O>; 3],
+    dsinks: Option<&mut [f64]>,
+) -> Result<()> {
+    let mut gradients = Gradients::new(dq, dk, dv);
+    gradients.sinks = dsinks;
+    runner.backward(attn, inputs, gradients)?;
+    Ok(())
+}
