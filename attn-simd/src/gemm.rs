@@ -10,7 +10,7 @@
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
 //! Each accumulator is a chain over `k`, in order; a score is a sum of some (see `parts_of`), and so is an output (see
-//! [`PART`]). What is added to what follows from the place of `k` alone, so that a score or an output depends on
+//! `values`). What is added to what follows from the place of `k` alone, so that a score or an output depends on
 //! nothing but its own row. A last group of fewer than `M` rows reads its last row again instead of having code of its
 //! own; what that computes is stored into padding.
 
@@ -22,7 +22,7 @@ mod values;
 
 pub(crate) use added::added;
 pub(crate) use reach::{Reach, with_vectors};
-pub(crate) use values::{PART, values};
+pub(crate) use values::values;
 
 use crate::isa::Isa;
 

@@ -77,19 +77,18 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
 }
 
 /// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the
-/// same way: a chain of 8 is off by 2.5u at most, one of 12 by 3.3u, one of 64 by 16.5u. (16: 4.5u, more than may be.)
-pub(crate) const PART: usize = 8;
-/// The same where there are 16 registers, or short ones.
-const LONG_PART: usize = 12;
+/// same way: a chain of 12 is off by 3.3u at most, one of 64 by 16.5u. (16: 4.5u, more than may be.)
+const PART: usize = 12;
 /// Parts of half a tile.
-const HALF: usize = 4;
-const _: () = assert!(PART.is_multiple_of(UNROLL) && LONG_PART.is_multiple_of(UNROLL));
+const HALF: usize = 3;
+const _: () = assert!(PART.is_multiple_of(UNROLL));
 
 /// `M` columns of the output from all keys, a part of them at a time. `phase` is the place of the first in its tile.
 ///
 /// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of
-/// parts wait in memory, and parts are longer. Measured on Zen 4, shares of the rate of one chain: AVX-512 in registers
-/// (2 × 4 × 3) 0.99, in memory (8 × 3) 0.9; AVX2 in memory (6 × 2) 0.95 to 0.97, and with parts of 8 0.88 to 0.91.
+/// parts wait in memory. An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead of
+/// 8 make a whole call 3 to 4 % faster on Granite Rapids. Measured on Zen 4, shares of the rate of one chain: AVX-512 in
+/// registers 0.99, in memory 0.9; AVX2 in memory 0.95 to 0.97, and with parts of 8 0.88 to 0.91.
 ///
 /// # Safety
 /// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`
@@ -111,13 +110,13 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
             const { assert!(I::LANES == 16 || NQ * M * I::LANES <= Waiting::LEN) };
             let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); Waiting::LEN]);
             let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
-            let mut to = depth.min(LONG_PART - phase % LONG_PART);
-            let mut sum = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, 0..to, reach);
+            let mut to = depth.min(PART - phase % PART);
+            let mut sum = part::<I, NQ, M>(isa, a, stride, p, 0..to, reach);
             while to < depth {
                 store_all(isa, &sum, waiting);
                 let from = to;
-                to = depth.min(from + LONG_PART);
-                sum = part::<I, NQ, M, LONG_PART>(isa, a, stride, p, from..to, reach);
+                to = depth.min(from + PART);
+                sum = part::<I, NQ, M>(isa, a, stride, p, from..to, reach);
                 // Opaque, so that the sums before are loaded here and not kept in registers that there are not.
                 add_stored(isa, &mut sum, core::hint::black_box(waiting));
             }
@@ -155,24 +154,26 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
     keys: core::ops::Range<usize>,
     (phase, reach): (usize, Option<&Reach<NQ>>),
 ) -> [[I::F; NQ]; M] {
-    let mut sum = [[isa.splat(0.0); NQ]; M];
-    let mut from = keys.start;
+    let end = |from: usize| keys.end.min(from + PART - (phase + from) % PART);
+    let mut from = end(keys.start);
+    // SAFETY: the caller vouches for these addresses.
+    let mut sum = unsafe { part::<I, NQ, M>(isa, a, stride, p, keys.start..from, reach) };
     while from < keys.end {
-        let to = keys.end.min(from + PART - (phase + from) % PART);
+        let to = end(from);
         // SAFETY: the caller vouches for these addresses.
-        let acc = unsafe { part::<I, NQ, M, PART>(isa, a, stride, p, from..to, reach) };
+        let acc = unsafe { part::<I, NQ, M>(isa, a, stride, p, from..to, reach) };
         add_all(isa, &mut sum, &acc);
         from = to;
     }
     sum
 }
 
-/// A chain over some keys, of which nearly all parts have `LEN`.
+/// A chain over some keys, of which nearly all parts have [`PART`].
 ///
 /// # Safety
 /// As [`value_group`], for these keys.
 #[inline(always)]
-unsafe fn part<I: Isa, const NQ: usize, const M: usize, const LEN: usize>(
+unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     a: &[*const f32; M],
     stride: isize,
@@ -185,8 +186,8 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize, const LEN: usize>(
     unsafe {
         match reach {
             // A loop whose length is known.
-            None if part.len() == LEN => {
-                steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + LEN, &mut acc)
+            None if part.len() == PART => {
+                steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + PART, &mut acc)
             }
             None => steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part, &mut acc),
             Some(reach) => reach.runs(

@@ -6,7 +6,6 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use super::{Rows, Stored, TILE, with_rows};
-use crate::gemm::PART;
 use crate::isa::{Isa, hint};
 use crate::math::{add_compensated, finite_or_zero};
 use crate::prefetch::Into;
@@ -33,7 +32,7 @@ impl<'s> Sums<'s> {
 /// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
 /// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a
-/// compensated sum. The chains are what errs most, by 2.5u at most (see [`PART`]).
+/// compensated sum. The chains are what errs most, by 2.5u at most.
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
@@ -57,6 +56,9 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
         }
     });
 }
+
+/// Values of a chain.
+const PART: usize = 8;
 
 /// Parts of a tile that its blocks pass over together. Their sums are joined in registers where R·C of them leave room,
 /// which saves stores; all blocks of the values must find them in the nearest cache.
