@@ -91,9 +91,9 @@ impl Layout {
 
     /// Where the value tiles of a chunk and a piece start: `v[group][piece][chunk of the group][part][2]`.
     pub(crate) const fn v_start(&self, chunk: usize, piece: usize) -> usize {
-        let together = self.method.chunks();
-        let (group, within) = (chunk / together, chunk % together);
-        ((group * self.pieces + piece) * together + within) * self.method.v_parts() * 2
+        let log2 = self.method.chunks_log2();
+        let (group, within) = (chunk >> log2, chunk & (self.method.chunks() - 1));
+        (((group * self.pieces + piece) << log2) + within) * self.method.v_parts() * 2
     }
 
     /// Tiles of the weights of a group of chunks.

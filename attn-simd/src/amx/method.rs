@@ -62,7 +62,12 @@ impl Method {
     /// Chunks of keys that the value product takes at a time. One product per chunk would be lost in loading and
     /// storing its sums; with many, the tiles of two chunks would not stay in L1.
     pub(crate) const fn chunks(self) -> usize {
-        if self.v_parts() == 1 { 2 } else { 1 }
+        1 << self.chunks_log2()
+    }
+
+    /// The same as a power of 2: what is done for every chunk divides by it, and divisions take long.
+    pub(crate) const fn chunks_log2(self) -> u32 {
+        if self.v_parts() == 1 { 1 } else { 0 }
     }
 }
 

@@ -2,7 +2,7 @@
 //! tiles run.
 //!
 //! From the description of TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). The real
-//! instructions gave the same bits on an emulated processor (Bochs); no silicon has been asked. Per element of C the
+//! instructions give the same bits, on an emulated processor (Bochs) and on Granite Rapids. Per element of C the
 //! products of the even halves form one chain of fused multiply-adds that starts at 0, those of the odd halves another;
 //! the two sums are added, and the result to C. Everything rounds to nearest even whatever MXCSR says, subnormal
 //! operands count as 0 and subnormal results become 0. TILELOADD zeroes what lies beyond the tile's rows and columns.

@@ -58,11 +58,25 @@ impl Sizes {
     /// Whether they hold these bfloat16: the same question, of sixteen bits.
     #[inline(always)]
     fn hold_bf16(self, row: &[bf16]) -> bool {
+        let mut bad = [0; SIDE];
+        self.find_bf16(row, &mut bad);
+        bad == [0; SIDE]
+    }
+
+    /// Marks the columns, modulo 32, of those that they do not hold. (A yes or no for each row would take longer than
+    /// to pack it.)
+    #[inline(always)]
+    fn find_bf16(self, row: &[bf16], bad: &mut [u16; SIDE]) {
         let (least, most) = ((self.least.div_ceil(1 << 16)) as u16, (self.most >> 16) as u16);
-        row.iter().fold(true, |all, x| {
+        let mark = |bad: &mut u16, x: &bf16| {
             let size = x.to_bits() & 0x7fff;
-            all & ((size.wrapping_sub(least) <= most - least) | (size == 0))
-        })
+            *bad |= u16::from((size.wrapping_sub(least) > most - least) & (size != 0));
+        };
+        let (squares, rest) = row.as_chunks::<SIDE>();
+        for square in squares {
+            bad.iter_mut().zip(square).for_each(|(bad, x)| mark(bad, x));
+        }
+        bad.iter_mut().zip(rest).for_each(|(bad, x)| mark(bad, x));
     }
 }
 
@@ -120,12 +134,16 @@ fn read<I: Isa>(
 fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
     let Input::Bf16(view) = input else { return None };
     let (mut lines, mut odd): ([&[bf16]; SIDE], u32) = ([&[]; SIDE], 0);
+    let mut bad = [0; SIDE];
     for (n, line) in lines.iter_mut().enumerate().take(rows.count) {
-        let row = row_of(view, [rows.batch, rows.head, rows.first + n])?;
-        if sizes.hold_bf16(row) {
-            *line = row;
-        } else {
-            odd |= 1 << n;
+        *line = row_of(view, [rows.batch, rows.head, rows.first + n])?;
+        sizes.find_bf16(line, &mut bad);
+    }
+    if bad != [0; SIDE] {
+        for (n, line) in lines.iter_mut().enumerate() {
+            if !sizes.hold_bf16(line) {
+                (odd, *line) = (odd | 1 << n, &[]);
+            }
         }
     }
     Some((lines, odd))

@@ -120,7 +120,7 @@ impl Products {
     #[inline(always)]
     pub(crate) fn check(self, a: &[Operand], b: &[Operand], steps: usize) {
         let (in_a, in_b) = self.parts();
-        let holds = |tiles: &[Operand], parts: usize| steps <= tiles.len() / (2 * parts);
+        let holds = |tiles: &[Operand], parts: usize| steps.saturating_mul(2 * parts) <= tiles.len();
         assert!(holds(a, in_a) && holds(b, in_b), "tiles of {steps} steps");
     }
 }

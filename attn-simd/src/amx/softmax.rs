@@ -15,7 +15,7 @@
 
 use super::product::Operand;
 use crate::isa::Isa;
-use crate::math::{exp2, exp2_raised};
+use crate::math::{exp2, exp2_raised_each};
 use crate::prefill::softmax::State;
 
 /// Most that a weight may grow to before the base follows, as a power of 2, at a chunk of keys (its number from
@@ -36,6 +36,7 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
     scores: &[f32],
     state: &mut State<'_>,
 ) -> bool {
+    let threshold_of_all = threshold;
     let (c, threshold) = (isa.splat(log2_scale), isa.splat(threshold));
     let (none, least, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN), isa.splat(1.0));
     let old = vectors::<I, NQ>(isa, state.max);
@@ -47,10 +48,19 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
             }
         }
     }
+    // Nearly always no base follows, and nothing waits for an exponential.
+    let (mut new, mut growth, mut most) = (old, old, threshold);
     for n in 0..NQ {
-        let new = isa.max(maxima[0][n], maxima[1][n]);
+        new[n] = isa.max(maxima[0][n], maxima[1][n]);
         // −∞ − −∞ would be an invalid operation, and compilers make one of a difference to a number that was selected.
-        let growth = isa.mul(isa.sub(isa.max(least, new), old[n]), c);
+        growth[n] = isa.mul(isa.sub(isa.max(least, new[n]), old[n]), c);
+        most = isa.max(growth[n], most);
+    }
+    if isa.max_across(most) == threshold_of_all {
+        return false;
+    }
+    for n in 0..NQ {
+        let (new, growth) = (new[n], growth[n]);
         let keeps = isa.eq(isa.max(growth, threshold), threshold);
         let max = isa.select(keeps, old[n], new);
         let base = isa.max(least, max);
@@ -111,7 +121,9 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
 
     /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. The exponential has a polynomial of
     /// `DEGREE`.
-    #[inline(always)]
+    ///
+    /// A function of its own, so that its loop has all registers.
+    #[inline(never)]
     pub(crate) fn weigh<const PARTS: usize, const DEGREE: usize>(
         &mut self,
         isa: I,
@@ -119,19 +131,41 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         pairs: core::ops::Range<usize>,
         tiles: &mut [Operand],
     ) {
-        let width = NQ * I::LANES;
+        isa.vectorize(
+            #[inline(always)]
+            || self.weigh_inlined::<PARTS, DEGREE>(isa, scores, pairs, tiles),
+        );
+    }
+
+    #[inline(always)]
+    fn weigh_inlined<const PARTS: usize, const DEGREE: usize>(
+        &mut self,
+        isa: I,
+        scores: &[f32],
+        pairs: core::ops::Range<usize>,
+        tiles: &mut [Operand],
+    ) {
         let tiles = &mut tiles[..2 * PARTS];
+        let (base, c) = (self.base, self.c);
         let mut start = pairs.start;
         while start < pairs.end {
             // The sums of a quarter stay in registers.
-            let (quarter, end) = (start / 4 % 4, pairs.end.min(start / 4 * 4 + 4));
-            let mut sums = self.sums[quarter];
-            for pair in start..end {
-                let rows = &scores[2 * pair * width..][..2 * width];
-                for n in 0..NQ {
-                    let (even, odd) = (&rows[n * I::LANES..], &rows[width + n * I::LANES..]);
-                    let mut rest =
-                        [self.weight::<DEGREE>(isa, isa.load(even), n), self.weight::<DEGREE>(isa, isa.load(odd), n)];
+            let end = pairs.end.min(start / 4 * 4 + 4);
+            let quarter = &mut self.sums[start / 4 % 4];
+            let mut sums = *quarter;
+            let rows = &scores[2 * start * NQ * I::LANES..2 * end * NQ * I::LANES];
+            for (pair, rows) in (start..end).zip(rows.chunks_exact(2 * NQ * I::LANES)) {
+                let mut weights = [[isa.splat(0.0); NQ]; 2];
+                for (key, weights) in weights.iter_mut().enumerate() {
+                    for (n, weight) in weights.iter_mut().enumerate() {
+                        let score = isa.load(&rows[(key * NQ + n) * I::LANES..]);
+                        *weight = isa.mul(isa.sub(score, base[n]), c);
+                    }
+                }
+                exp2_raised_each::<I, NQ, 2, DEGREE>(isa, &mut weights);
+                let [evens, odds] = weights;
+                for (n, rest) in evens.into_iter().zip(odds).enumerate() {
+                    let mut rest = [rest.0, rest.1];
                     if PARTS == 1 {
                         // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however
                         // coarse they are.
@@ -145,22 +179,16 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                             _ => [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])],
                         };
                         let words = isa.pair_bf16(rounded[0], rounded[1]);
-                        isa.store(words, &mut tiles[part * 2 + column].0[pair * 16 + lane..]);
+                        isa.store(words, &mut tiles[part * 2 + column].0[pair % 16 * 16 + lane..][..I::LANES]);
                         if part + 1 < PARTS {
                             rest = [isa.sub(rest[0], rounded[0]), isa.sub(rest[1], rounded[1])];
                         }
                     }
                 }
             }
-            self.sums[quarter] = sums;
+            *quarter = sums;
             start = end;
         }
-    }
-
-    /// Scores of the `n`-th vector of queries become weights.
-    #[inline(always)]
-    fn weight<const DEGREE: usize>(&self, isa: I, scores: I::F, n: usize) -> I::F {
-        exp2_raised::<I, DEGREE>(isa, isa.mul(isa.sub(scores, self.base[n]), self.c))
     }
 
     /// Adds the chunk's sums to those of the rows.

@@ -31,8 +31,7 @@ impl Values {
         p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) -> usize {
-        let together = layout.method.chunks();
-        let group = chunk / together;
+        let group = chunk >> layout.method.chunks_log2();
         match &mut self.open {
             Some((open, chunks)) if *open == group => chunks.end = chunk + 1,
             _ => {
@@ -46,8 +45,8 @@ impl Values {
         }
         let Some((.., next)) = self.ready else { return 0 };
         let left = layout.pieces - next;
-        // The chunks of a group share the work on the one before.
-        left.div_ceil(together - chunk % together)
+        // The one or two chunks of a group share the work on the one before.
+        if (chunk + 1) & (layout.method.chunks() - 1) == 0 { left } else { left.div_ceil(2) }
     }
 
     /// The tiles for the weights of a chunk of the open group.
@@ -59,7 +58,7 @@ impl Values {
         p: &'p mut [&mut [Operand]; 2],
     ) -> &'p mut [Operand] {
         let parts = 2 * layout.method.p_parts();
-        &mut p[self.buffer][chunk % layout.method.chunks() * parts..][..parts]
+        &mut p[self.buffer][(chunk & (layout.method.chunks() - 1)) * parts..][..parts]
     }
 
     /// Multiplies the next piece of the ready group.
@@ -116,7 +115,7 @@ fn multiply_values(
     out: &mut [f32],
 ) {
     if !chunks.is_empty() {
-        let p = &p[chunks.start % layout.method.chunks() * 2 * layout.method.p_parts()..];
+        let p = &p[(chunks.start & (layout.method.chunks() - 1)) * 2 * layout.method.p_parts()..];
         let v = &v[layout.v_start(chunks.start, piece)..];
         unit.block(layout.method.values, v, p, chunks.len(), false, square(out, piece));
     }
