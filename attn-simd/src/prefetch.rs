@@ -8,7 +8,7 @@
 use core::fmt;
 
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
-use crate::isa::cpuid;
+use crate::isa::cpuid::{self, Maker};
 
 /// How rows are prefetched. Distances are in bytes.
 ///
@@ -61,6 +61,13 @@ impl Prefetch {
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const ZEN3: Self = Self { of: "Zen to Zen 3, not measured: as Zen 4", ..Self::ZEN4 };
 
+    /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
+    /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3;
+    /// on two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests up to 7 % slower; 8 KiB f32 1.1 to 1.2 times.
+    /// Other processors of Intel's are not measured.
+    #[cfg(all(target_arch = "x86_64", feature = "std"))]
+    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, of: "Intel" };
+
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
 
@@ -109,7 +116,7 @@ impl Prefetch {
 
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     fn of_this_processor() -> Self {
-        Self::of_amd(cpuid::amd_family())
+        Self::of(cpuid::maker())
     }
 
     #[cfg(all(not(target_arch = "x86_64"), feature = "std"))]
@@ -117,14 +124,15 @@ impl Prefetch {
         Self::OTHER
     }
 
-    /// By family and model, if the processor is AMD's.
+    /// By who made the processor; AMD's by family and model.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const fn of_amd(family: Option<(u32, u32)>) -> Self {
-        match family {
-            Some((26, _)) => Self::ZEN5,
-            Some((25, model)) if cpuid::is_model_of_zen4(model) => Self::ZEN4,
-            Some((23 | 25, _)) => Self::ZEN3,
-            _ => Self::OTHER,
+    const fn of(maker: Maker) -> Self {
+        match maker {
+            Maker::Amd(26, _) => Self::ZEN5,
+            Maker::Amd(25, model) if cpuid::is_model_of_zen4(model) => Self::ZEN4,
+            Maker::Amd(23 | 25, _) => Self::ZEN3,
+            Maker::Intel => Self::INTEL,
+            Maker::Amd(..) | Maker::Other => Self::OTHER,
         }
     }
 }
@@ -200,9 +208,11 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn each_generation_has_its_policy() {
-        let of = |family| Prefetch::of_amd(family).of;
-        assert_eq!([of(Some((26, 2))), of(Some((25, 17))), of(Some((25, 0x61)))], ["Zen 5", "Zen 4", "Zen 4"]);
-        assert_eq!([of(Some((25, 1))), of(Some((23, 49)))], [Prefetch::ZEN3.of; 2]);
-        assert_eq!([of(None), of(Some((27, 0)))], [Prefetch::OTHER.of; 2]);
+        let of = |maker| Prefetch::of(maker).of;
+        let amd = |family, model| of(Maker::Amd(family, model));
+        assert_eq!([amd(26, 2), amd(25, 17), amd(25, 0x61)], ["Zen 5", "Zen 4", "Zen 4"]);
+        assert_eq!([amd(25, 1), amd(23, 49)], [Prefetch::ZEN3.of; 2]);
+        assert_eq!([of(Maker::Other), amd(27, 0)], [Prefetch::OTHER.of; 2]);
+        assert_eq!(of(Maker::Intel), "Intel");
     }
 }

@@ -44,9 +44,19 @@ pub(crate) fn second_cache() -> usize {
     0
 }
 
-/// Family and model of a processor by AMD, extended parts added as its manuals say; `None` for others.
+/// Who made a processor.
+#[cfg(feature = "std")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    /// AMD: family and model, extended parts added as its manuals say.
+    Amd(u32, u32),
+    Intel,
+    Other,
+}
+
+/// Who made this one.
 #[cfg(all(not(miri), feature = "std"))]
-pub(crate) fn amd_family() -> Option<(u32, u32)> {
+pub(crate) fn maker() -> Maker {
     use core::arch::x86_64::__cpuid;
     // SAFETY: every x86-64 CPU has CPUID, and leaves 0 and 1 of it.
     let (vendor, signature) = unsafe { (__cpuid(0), __cpuid(1).eax) };
@@ -55,7 +65,11 @@ pub(crate) fn amd_family() -> Option<(u32, u32)> {
     let extended = base == 0xf;
     let family = base + if extended { signature >> 20 & 0xff } else { 0 };
     let model = model | if extended { signature >> 12 & 0xf0 } else { 0 };
-    (name.as_flattened() == b"AuthenticAMD").then_some((family, model))
+    match name.as_flattened() {
+        b"AuthenticAMD" => Maker::Amd(family, model),
+        b"GenuineIntel" => Maker::Intel,
+        _ => Maker::Other,
+    }
 }
 
 /// Models of family 25 that are Zen 4.
@@ -67,11 +81,11 @@ pub(crate) const fn is_model_of_zen4(model: u32) -> bool {
 /// Whether this is AMD's Zen 4.
 #[cfg(feature = "std")]
 pub(crate) fn is_zen4() -> bool {
-    amd_family().is_some_and(|(family, model)| family == 25 && is_model_of_zen4(model))
+    matches!(maker(), Maker::Amd(25, model) if is_model_of_zen4(model))
 }
 
 /// Miri has no CPUID beyond the detection of features.
 #[cfg(all(miri, feature = "std"))]
-pub(crate) fn amd_family() -> Option<(u32, u32)> {
-    None
+pub(crate) fn maker() -> Maker {
+    Maker::Other
 }
