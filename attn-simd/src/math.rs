@@ -69,8 +69,8 @@ const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
 /// [`RAISE`]`·2ʸ` of each of some vectors, for `y ≤ 103`, for weights that are split into parts: below `y = −126`
-/// exactly 0. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error,
-/// or of any other degree that of `exp2` itself.
+/// exactly 0. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that
+/// error, or of any other degree that of `exp2` itself.
 #[inline(always)]
 pub(crate) fn exp2_raised_each<I: Isa, const N: usize, const ROWS: usize, const DEGREE: usize>(
     isa: I,
