@@ -13,7 +13,7 @@ use attn_core::kv_cache::CacheView;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Outputs, Result, View, reference, streaming};
 
-pub use calls::{PartCall, StepCall};
+pub use calls::{GradientCall, PartCall, StepCall};
 
 /// The arguments of one attention call.
 #[derive(Debug)]
@@ -154,6 +154,26 @@ pub trait Engine: Sync {
         Err(NO_PART)
     }
 
+    /// Whether the engine computes gradients itself.
+    fn gives_gradients(&self) -> bool {
+        false
+    }
+    /// Singles.
+    #[doc(hidden)]
+    fn f32_gradients<M: Mods + Sync>(&self, _: GradientCall<'_, f32, M>) -> Result<()> {
+        Err(NO_GRADIENTS)
+    }
+    /// Half precision.
+    #[doc(hidden)]
+    fn f16_gradients<M: Mods + Sync>(&self, _: GradientCall<'_, f16, M>) -> Result<()> {
+        Err(NO_GRADIENTS)
+    }
+    /// bfloat16.
+    #[doc(hidden)]
+    fn bf16_gradients<M: Mods + Sync>(&self, _: GradientCall<'_, bf16, M>) -> Result<()> {
+        Err(NO_GRADIENTS)
+    }
+
     /// Attends with the last tokens of each sequence to a cache.
     ///
     /// # Errors
@@ -217,6 +237,7 @@ pub trait Engine: Sync {
 }
 
 const NO_PART: AttnError = AttnError::Unsupported { what: "a part of the keys of this element type by this engine" };
+const NO_GRADIENTS: AttnError = AttnError::Unsupported { what: "gradients of this element type by this engine" };
 const NO_STEP: AttnError = AttnError::Unsupported { what: "a cache of this element type by this engine" };
 
 fn refuse<T, O: Element, M>(_: Call<'_, T, O, M>) -> Result<()> {
@@ -238,12 +259,14 @@ pub trait Number: Element {
     ) -> Result<()>;
     #[doc(hidden)]
     fn call_part<E: Engine, M: Mods + Sync>(engine: &E, call: PartCall<'_, Self, M>) -> Result<()>;
+    #[doc(hidden)]
+    fn call_gradients<E: Engine, M: Mods + Sync>(engine: &E, call: GradientCall<'_, Self, M>) -> Result<()>;
     /// The bits of a value, for comparisons in which −0 is not 0 and a NaN equals itself.
     fn bits(self) -> u64;
 }
 
 macro_rules! number {
-    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $part:expr) => {
+    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $part:expr, $gradients:expr) => {
         impl Number for $t {
             fn call_step<E: Engine, M: Mods + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
                 $step
@@ -256,6 +279,9 @@ macro_rules! number {
             }
             fn call_part<E: Engine, M: Mods + Sync>($engine: &E, $call: PartCall<'_, Self, M>) -> Result<()> {
                 $part
+            }
+            fn call_gradients<E: Engine, M: Mods + Sync>($engine: &E, $call: GradientCall<'_, Self, M>) -> Result<()> {
+                $gradients
             }
             fn call<E: Engine, M: Mods + Sync>(engine: &E, call: Call<'_, Self, Self, M>) -> Result<()> {
                 engine.$t(call)
@@ -270,10 +296,31 @@ macro_rules! number {
     };
 }
 
-number!(f64, f64, |_engine, _call| Err(NO_STEP), Err(NO_STEP), Err(NO_PART));
-number!(f32, f32, |engine, call| engine.f32_step(call), engine.f32_int8(call), engine.f32_part(call));
-number!(f16, f16_wide, |engine, call| engine.f16_step(call), engine.f16_int8(call), engine.f16_part(call));
-number!(bf16, bf16_wide, |engine, call| engine.bf16_step(call), engine.bf16_int8(call), engine.bf16_part(call));
+number!(f64, f64, |_engine, _call| Err(NO_STEP), Err(NO_STEP), Err(NO_PART), Err(NO_GRADIENTS));
+number!(
+    f32,
+    f32,
+    |engine, call| engine.f32_step(call),
+    engine.f32_int8(call),
+    engine.f32_part(call),
+    engine.f32_gradients(call)
+);
+number!(
+    f16,
+    f16_wide,
+    |engine, call| engine.f16_step(call),
+    engine.f16_int8(call),
+    engine.f16_part(call),
+    engine.f16_gradients(call)
+);
+number!(
+    bf16,
+    bf16_wide,
+    |engine, call| engine.bf16_step(call),
+    engine.bf16_int8(call),
+    engine.bf16_part(call),
+    engine.bf16_gradients(call)
+);
 
 /// Writes the methods of [`Engine`] that take the arguments, from one body that is generic over their types.
 ///

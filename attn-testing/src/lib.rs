@@ -17,5 +17,5 @@ pub mod random;
 pub mod tolerance;
 pub mod ulp;
 
-pub use engine::{Call, Engine, Number, PartCall, Reference, StepCall, Streaming};
+pub use engine::{Call, Engine, GradientCall, Number, PartCall, Reference, StepCall, Streaming};
 pub use levels::{is_demanded, is_emulated, levels};

@@ -32,6 +32,8 @@ pub enum Scope {
     Once,
     /// `attn-core` has one implementation, and so have engines that attend to parts of the keys.
     Parts,
+    /// `attn-core` has one implementation, and so have engines that compute gradients.
+    Gradients,
 }
 
 /// On which engines an op is run; `None` for an op that is not built.
@@ -42,8 +44,8 @@ pub fn scope(op: &str) -> Option<Scope> {
         "onnx_attention" | "worked_example" => Scope::Engine,
         "kv_append_attend" | "kv_decode" | "paged_decode" => Scope::Engine,
         "mha" | "self_attention" | "multihead_concat" | "multihead_fused" => Scope::Engine,
-        "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => Scope::Once,
-        "attention_backward" | "wide_attention_backward" => Scope::Once,
+        "sdpa_backward" | "sink_attention_backward" | "sdpa_dropout_backward" => Scope::Gradients,
+        "attention_backward" | "wide_attention_backward" => Scope::Gradients,
         "mha_backward" | "self_attention_backward" | "multihead_fused_backward" => Scope::Once,
         "rope" | "alibi" | "sinusoidal" | "onnx_rotary_embedding" => Scope::Once,
         "linear_attention" | "mla" | "differential_attention" => Scope::Once,

@@ -53,9 +53,10 @@ impl<E: Engine> Runner for E {
 fn run_case<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Outcome {
     match ops::scope(&case.op) {
         Some(Scope::Engine) => {}
-        Some(Scope::Once | Scope::Parts) if engine.name() == "reference" => {}
+        Some(Scope::Once | Scope::Parts | Scope::Gradients) if engine.name() == "reference" => {}
         Some(Scope::Parts) if engine.gives_parts() => {}
-        Some(Scope::Once | Scope::Parts) => return Outcome::Elsewhere,
+        Some(Scope::Gradients) if engine.gives_gradients() => {}
+        Some(Scope::Once | Scope::Parts | Scope::Gradients) => return Outcome::Elsewhere,
         None => return Outcome::Skipped(ops::not_built(&case.op)),
     }
     let produced = match catch_unwind(AssertUnwindSafe(|| {

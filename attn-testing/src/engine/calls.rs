@@ -1,6 +1,7 @@
-//! Calls that only the kernels have: steps over caches, in int8 too, and parts of the keys; and the macros that write
-//! them.
+//! Calls that only the kernels have: steps over caches, in int8 too, parts of the keys, and gradients; and the macros
+//! that write them.
 
+use attn_core::backward::Gradients;
 use attn_core::kv_cache::CacheView;
 use attn_core::{Attention, AttnShape, Element, Outputs, View};
 
@@ -34,6 +35,27 @@ pub struct PartCall<'c, T, M> {
     pub v: View<'c, T>,
     /// Where the rows go, as [`attn_core::state`] has them.
     pub rows: &'c mut [f32],
+}
+
+/// The arguments of one call for gradients, after the forward call.
+#[derive(Debug)]
+pub struct GradientCall<'c, T: Element, M> {
+    /// Options of the forward call.
+    pub attn: &'c Attention<'c, M>,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'c, T>,
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub k: View<'c, T>,
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub v: View<'c, T>,
+    /// The output, `[batch, q_heads, q_len, value_dim]`.
+    pub out: View<'c, T>,
+    /// Its log-sum-exp, `[batch, q_heads, q_len]`.
+    pub lse: &'c [f32],
+    /// The gradient of the loss by the output.
+    pub dy: View<'c, T>,
+    /// What to write.
+    pub gradients: Gradients<'c, f32>,
 }
 
 /// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in `f32`, halves and int8, from one
@@ -84,6 +106,29 @@ macro_rules! part_calls {
     };
     (@one $name:ident, $t:ty, $this:ident, $call:ident, $body:expr) => {
         fn $name<M: attn_core::score_mod::Mods + Sync>(&self, $call: $crate::PartCall<'_, $t, M>) -> attn_core::Result<()> {
+            let $this = self;
+            $body
+        }
+    };
+}
+
+/// Writes the methods of [`Engine`](crate::Engine) for an engine that computes gradients in `f32` and halves, from one
+/// body that is generic over them.
+#[macro_export]
+macro_rules! gradient_calls {
+    (|$this:ident, $call:ident| $body:expr) => {
+        fn gives_gradients(&self) -> bool {
+            true
+        }
+        $crate::gradient_calls!(@one f32_gradients, f32, $this, $call, $body);
+        $crate::gradient_calls!(@one f16_gradients, attn_core::half::f16, $this, $call, $body);
+        $crate::gradient_calls!(@one bf16_gradients, attn_core::half::bf16, $this, $call, $body);
+    };
+    (@one $name:ident, $t:ty, $this:ident, $call:ident, $body:expr) => {
+        fn $name<M: attn_core::score_mod::Mods + Sync>(
+            &self,
+            $call: $crate::GradientCall<'_, $t, M>,
+        ) -> attn_core::Result<()> {
             let $this = self;
             $body
         }

@@ -3,10 +3,11 @@
 use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Dtype, Outputs};
+use attn_simd::backward::Inputs;
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
-use attn_testing::{Engine, Reference, Streaming, engine_calls, part_calls, step_calls};
+use attn_testing::{Engine, GradientCall, Reference, Streaming, engine_calls, gradient_calls, part_calls, step_calls};
 
 struct Simd(Level);
 
@@ -31,6 +32,14 @@ impl Engine for Simd {
         let plan = Plan::new(call.attn, call.shape, this.0)?;
         let mut workspace = Workspace::new();
         plan.states(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.states_lines()))
+    });
+    gradient_calls!(|this, call| {
+        let GradientCall { attn, q, k, v, out, lse, dy, gradients } = call;
+        attn_parallel::Runner::new().level(this.0).threads(1).backward(
+            attn,
+            Inputs { q, k, v, out, lse, dy },
+            gradients,
+        )
     });
     fn finish_parts<M: Mods + Sync>(
         &self,
@@ -61,6 +70,10 @@ impl Engine for Parallel {
     step_calls!(|this, call| {
         let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
         attn_parallel::Runner::new().attend_cache_planned(&plan, call.q, call.outputs)
+    });
+    gradient_calls!(|this, call| {
+        let GradientCall { attn, q, k, v, out, lse, dy, gradients } = call;
+        attn_parallel::Runner::new().level(this.0).backward(attn, Inputs { q, k, v, out, lse, dy }, gradients)
     });
 }
 
