@@ -6,10 +6,11 @@ line of JSON, `{"error": text}` where something went wrong. Requests:
   {"op": "load", "case": {...}, "number": "f32", "what": "plain", "value": 0, "floats": [nq, nk, nv, nextra]} + q, k, v, extra
       -> {"peers": [names that can run this case]}; where the number is "f16" or "bf16", in that type: torch only
      "what": "decode" is one query per head over a cache; everything is rounded to the number's type
+     "what": "backward" is the gradients of a plain call by q, k and v, for the gradient by the output in extra
   {"op": "time", "peer": name, "calls": n} -> {"seconds": per call, "processor": seconds of the process per call}
      with "sweep": n, so many bytes are read before each call, which fills the processor's caches with them
   {"op": "memory", "peer": name} -> {"bytes": growth of the resident set over one call, or null}
-  {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D]
+  {"op": "out", "peer": name} -> {"floats": n} + the output [B, H, Sq, D], or all gradients
 
 Whatever cannot be imported is not offered; nothing is installed or fetched.
 """
@@ -91,6 +92,13 @@ def torch_sdpa(case, what, value, q, k, v, extra):
         kw = {**kw, "is_causal": False, "attn_mask": mask[None]}
     elif what == "dropout":
         kw["dropout_p"] = value
+    elif what == "backward":
+        with torch.enable_grad():
+            leaves = tuple(x.requires_grad_() for x in (q, k, v))
+            out = F.scaled_dot_product_attention(*leaves, **kw)
+        dy = torch.from_numpy(extra.reshape(out.shape)).to(dtype)
+        flat = lambda grads: np.concatenate([g.float().numpy().ravel() for g in grads])
+        return lambda: torch.autograd.grad(out, leaves, dy, retain_graph=True), flat
     elif what not in ("plain", "decode"):
         return None  # soft-capping is not in this operation
     return lambda: F.scaled_dot_product_attention(q, k, v, **kw), lambda out: out.float().numpy()
@@ -211,7 +219,7 @@ def makers(case, what):
         if onnxruntime:
             yield "ort-gqa", ort_gqa
         return
-    if case["number"] != "f32":
+    if case["number"] != "f32" or what == "backward":
         return
     # onnxruntime builds whole score matrices: only its short shapes are of interest.
     if onnxruntime and case["q_len"] <= 1024:

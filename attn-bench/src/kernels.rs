@@ -5,6 +5,7 @@
 //! the rounds, which does not care whether the machine was slower for a while. On one thread all times are those
 //! of the processor, not of the wall: other programs on the same core take nothing from either side.
 
+mod gradients;
 mod inputs;
 mod measure;
 mod result;
@@ -13,4 +14,4 @@ mod shapes;
 pub use inputs::Inputs;
 pub use measure::{Setup, measure};
 pub use result::{KernelReport, KernelResult, PeerResult, case_name};
-pub use shapes::{Kernel, RowError, SHAPES, What, parse, types};
+pub use shapes::{Kernel, RowError, SHAPES, What, backward, parse, types};

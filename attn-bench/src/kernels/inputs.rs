@@ -6,9 +6,10 @@ use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::position::alibi::Alibi;
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Precision, View};
-use attn_simd::KernelElement;
+use attn_simd::{KernelElement, Level};
 use rayon::ThreadPool;
 
+use super::gradients::Backward;
 use super::shapes::{Kernel, What, window};
 use crate::case::{Case, Number, Tensors, Views, normal};
 use crate::clock::both;
@@ -27,7 +28,18 @@ impl Kernel {
             Number::F16 => Halves::F16(tensors.rounded()),
             Number::Bf16 => Halves::Bf16(tensors.rounded()),
         };
-        let mut inputs = Inputs { tensors, halves, extra: Vec::new(), keep: Vec::new() };
+        let mut extra = Vec::new();
+        let gradients = if self.backward {
+            extra = normal(7, tensors.out.len());
+            match self.number {
+                Number::F32 => Gradients::F32(Backward::new(self.case, &mut extra)),
+                Number::F16 => Gradients::F16(Backward::new(self.case, &mut extra)),
+                Number::Bf16 => Gradients::Bf16(Backward::new(self.case, &mut extra)),
+            }
+        } else {
+            Gradients::None
+        };
+        let mut inputs = Inputs { tensors, halves, gradients, extra, keep: Vec::new() };
         match self.what {
             What::Bias => inputs.extra = normal(5, q_len * kv_len),
             What::Keep => {
@@ -49,6 +61,7 @@ pub struct Inputs {
     /// q, k, v and the output, in f32.
     pub tensors: Tensors,
     halves: Halves,
+    gradients: Gradients,
     extra: Vec<f32>,
     keep: Vec<bool>,
 }
@@ -61,8 +74,17 @@ enum Halves {
     Bf16(Tensors<bf16>),
 }
 
+/// What a backward call needs, where the row is one, in the row's type.
+#[derive(Clone, Debug)]
+enum Gradients {
+    None,
+    F32(Backward<f32>),
+    F16(Backward<f16>),
+    Bf16(Backward<bf16>),
+}
+
 impl Inputs {
-    /// The bias, the mask as numbers, or the slopes.
+    /// The bias, the mask as numbers, the slopes, or the gradient by the output.
     pub fn extra(&self) -> &Vec<f32> {
         &self.extra
     }
@@ -82,15 +104,24 @@ impl Inputs {
     /// Seconds per call of our engine on the numbers of the kernel's type: the wall's and the thread's.
     pub(super) fn time(&mut self, kernel: &Kernel, ours: Ours<'_, '_>, calls: u32) -> Result<(f64, f64), AttnError> {
         let attn = options(kernel, &self.extra, &self.keep)?;
-        match &mut self.halves {
-            Halves::None => ours.time(&attn, self.tensors.views()?, calls),
-            Halves::F16(tensors) => ours.time(&attn, tensors.views()?, calls),
-            Halves::Bf16(tensors) => ours.time(&attn, tensors.views()?, calls),
+        match (&mut self.halves, &mut self.gradients) {
+            (Halves::None, Gradients::F32(gradients)) => gradients.time(&attn, &mut self.tensors, ours, calls),
+            (Halves::F16(tensors), Gradients::F16(gradients)) => gradients.time(&attn, tensors, ours, calls),
+            (Halves::Bf16(tensors), Gradients::Bf16(gradients)) => gradients.time(&attn, tensors, ours, calls),
+            (Halves::None, _) => ours.time(&attn, self.tensors.views()?, calls),
+            (Halves::F16(tensors), _) => ours.time(&attn, tensors.views()?, calls),
+            (Halves::Bf16(tensors), _) => ours.time(&attn, tensors.views()?, calls),
         }
     }
 
     /// What our engine has written last, widened.
     pub(super) fn out(&self) -> Vec<f32> {
+        match &self.gradients {
+            Gradients::None => {}
+            Gradients::F32(gradients) => return gradients.all(),
+            Gradients::F16(gradients) => return gradients.all(),
+            Gradients::Bf16(gradients) => return gradients.all(),
+        }
         match &self.halves {
             Halves::None => self.tensors.out.clone(),
             Halves::F16(tensors) => tensors.out.iter().map(|x| x.to_f32()).collect(),
@@ -118,6 +149,7 @@ fn options<'a>(kernel: &Kernel, extra: &'a [f32], keep: &'a [bool]) -> Result<At
 /// Our engine, and where it runs.
 pub(super) struct Ours<'o, 'p> {
     pub(super) engine: Engine,
+    pub(super) level: Level,
     pub(super) pool: &'p ThreadPool,
     pub(super) runner: &'o mut Runner<'p>,
 }
@@ -129,7 +161,7 @@ impl Ours<'_, '_> {
         (q, k, v, mut out): Views<'_, T>,
         calls: u32,
     ) -> Result<(f64, f64), AttnError> {
-        let Self { engine, pool, runner } = self;
+        let Self { engine, pool, runner, .. } = self;
         engine::inside(engine, pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
     }
 }

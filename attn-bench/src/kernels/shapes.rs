@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Number};
 
+/// What a row may be tagged with.
+const TAGS: [&str; 6] = ["quick", "avx2", "types", "types-only", "bwd", "bwd-only"];
+
 /// The table of shapes.
 pub const SHAPES: &str = include_str!("../../shapes.txt");
 
@@ -91,6 +94,35 @@ pub struct Kernel {
     /// Whether it asks for `Precision::Fast`.
     #[serde(default)]
     pub fast: bool,
+    /// Whether its gradients are of interest: see [`backward`].
+    #[serde(default)]
+    pub gradients: bool,
+    /// Whether only they are.
+    #[serde(default)]
+    pub gradients_only: bool,
+    /// Whether what is measured is the backward call.
+    #[serde(default)]
+    pub backward: bool,
+}
+
+/// The rows whose gradients are of interest, as backward calls: `NAME-bwd`; with `types` in each number type:
+/// `NAME-bwd-bf16` and so on.
+///
+/// ```
+/// use attn_bench::kernels::{SHAPES, backward, parse};
+/// let rows = backward(&parse(SHAPES).unwrap(), true);
+/// assert!(rows.iter().any(|kernel| kernel.name == "pf2048d64-bwd-bf16" && kernel.backward));
+/// ```
+pub fn backward(rows: &[Kernel], types: bool) -> Vec<Kernel> {
+    let numbers: &[Number] = if types { &[Number::F32, Number::F16, Number::Bf16] } else { &[Number::F32] };
+    let all = rows.iter().filter(|row| row.gradients).flat_map(|row| numbers.iter().map(move |number| (row, *number)));
+    all.map(|(row, number)| Kernel {
+        name: if types { format!("{}-bwd-{number}", row.name) } else { format!("{}-bwd", row.name) },
+        number,
+        backward: true,
+        ..row.clone()
+    })
+    .collect()
 }
 
 /// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast`
@@ -178,7 +210,7 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
         return fail(error.to_string());
     }
     let tags: Vec<&str> = tags.split(',').filter(|tag| *tag != "-").collect();
-    if let Some(tag) = tags.iter().find(|tag| !["quick", "avx2", "types", "types-only"].contains(tag)) {
+    if let Some(tag) = tags.iter().find(|tag| !TAGS.contains(tag)) {
         return fail(format!("unknown tag {tag}"));
     }
     let has = |tag| tags.contains(&tag);
@@ -187,6 +219,8 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
         avx2: has("avx2"),
         types: has("types") || has("types-only"),
         types_only: has("types-only"),
+        gradients: has("bwd") || has("bwd-only"),
+        gradients_only: has("bwd-only"),
         ..Kernel::plain(name, case, parsed)
     })
 }
@@ -194,12 +228,30 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
 impl Kernel {
     /// A row of f32 without tags.
     pub fn plain(name: &str, case: Case, what: What) -> Self {
-        let (quick, avx2, types, types_only, fast) = (false, false, false, false, false);
-        Self { name: name.into(), case, what, quick, avx2, types, types_only, number: Number::F32, fast }
+        Self {
+            name: name.into(),
+            case,
+            what,
+            quick: false,
+            avx2: false,
+            types: false,
+            types_only: false,
+            number: Number::F32,
+            fast: false,
+            gradients: false,
+            gradients_only: false,
+            backward: false,
+        }
     }
 
-    /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them.
+    /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them. A backward
+    /// call has five products where a forward call has two.
     pub fn flops(&self) -> f64 {
+        let products = if self.backward { 2.5 } else { 1.0 };
+        products * self.forward_flops()
+    }
+
+    fn forward_flops(&self) -> f64 {
         match (self.what, self.case.shape()) {
             (What::Window(left), Ok(shape)) => {
                 cost::forward_flops(&shape, cost::visible_pairs(&window(self.case, left), &shape)) as f64

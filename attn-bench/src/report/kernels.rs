@@ -29,8 +29,9 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
     parts.push(Part::List { title: "Beside".into(), lines: report.peers.clone() });
     parts.push(Part::List { title: "Not measured".into(), lines: report.notes.clone() });
     let threads = report.machine.threads;
+    let subject = if report.results.iter().any(|r| r.kernel.backward) { "Gradients" } else { "Kernels" };
     Document {
-        title: format!("Kernels, {threads} thread{}", if threads == 1 { "" } else { "s" }),
+        title: format!("{subject}, {threads} thread{}", if threads == 1 { "" } else { "s" }),
         subject: format!("{} cases", report.results.len()),
         cards: Vec::new(),
         parts,
@@ -40,7 +41,7 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
 }
 
 const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys) × head_dim. Rates count \
-    4·B·H·Sq·Skv·D FLOPs, halved where causal. The peak is a loop of multiply-adds, measured beside each sample. NAME \
+    4·B·H·Sq·Skv·D FLOPs, those of backward calls 10·B·H·Sq·Skv·D, halved where causal. The peak is a loop of multiply-adds, measured beside each sample. NAME \
     / ours: that library's time divided by ours on the same inputs, in turn with it.";
 
 const ERROR: &str = "Largest error against the reference in f64 | growth of the resident set over a call.";

@@ -36,6 +36,10 @@ pub(crate) struct Args {
     /// tiles are named and left out on a level without.
     #[arg(long)]
     pub(super) types: bool,
+    /// As --kernels: backward calls (gradients of q, k and v) of the shapes that are trained on; with --types in every
+    /// number type, with --python beside torch's.
+    #[arg(long, conflicts_with_all = ["input", "peers", "decode"])]
+    pub(super) backward: bool,
     /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
     pub(super) peers: bool,
@@ -154,11 +158,12 @@ impl Args {
     /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types
     /// are their own.
     pub(super) fn only_of_the_curve(&self) -> Result<(), Failure> {
-        let table = match (self.decode, self.kernels, self.peers) {
-            (true, ..) => "--decode",
-            (_, true, _) => "--kernels",
-            (.., true) => "--peers",
-            _ => return Ok(()),
+        let table = match () {
+            () if self.decode => "--decode",
+            () if self.backward => "--backward",
+            () if self.kernels => "--kernels",
+            () if self.peers => "--peers",
+            () => return Ok(()),
         };
         let given = [
             ("--causal", self.causal),

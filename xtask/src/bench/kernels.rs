@@ -1,4 +1,5 @@
-//! `--kernels`: single shapes beside the machine's peak and, with `--python`, beside torch and onnxruntime.
+//! `--kernels` and `--backward`: single shapes beside the machine's peak and, with `--python`, beside torch and
+//! onnxruntime.
 
 use attn_bench::clock::Repeat;
 use attn_bench::compare::Run;
@@ -84,7 +85,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let _ = journal.finish();
 
     let document = document(&report, comparison.as_ref());
-    let kind = if args.types { "kernels of all types" } else { "kernels" };
+    let kind = match (args.backward, args.types) {
+        (true, true) => "gradients of all types",
+        (true, false) => "gradients",
+        (false, true) => "kernels of all types",
+        (false, false) => "kernels",
+    };
     show(args, &format!("{kind}, {}, {}", level.name(), threads_text(threads)), &document, &report)?;
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
@@ -119,7 +125,11 @@ fn narrow(batches: &mut Vec<Batch>, threads: usize, filter: &Filter) {
 /// The rows asked for.
 fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
     let all = kernels::parse(SHAPES).map_err(|error| Failure::Other(error.to_string()))?;
-    let all = if args.types { kernels::types(&all) } else { all.into_iter().filter(|row| !row.types_only).collect() };
+    let all = match (args.backward, args.types) {
+        (true, types) => kernels::backward(&all, types),
+        (false, true) => kernels::types(&all),
+        (false, false) => all.into_iter().filter(|row| !row.types_only && !row.gradients_only).collect(),
+    };
     if args.shapes.is_empty() {
         return Ok(all.into_iter().filter(|row| row.quick || !args.quick).collect());
     }
