@@ -451,7 +451,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "qemu-haswell",
         proves: "attn-simd finds the AVX2 level on a processor without AVX-512, and is right there",
-        minutes: 15,
+        minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
         runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
