@@ -419,7 +419,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "asan",
         proves: "attn-simd reads and writes only what it was given, on every level of this machine",
-        minutes: 15,
+        minutes: 25,
         one_core: true,
         needs: &[Need::Linux, Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
         // `--target` keeps the flag away from proc macros and build scripts.
