@@ -1,9 +1,11 @@
 //! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two
 //! ways to pay less than n² that do not compute the same: a sliding window and linear attention.
 
+use attn_core::backward::Gradients;
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, streaming};
 use attn_layers::cost;
 use attn_layers::variants::linear::{LinearAttention, LinearState};
+use attn_simd::backward::{self, Inputs};
 use attn_simd::{KernelElement, Level, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
@@ -194,6 +196,24 @@ impl<'p> Runner<'p> {
                 linear.forward(q, k, v, &mut outputs.into().out, LinearState { s, z }, scratch)
             }
         }
+    }
+
+    /// One backward call by the kernels: on one thread, or [`Engine::Parallel`].
+    ///
+    /// # Errors
+    /// What the kernels refuse.
+    pub fn backward<T: KernelElement, O: KernelElement>(
+        &mut self,
+        engine: Engine,
+        attn: &Attention<'_>,
+        inputs: Inputs<'_, T, T>,
+        gradients: Gradients<'_, O>,
+    ) -> Result<()> {
+        let level = self.level;
+        if engine.one_thread() {
+            return backward::gradients_at(level, attn, inputs, gradients, &mut self.workspace);
+        }
+        self.pool.install(|| attn_parallel::Runner::new().level(level).backward(attn, inputs, gradients))
     }
 
     fn grow(&mut self, len: usize) {

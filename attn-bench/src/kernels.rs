@@ -14,4 +14,4 @@ mod shapes;
 pub use inputs::Inputs;
 pub use measure::{Setup, measure};
 pub use result::{KernelReport, KernelResult, PeerResult, case_name};
-pub use shapes::{Kernel, RowError, SHAPES, What, backward, parse, types};
+pub use shapes::{Kernel, RowError, SHAPES, What, parse, types};

@@ -61,8 +61,8 @@ class _Queries(ctypes.Structure):
 
 
 class _Gradients(ctypes.Structure):
-    _fields_ = [("struct_size", _SIZE), *((name, ctypes.POINTER(_Tensor)) for name in ("dq", "dk", "dv")), ("dsinks", _PTR),
-                ("dsinks_len", _SIZE)]
+    _fields_ = [("struct_size", _SIZE), ("dq", ctypes.POINTER(_Tensor)), ("dk", ctypes.POINTER(_Tensor)),
+                ("dv", ctypes.POINTER(_Tensor)), ("dsinks", _PTR), ("dsinks_len", _SIZE)]
 
 
 class AttnError(ValueError):
@@ -183,7 +183,8 @@ class Library:
                       threads=0, dtype=None):
         """Gradients of q, k and v; see the module's sdpa_backward()."""
         options = _options(causal, scale, mask, softcap, window, threads, "exact", dtype)
-        given = [_tensor(array, name, dtype) for array, name in ((q, "q"), (k, "k"), (v, "v"), (out, "out"), (dout, "dout"))]
+        named = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
+        given = [_tensor(array, name, dtype) for name, array in named.items()]
         if not isinstance(lse, np.ndarray) or lse.dtype != np.float32:
             raise TypeError("lse must be the float32 array that sdpa(..., return_lse=True) returned")
         lse = np.ascontiguousarray(lse)

@@ -4,7 +4,7 @@ use attn_core::AttnShape;
 use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
 use attn_simd::KernelElement;
-use attn_simd::backward::{Inputs as Saved, Plan};
+use attn_simd::backward::Inputs as Saved;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -88,7 +88,6 @@ fn run<T: KernelElement + Plain>(
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
         let masks = inputs.masks(fold, &bools, call)?;
         let attn = options.attention(call * shape.batch, shape.batch, None, masks);
-        Plan::new(&attn, shape, options.level()).map_err(raised)?;
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };
         let mut gradients =

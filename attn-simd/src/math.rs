@@ -65,26 +65,21 @@ const EXP2_COARSE: [f32; 4] = [0.99992807354, 0.693260985457, 0.242611122194, 0.
 /// The same to 2.6e-6.
 const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0559178603193, 0.00957010190809];
 
-/// What [`exp2_raised_each`] multiplies by, 2²⁴: every bit of the smallest result is a normal number then.
+/// What [`exp2_raised`] multiplies by, 2²⁴: every bit of the smallest result is a normal number then.
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
-/// [`RAISE`]`·2ʸ` of each of some vectors, for `y ≤ 103`, for weights that are split into parts: below `y = −126`
-/// exactly 0. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that
-/// error, or of any other degree that of `exp2` itself.
+/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of
+/// `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error, or of any other degree that
+/// of `exp2` itself.
 #[inline(always)]
-pub(crate) fn exp2_raised_each<I: Isa, const N: usize, const ROWS: usize, const DEGREE: usize>(
-    isa: I,
-    rows: &mut [[I::F; N]; ROWS],
-) {
-    for y in rows.as_flattened_mut() {
-        let (pow, f) = isa.split(*y);
-        let p = match DEGREE {
-            3 => horner(isa, f, &const { raised(EXP2_COARSE) }),
-            4 => horner(isa, f, &const { raised(EXP2_FAIR) }),
-            _ => isa.mul_add(f, horner(isa, f, &const { raised(EXP2) }), isa.splat(RAISE)),
-        };
-        *y = isa.scale_by_pow2(p, pow);
-    }
+pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
+    let (pow, f) = isa.split(y);
+    let p = match DEGREE {
+        3 => horner(isa, f, &const { raised(EXP2_COARSE) }),
+        4 => horner(isa, f, &const { raised(EXP2_FAIR) }),
+        _ => isa.mul_add(f, horner(isa, f, &const { raised(EXP2) }), isa.splat(RAISE)),
+    };
+    isa.scale_by_pow2(p, pow)
 }
 
 /// Coefficients of the polynomial times [`RAISE`]: exact.
@@ -238,9 +233,7 @@ mod tests {
         fn run<I: Isa>(self, isa: I) {
             for x in self.0.chunks_exact_mut(I::LANES) {
                 let lanes = isa.load(x);
-                let mut lanes = [[lanes]];
-                exp2_raised_each::<I, 1, 1, DEGREE>(isa, &mut lanes);
-                isa.store(lanes[0][0], x);
+                isa.store(exp2_raised::<I, DEGREE>(isa, lanes), x);
             }
         }
     }

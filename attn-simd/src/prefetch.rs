@@ -62,9 +62,9 @@ impl Prefetch {
     const ZEN3: Self = Self { of: "Zen to Zen 3, not measured: as Zen 4", ..Self::ZEN4 };
 
     /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
-    /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3;
-    /// on two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests up to 7 % slower; 8 KiB f32 1.1 to 1.2 times.
-    /// Other processors of Intel's are not measured.
+    /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3; on
+    /// two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests a step takes up to 1.07 times as long; with 8 KiB
+    /// and 512 bytes near, in f32 1.1 to 1.2 times. Other processors of Intel's are not measured.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, of: "Intel" };
 

@@ -4,7 +4,6 @@
 
 use attn_core::backward::Gradients;
 use attn_core::{Attention, AttnError, Layout, Outputs, View, ViewMut};
-use attn_parallel::Runner;
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
 
@@ -39,38 +38,29 @@ impl<T: Stored + KernelElement> Backward<T> {
         &mut self,
         attn: &Attention<'_>,
         tensors: &mut Tensors<T>,
-        ours: Ours<'_, '_>,
+        Ours { engine, pool, runner }: Ours<'_, '_>,
         calls: u32,
     ) -> Result<(f64, f64), AttnError> {
         let case = tensors.case;
         let (q_sizes, kv_sizes) = (case.q_sizes(), case.kv_sizes());
-        // On one thread the engine is called where it is, outside of any pool.
-        let threads = if ours.engine.one_thread() { 1 } else { usize::MAX };
-        let runner = || Runner::new().level(ours.level).threads(threads);
         if self.lse.is_empty() {
             self.lse = vec![0.0; case.batch * case.q_heads * case.q_len];
             let (q, k, v, out) = tensors.views()?;
-            runner().forward(attn, q, k, v, Outputs::new(out).lse(&mut self.lse))?;
+            runner.run(engine, attn, q, k, v, Outputs::new(out).lse(&mut self.lse))?;
         }
         let view = |x, sizes| View::new(x, Layout::Bhsd, sizes);
-        let inputs = Inputs {
-            q: view(&tensors.q, q_sizes)?,
-            k: view(&tensors.k, kv_sizes)?,
-            v: view(&tensors.v, kv_sizes)?,
-            out: view(&tensors.out, q_sizes)?,
-            lse: &self.lse,
-            dy: view(&self.dy, q_sizes)?,
-        };
-        let Self { dq, dk, dv, .. } = self;
-        let mut once = || -> Result<(), AttnError> {
+        let (q, k, v) = (view(&tensors.q, q_sizes)?, view(&tensors.k, kv_sizes)?, view(&tensors.v, kv_sizes)?);
+        let (out, dy) = (view(&tensors.out, q_sizes)?, view(&self.dy, q_sizes)?);
+        let Self { lse, dq, dk, dv, .. } = self;
+        let once = || -> Result<(), AttnError> {
             let to = Gradients::new(
                 ViewMut::new(dq, Layout::Bhsd, q_sizes)?,
                 ViewMut::new(dk, Layout::Bhsd, kv_sizes)?,
                 ViewMut::new(dv, Layout::Bhsd, kv_sizes)?,
             );
-            runner().backward(attn, inputs, to)
+            runner.backward(engine, attn, Inputs { q, k, v, out, lse, dy }, to)
         };
-        engine::inside(ours.engine, ours.pool, || both(calls, &mut once))
+        engine::inside(engine, pool, || both(calls, once))
     }
 
     /// All gradients, one after the other.
@@ -85,22 +75,21 @@ mod tests {
     use attn_core::backward;
     use attn_simd::Level;
 
-    use super::super::shapes::{backward as rows, parse};
+    use super::super::shapes::parse;
     use super::*;
-    use crate::engine::{Engine, Runner as Engines, pool};
+    use crate::engine::{Engine, Runner, pool};
 
     #[test]
     fn what_is_timed_are_the_gradients() {
         for causal in [0, 1] {
-            let table = parse(&format!("k 1 4 2 20 20 8 {causal} plain bwd")).unwrap();
-            let row = rows(&table, false).remove(0);
-            assert_eq!((row.name.as_str(), row.flops()), ("k-bwd", 2.5 * table[0].flops()));
+            let row = parse(&format!("k 1 4 2 20 20 8 {causal} backward -")).unwrap().remove(0);
+            assert_eq!(row.flops(), 2.5 * row.case.flops());
             let (q_sizes, kv_sizes) = (row.case.q_sizes(), row.case.kv_sizes());
             let shape = AttnShape::new(q_sizes, kv_sizes, kv_sizes).unwrap();
             for threads in [1, 2] {
                 let (pool, engine) = (pool(threads).unwrap(), [Engine::Simd, Engine::Parallel][threads - 1]);
                 let (mut inputs, level) = (row.inputs(), Level::detect());
-                let ours = Ours { engine, level, pool: &pool, runner: &mut Engines::new(level, &pool) };
+                let ours = Ours { engine, pool: &pool, runner: &mut Runner::new(level, &pool) };
                 assert!(inputs.time(&row, ours, 2).unwrap().0 > 0.0);
                 let [mut dq, mut dk, mut dv] = [q_sizes, kv_sizes, kv_sizes].map(|s| vec![0.0f64; s.iter().product()]);
                 let to = |x, sizes| ViewMut::new(x, Layout::Bhsd, sizes).unwrap();

@@ -6,7 +6,7 @@ use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::position::alibi::Alibi;
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Precision, View};
-use attn_simd::{KernelElement, Level};
+use attn_simd::KernelElement;
 use rayon::ThreadPool;
 
 use super::gradients::Backward;
@@ -28,18 +28,8 @@ impl Kernel {
             Number::F16 => Halves::F16(tensors.rounded()),
             Number::Bf16 => Halves::Bf16(tensors.rounded()),
         };
-        let mut extra = Vec::new();
-        let gradients = if self.backward {
-            extra = normal(7, tensors.out.len());
-            match self.number {
-                Number::F32 => Gradients::F32(Backward::new(self.case, &mut extra)),
-                Number::F16 => Gradients::F16(Backward::new(self.case, &mut extra)),
-                Number::Bf16 => Gradients::Bf16(Backward::new(self.case, &mut extra)),
-            }
-        } else {
-            Gradients::None
-        };
-        let mut inputs = Inputs { tensors, halves, gradients, extra, keep: Vec::new() };
+        let gradients = Gradients::None;
+        let mut inputs = Inputs { tensors, halves, gradients, extra: Vec::new(), keep: Vec::new() };
         match self.what {
             What::Bias => inputs.extra = normal(5, q_len * kv_len),
             What::Keep => {
@@ -49,6 +39,15 @@ impl Kernel {
             }
             // 2^(−8·(h+1)/heads): exact for the powers of two that the table uses.
             What::Alibi => inputs.extra = (1..=q_heads).map(|h| (-8.0 * h as f32 / q_heads as f32).exp2()).collect(),
+            What::Backward => {
+                inputs.extra = normal(7, inputs.tensors.out.len());
+                let dy = &mut inputs.extra;
+                inputs.gradients = match self.number {
+                    Number::F32 => Gradients::F32(Backward::new(self.case, dy)),
+                    Number::F16 => Gradients::F16(Backward::new(self.case, dy)),
+                    Number::Bf16 => Gradients::Bf16(Backward::new(self.case, dy)),
+                };
+            }
             _ => {}
         }
         inputs
@@ -74,7 +73,7 @@ enum Halves {
     Bf16(Tensors<bf16>),
 }
 
-/// What a backward call needs, where the row is one, in the row's type.
+/// What a backward call needs besides, in the kernel's type.
 #[derive(Clone, Debug)]
 enum Gradients {
     None,
@@ -114,18 +113,15 @@ impl Inputs {
         }
     }
 
-    /// What our engine has written last, widened.
+    /// What our engine has written last, widened: the output, or all gradients.
     pub(super) fn out(&self) -> Vec<f32> {
-        match &self.gradients {
-            Gradients::None => {}
-            Gradients::F32(gradients) => return gradients.all(),
-            Gradients::F16(gradients) => return gradients.all(),
-            Gradients::Bf16(gradients) => return gradients.all(),
-        }
-        match &self.halves {
-            Halves::None => self.tensors.out.clone(),
-            Halves::F16(tensors) => tensors.out.iter().map(|x| x.to_f32()).collect(),
-            Halves::Bf16(tensors) => tensors.out.iter().map(|x| x.to_f32()).collect(),
+        match (&self.halves, &self.gradients) {
+            (_, Gradients::F32(gradients)) => gradients.all(),
+            (_, Gradients::F16(gradients)) => gradients.all(),
+            (_, Gradients::Bf16(gradients)) => gradients.all(),
+            (Halves::None, _) => self.tensors.out.clone(),
+            (Halves::F16(tensors), _) => tensors.out.iter().map(|x| x.to_f32()).collect(),
+            (Halves::Bf16(tensors), _) => tensors.out.iter().map(|x| x.to_f32()).collect(),
         }
     }
 }
@@ -136,7 +132,7 @@ fn options<'a>(kernel: &Kernel, extra: &'a [f32], keep: &'a [bool]) -> Result<At
     let dense = [1, 1, case.q_len, case.kv_len];
     let attn = case.attention().precision(if kernel.fast { Precision::Fast } else { Precision::Exact });
     Ok(match kernel.what {
-        What::Plain | What::Spread(_) => attn,
+        What::Plain | What::Spread(_) | What::Backward => attn,
         What::Window(left) => attn.mask(window(case, left)),
         What::Alibi => attn.alibi(Alibi { slopes: extra, align: Align::BottomRight }),
         What::Bias => attn.bias(View::new(extra, Layout::Bhsd, dense)?),
@@ -149,7 +145,6 @@ fn options<'a>(kernel: &Kernel, extra: &'a [f32], keep: &'a [bool]) -> Result<At
 /// Our engine, and where it runs.
 pub(super) struct Ours<'o, 'p> {
     pub(super) engine: Engine,
-    pub(super) level: Level,
     pub(super) pool: &'p ThreadPool,
     pub(super) runner: &'o mut Runner<'p>,
 }
@@ -161,7 +156,7 @@ impl Ours<'_, '_> {
         (q, k, v, mut out): Views<'_, T>,
         calls: u32,
     ) -> Result<(f64, f64), AttnError> {
-        let Self { engine, pool, runner, .. } = self;
+        let Self { engine, pool, runner } = self;
         engine::inside(engine, pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
     }
 }

@@ -45,9 +45,7 @@ pub fn measure(
     let engine = if threads == 1 { Engine::Simd } else { Engine::Parallel };
     let mut runner = Runner::new(setup.level, setup.pool);
     let mut inputs = kernel.inputs();
-    let mut ours = |calls: u32| {
-        inputs.time(kernel, Ours { engine, level: setup.level, pool: setup.pool, runner: &mut runner }, calls)
-    };
+    let mut ours = |calls: u32| inputs.time(kernel, Ours { engine, pool: setup.pool, runner: &mut runner }, calls);
     let calls_for = |seconds: f64| (setup.sample_seconds / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32;
     let (first, resident_bytes) = memory::resident(|| ours(1));
     first?;
@@ -119,11 +117,7 @@ pub fn measure(
         });
     }
     let comparable = !matches!(kernel.what, What::Dropout(_));
-    let oracle = if kernel.what == What::Plain && !kernel.backward && pass == 0 {
-        Some(last_rows(&inputs.tensors)?)
-    } else {
-        None
-    };
+    let oracle = if kernel.what == What::Plain && pass == 0 { Some(last_rows(&inputs.tensors)?) } else { None };
     let written = inputs.out();
     let error = |out: &[f32]| oracle.as_ref().map(|oracle| distance(&kernel.case, out, oracle));
     let results = others
@@ -165,11 +159,7 @@ pub fn measure(
 /// What a peer is told of a kernel and its inputs (as f32, whatever its type: the peer rounds nothing).
 fn request<'i>(kernel: &Kernel, inputs: &'i Inputs) -> Request<'i> {
     // Queries are sent multiplied: to a peer, these are plain ones.
-    let (what, value) = match kernel.what {
-        _ if kernel.backward => ("backward", 0.0),
-        What::Spread(_) => What::Plain.parts(),
-        what => what.parts(),
-    };
+    let (what, value) = if let What::Spread(_) = kernel.what { What::Plain } else { kernel.what }.parts();
     let tensors = [&inputs.tensors.q, &inputs.tensors.k, &inputs.tensors.v, inputs.extra()];
     Request { case: kernel.case, number: kernel.number.name(), what, value, tensors: tensors.map(Vec::as_slice) }
 }

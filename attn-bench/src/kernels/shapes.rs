@@ -8,9 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Number};
 
-/// What a row may be tagged with.
-const TAGS: [&str; 6] = ["quick", "avx2", "types", "types-only", "bwd", "bwd-only"];
-
 /// The table of shapes.
 pub const SHAPES: &str = include_str!("../../shapes.txt");
 
@@ -34,6 +31,8 @@ pub enum What {
     Dropout(f64),
     /// Queries multiplied by this: most weights become tiny, and those below f32's normal range must slow nothing down.
     Spread(f64),
+    /// Nothing; and what is measured is the backward call: gradients of q, k and v.
+    Backward,
 }
 
 impl What {
@@ -48,6 +47,7 @@ impl What {
             Self::Softcap(cap) => ("softcap", cap),
             Self::Dropout(p) => ("dropout", p),
             Self::Spread(factor) => ("spread", factor),
+            Self::Backward => ("backward", 0.0),
         }
     }
 
@@ -64,6 +64,7 @@ impl What {
             "alibi" => Some(Self::Alibi),
             "bias" => Some(Self::Bias),
             "keep" => Some(Self::Keep),
+            "backward" => Some(Self::Backward),
             _ => None,
         }
     }
@@ -94,39 +95,10 @@ pub struct Kernel {
     /// Whether it asks for `Precision::Fast`.
     #[serde(default)]
     pub fast: bool,
-    /// Whether its gradients are of interest: see [`backward`].
-    #[serde(default)]
-    pub gradients: bool,
-    /// Whether only they are.
-    #[serde(default)]
-    pub gradients_only: bool,
-    /// Whether what is measured is the backward call.
-    #[serde(default)]
-    pub backward: bool,
-}
-
-/// The rows whose gradients are of interest, as backward calls: `NAME-bwd`; with `types` in each number type:
-/// `NAME-bwd-bf16` and so on.
-///
-/// ```
-/// use attn_bench::kernels::{SHAPES, backward, parse};
-/// let rows = backward(&parse(SHAPES).unwrap(), true);
-/// assert!(rows.iter().any(|kernel| kernel.name == "pf2048d64-bwd-bf16" && kernel.backward));
-/// ```
-pub fn backward(rows: &[Kernel], types: bool) -> Vec<Kernel> {
-    let numbers: &[Number] = if types { &[Number::F32, Number::F16, Number::Bf16] } else { &[Number::F32] };
-    let all = rows.iter().filter(|row| row.gradients).flat_map(|row| numbers.iter().map(move |number| (row, *number)));
-    all.map(|(row, number)| Kernel {
-        name: if types { format!("{}-bwd-{number}", row.name) } else { format!("{}-bwd", row.name) },
-        number,
-        backward: true,
-        ..row.clone()
-    })
-    .collect()
 }
 
 /// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast`
-/// and so on. `Precision::Fast` is another kernel on matrix tiles only.
+/// and so on. `Precision::Fast` is another kernel on matrix tiles only, and none of a backward call.
 ///
 /// ```
 /// use attn_bench::kernels::{SHAPES, parse, types};
@@ -143,6 +115,7 @@ pub fn types(rows: &[Kernel]) -> Vec<Kernel> {
         (Number::Bf16, true),
     ];
     let all = rows.iter().filter(|row| row.types).flat_map(|row| ways.map(|way| (row, way)));
+    let all = all.filter(|(row, (_, fast))| !(*fast && row.what == What::Backward));
     all.map(|(row, (number, fast))| Kernel {
         name: format!("{}-{number}{}", row.name, if fast { "-fast" } else { "" }),
         number,
@@ -210,7 +183,7 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
         return fail(error.to_string());
     }
     let tags: Vec<&str> = tags.split(',').filter(|tag| *tag != "-").collect();
-    if let Some(tag) = tags.iter().find(|tag| !TAGS.contains(tag)) {
+    if let Some(tag) = tags.iter().find(|tag| !["quick", "avx2", "types", "types-only"].contains(tag)) {
         return fail(format!("unknown tag {tag}"));
     }
     let has = |tag| tags.contains(&tag);
@@ -219,8 +192,6 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
         avx2: has("avx2"),
         types: has("types") || has("types-only"),
         types_only: has("types-only"),
-        gradients: has("bwd") || has("bwd-only"),
-        gradients_only: has("bwd-only"),
         ..Kernel::plain(name, case, parsed)
     })
 }
@@ -228,34 +199,18 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
 impl Kernel {
     /// A row of f32 without tags.
     pub fn plain(name: &str, case: Case, what: What) -> Self {
-        Self {
-            name: name.into(),
-            case,
-            what,
-            quick: false,
-            avx2: false,
-            types: false,
-            types_only: false,
-            number: Number::F32,
-            fast: false,
-            gradients: false,
-            gradients_only: false,
-            backward: false,
-        }
+        let (quick, avx2, types, types_only, fast) = (false, false, false, false, false);
+        Self { name: name.into(), case, what, quick, avx2, types, types_only, number: Number::F32, fast }
     }
 
     /// FLOPs of a call. A window counts the visible pairs; dense masks hide keys, but nobody can skip them. A backward
     /// call has five products where a forward call has two.
     pub fn flops(&self) -> f64 {
-        let products = if self.backward { 2.5 } else { 1.0 };
-        products * self.forward_flops()
-    }
-
-    fn forward_flops(&self) -> f64 {
         match (self.what, self.case.shape()) {
             (What::Window(left), Ok(shape)) => {
                 cost::forward_flops(&shape, cost::visible_pairs(&window(self.case, left), &shape)) as f64
             }
+            (What::Backward, _) => 2.5 * self.case.flops(),
             _ => self.case.flops(),
         }
     }
@@ -276,12 +231,12 @@ mod tests {
         let kernels = parse(SHAPES).unwrap();
         let names: std::collections::HashSet<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
         assert_eq!(names.len(), kernels.len(), "two rows have one name");
-        assert!(kernels.iter().filter(|k| k.quick).count() >= 5 && kernels.iter().filter(|k| k.avx2).count() == 4);
+        assert!(kernels.iter().filter(|k| k.quick).count() >= 5 && kernels.iter().filter(|k| k.avx2).count() == 7);
         let gqa = kernels.iter().find(|k| k.name == "gqa1024d128c").unwrap();
         let case = Case { q_heads: 32, kv_heads: 8, causal: true, ..Case::square(1024, 128) };
         assert_eq!((gqa.case, gqa.what), (case, What::Plain));
         let special = [What::Window(256), What::Softcap(30.0), What::Dropout(0.1), What::Spread(60.0)];
-        for what in special.into_iter().chain([What::Alibi, What::Bias, What::Keep]) {
+        for what in special.into_iter().chain([What::Alibi, What::Bias, What::Keep, What::Backward]) {
             assert!(kernels.iter().any(|k| k.what == what), "{what:?}");
         }
     }

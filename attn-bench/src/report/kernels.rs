@@ -6,7 +6,7 @@ use super::document::{Document, Part, Section, Weight, comparison};
 use super::table::{or_none, percent, table};
 use crate::compare::Comparison;
 use crate::curve::seconds;
-use crate::kernels::{KernelReport, KernelResult};
+use crate::kernels::{KernelReport, KernelResult, What};
 use crate::memory::human;
 
 /// What is shown of a run, compared with an earlier one if one was named.
@@ -29,7 +29,7 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
     parts.push(Part::List { title: "Beside".into(), lines: report.peers.clone() });
     parts.push(Part::List { title: "Not measured".into(), lines: report.notes.clone() });
     let threads = report.machine.threads;
-    let subject = if report.results.iter().any(|r| r.kernel.backward) { "Gradients" } else { "Kernels" };
+    let subject = if report.results.iter().any(|r| r.kernel.what == What::Backward) { "Gradients" } else { "Kernels" };
     Document {
         title: format!("{subject}, {threads} thread{}", if threads == 1 { "" } else { "s" }),
         subject: format!("{} cases", report.results.len()),
@@ -41,8 +41,9 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
 }
 
 const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys) × head_dim. Rates count \
-    4·B·H·Sq·Skv·D FLOPs, those of backward calls 10·B·H·Sq·Skv·D, halved where causal. The peak is a loop of multiply-adds, measured beside each sample. NAME \
-    / ours: that library's time divided by ours on the same inputs, in turn with it.";
+    4·B·H·Sq·Skv·D FLOPs, those of backward calls 10·B·H·Sq·Skv·D, halved where causal. The peak is a loop of \
+    multiply-adds, measured beside each sample. NAME / ours: that library's time divided by ours on the same inputs, \
+    in turn with it.";
 
 const ERROR: &str = "Largest error against the reference in f64 | growth of the resident set over a call.";
 

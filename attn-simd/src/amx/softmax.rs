@@ -15,7 +15,7 @@
 
 use super::product::Operand;
 use crate::isa::Isa;
-use crate::math::{exp2, exp2_raised_each};
+use crate::math::{exp2, exp2_raised};
 use crate::prefill::softmax::State;
 
 /// Most that a weight may grow to before the base follows, as a power of 2, at a chunk of keys (its number from
@@ -36,9 +36,9 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
     scores: &[f32],
     state: &mut State<'_>,
 ) -> bool {
-    let threshold_of_all = threshold;
     let (c, threshold) = (isa.splat(log2_scale), isa.splat(threshold));
-    let (none, least, one) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN), isa.splat(1.0));
+    let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+    let (none, least) = (isa.splat(f32::NEG_INFINITY), isa.splat(f32::MIN));
     let old = vectors::<I, NQ>(isa, state.max);
     let mut maxima = [old, old];
     for rows in scores.chunks_exact(2 * NQ * I::LANES) {
@@ -48,25 +48,24 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
             }
         }
     }
-    // Nearly always no base follows, and nothing waits for an exponential.
-    let (mut new, mut growth, mut most) = (old, old, threshold);
+    let (mut new, mut keeps, mut follows) = (old, [isa.eq(zero, zero); NQ], zero);
     for n in 0..NQ {
         new[n] = isa.max(maxima[0][n], maxima[1][n]);
         // −∞ − −∞ would be an invalid operation, and compilers make one of a difference to a number that was selected.
-        growth[n] = isa.mul(isa.sub(isa.max(least, new[n]), old[n]), c);
-        most = isa.max(growth[n], most);
+        let growth = isa.mul(isa.sub(isa.max(least, new[n]), old[n]), c);
+        keeps[n] = isa.eq(isa.max(growth, threshold), threshold);
+        follows = isa.max(follows, isa.select(keeps[n], zero, one));
     }
-    if isa.max_across(most) == threshold_of_all {
+    // Nearly always no base follows, and nothing waits for an exponential.
+    if isa.max_across(follows) == 0.0 {
         return false;
     }
     for n in 0..NQ {
-        let (new, growth) = (new[n], growth[n]);
-        let keeps = isa.eq(isa.max(growth, threshold), threshold);
-        let max = isa.select(keeps, old[n], new);
+        let max = isa.select(keeps[n], old[n], new[n]);
         let base = isa.max(least, max);
         // A row that has seen nothing has nothing to be multiplied.
         let fresh = isa.select(isa.eq(old[n], none), one, exp2(isa, isa.mul(isa.sub(old[n], base), c)));
-        isa.store(isa.select(keeps, one, fresh), &mut state.factor[n * I::LANES..]);
+        isa.store(isa.select(keeps[n], one, fresh), &mut state.factor[n * I::LANES..]);
         isa.store(max, &mut state.max[n * I::LANES..]);
     }
     let width = NQ * I::LANES;
@@ -159,13 +158,11 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                 for (key, weights) in weights.iter_mut().enumerate() {
                     for (n, weight) in weights.iter_mut().enumerate() {
                         let score = isa.load(&rows[(key * NQ + n) * I::LANES..]);
-                        *weight = isa.mul(isa.sub(score, base[n]), c);
+                        *weight = exp2_raised::<I, DEGREE>(isa, isa.mul(isa.sub(score, base[n]), c));
                     }
                 }
-                exp2_raised_each::<I, NQ, 2, DEGREE>(isa, &mut weights);
-                let [evens, odds] = weights;
-                for (n, rest) in evens.into_iter().zip(odds).enumerate() {
-                    let mut rest = [rest.0, rest.1];
+                for n in 0..NQ {
+                    let mut rest = [weights[0][n], weights[1][n]];
                     if PARTS == 1 {
                         // The sum of what is multiplied, so that the weights of a row add up to 1 exactly however
                         // coarse they are.

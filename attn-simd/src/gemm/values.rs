@@ -87,8 +87,9 @@ const _: () = assert!(PART.is_multiple_of(UNROLL));
 ///
 /// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of
 /// parts wait in memory. An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead
-/// of 8 make a whole call 3 to 4 % faster on Granite Rapids. Measured on Zen 4, shares of the rate of one chain:
-/// AVX-512 in registers 0.99, in memory 0.9; AVX2 in memory 0.95 to 0.97, and with parts of 8 0.88 to 0.91.
+/// of 8 make a whole call 3 to 4 % faster on Granite Rapids. Measured on Zen 4 with AVX-512 and parts of 8, shares of
+/// the rate of one chain: in registers 0.99, in memory 0.9. With AVX2 in memory 0.95 to 0.97, and with parts of 8 0.88
+/// to 0.91.
 ///
 /// # Safety
 /// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`

@@ -51,11 +51,11 @@ pub struct GradientCall<'c, T: Element, M> {
     /// The output, `[batch, q_heads, q_len, value_dim]`.
     pub out: View<'c, T>,
     /// Its log-sum-exp, `[batch, q_heads, q_len]`.
-    pub lse: &'c [f32],
+    pub lse: &'c [T::Compute],
     /// The gradient of the loss by the output.
     pub dy: View<'c, T>,
     /// What to write.
-    pub gradients: Gradients<'c, f32>,
+    pub gradients: Gradients<'c, T::Compute>,
 }
 
 /// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in `f32`, halves and int8, from one

@@ -36,9 +36,9 @@ pub(crate) struct Args {
     /// tiles are named and left out on a level without.
     #[arg(long)]
     pub(super) types: bool,
-    /// As --kernels: backward calls (gradients of q, k and v) of the shapes that are trained on; with --types in every
-    /// number type, with --python beside torch's.
-    #[arg(long, conflicts_with_all = ["input", "peers", "decode"])]
+    /// As --kernels: backward calls (gradients of q, k and v), with --types in every number type, with --python beside
+    /// torch's.
+    #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "decode"])]
     pub(super) backward: bool,
     /// As --kernels, beside the libraries that `cargo xtask peers --install` has set up; --python names another Python.
     #[arg(long, conflicts_with = "input")]
@@ -158,13 +158,13 @@ impl Args {
     /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types
     /// are their own.
     pub(super) fn only_of_the_curve(&self) -> Result<(), Failure> {
-        let table = match () {
-            () if self.decode => "--decode",
-            () if self.backward => "--backward",
-            () if self.kernels => "--kernels",
-            () if self.peers => "--peers",
-            () => return Ok(()),
-        };
+        let tables = [
+            ("--decode", self.decode),
+            ("--backward", self.backward),
+            ("--kernels", self.kernels),
+            ("--peers", self.peers),
+        ];
+        let Some((table, _)) = tables.into_iter().find(|&(_, wanted)| wanted) else { return Ok(()) };
         let given = [
             ("--causal", self.causal),
             ("--head-dim", !self.head_dim.is_empty()),

@@ -6,7 +6,7 @@ use attn_bench::compare::Run;
 use attn_bench::engine;
 use attn_bench::filter::Filter;
 use attn_bench::journal::Journal;
-use attn_bench::kernels::{self, Kernel, KernelReport, KernelResult, SHAPES, Setup};
+use attn_bench::kernels::{self, Kernel, KernelReport, KernelResult, SHAPES, Setup, What};
 use attn_bench::machine::Machine;
 use attn_bench::peer::{Peer, PeerError};
 use attn_bench::progress::Progress;
@@ -85,12 +85,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let _ = journal.finish();
 
     let document = document(&report, comparison.as_ref());
-    let kind = match (args.backward, args.types) {
-        (true, true) => "gradients of all types",
-        (true, false) => "gradients",
-        (false, true) => "kernels of all types",
-        (false, false) => "kernels",
-    };
+    let kind = if args.backward { "gradients" } else { "kernels" };
+    let kind = if args.types { format!("{kind} of all types") } else { kind.to_owned() };
     show(args, &format!("{kind}, {}, {}", level.name(), threads_text(threads)), &document, &report)?;
     old.zip(comparison).map_or(Ok(()), |(old, comparison)| compare::conclude(args, &old, &comparison))
 }
@@ -124,12 +120,9 @@ fn narrow(batches: &mut Vec<Batch>, threads: usize, filter: &Filter) {
 
 /// The rows asked for.
 fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
-    let all = kernels::parse(SHAPES).map_err(|error| Failure::Other(error.to_string()))?;
-    let all = match (args.backward, args.types) {
-        (true, types) => kernels::backward(&all, types),
-        (false, true) => kernels::types(&all),
-        (false, false) => all.into_iter().filter(|row| !row.types_only && !row.gradients_only).collect(),
-    };
+    let mut all = kernels::parse(SHAPES).map_err(|error| Failure::Other(error.to_string()))?;
+    all.retain(|row| (row.what == What::Backward) == args.backward);
+    let all = if args.types { kernels::types(&all) } else { all.into_iter().filter(|row| !row.types_only).collect() };
     if args.shapes.is_empty() {
         return Ok(all.into_iter().filter(|row| row.quick || !args.quick).collect());
     }

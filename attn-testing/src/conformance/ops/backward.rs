@@ -25,39 +25,31 @@ pub(super) fn attention<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Pro
         produced.put("y", &shape.output(), &y);
         produced.put("lse", &[shape.batch, shape.q_heads, shape.q_len], &lse);
 
+        let buffer = |sizes: [usize; 4]| vec![T::Compute::from_f64(-12345.0); sizes.iter().product()];
+        let (mut dq, mut dk, mut dv) = (buffer(q.sizes()), buffer(k.sizes()), buffer(v.sizes()));
+        let mut dsinks = vec![0.0; shape.q_heads];
+        let mut grads = Gradients::new(
+            ViewMut::new(&mut dq, Layout::Bhsd, q.sizes())?,
+            ViewMut::new(&mut dk, Layout::Bhsd, k.sizes())?,
+            ViewMut::new(&mut dv, Layout::Bhsd, v.sizes())?,
+        )
+        .sinks(&mut dsinks);
         // A mask of floats is a bias and has a gradient of its own shape; one of bools has none.
         let bias = loaded.optional("mask")?.filter(|mask| !matches!(mask.data, Data::Bool(_)));
         let mut dmask = vec![-12345.0; bias.map_or(0, |mask| mask.len())];
-        let mut dsinks = vec![0.0; shape.q_heads];
-        let painted = |sizes: [usize; 4]| vec![-12345.0f64; sizes.iter().product()];
-        let (mut dq, mut dk, mut dv) = (painted(q.sizes()), painted(k.sizes()), painted(v.sizes()));
-        if engine.gives_gradients() {
-            if bias.is_some() {
+        if let Some(mask) = bias {
+            let sizes = View::broadcast(&dmask, &mask.shape)?.sizes();
+            grads = grads.bias(ViewMut::new(&mut dmask, Layout::Bhsd, sizes)?);
+        }
+        match (engine.gives_gradients(), bias) {
+            (false, _) => gradients(&attn, q, k, v, dy, grads, &mut vec![0.0; scratch_len(&shape)?])?,
+            (true, Some(_)) => {
                 return Err(Stop::Skip("the gradient of a bias is computed by the reference alone".to_owned()));
             }
-            let narrow = |sizes: [usize; 4]| vec![-12345.0f32; sizes.iter().product()];
-            let (mut narrow_q, mut narrow_k, mut narrow_v) = (narrow(q.sizes()), narrow(k.sizes()), narrow(v.sizes()));
-            let lse: Vec<f32> = lse.iter().map(|x| x.to_f64() as f32).collect();
-            let to = |x, sizes| ViewMut::new(x, Layout::Bhsd, sizes);
-            let to_each = (to(&mut narrow_q, q.sizes())?, to(&mut narrow_k, k.sizes())?, to(&mut narrow_v, v.sizes())?);
-            let gradients = Gradients::new(to_each.0, to_each.1, to_each.2).sinks(&mut dsinks);
-            let out = View::new(&y, Layout::Bhsd, shape.output())?;
-            T::call_gradients(engine, GradientCall { attn: &attn, q, k, v, out, lse: &lse, dy, gradients })?;
-            for (wide, narrow) in [(&mut dq, narrow_q), (&mut dk, narrow_k), (&mut dv, narrow_v)] {
-                *wide = narrow.into_iter().map(f64::from).collect();
+            (true, None) => {
+                let out = View::new(&y, Layout::Bhsd, shape.output())?;
+                T::call_gradients(engine, GradientCall { attn: &attn, q, k, v, out, lse: &lse, dy, gradients: grads })?;
             }
-        } else {
-            let mut grads = Gradients::new(
-                ViewMut::new(&mut dq, Layout::Bhsd, q.sizes())?,
-                ViewMut::new(&mut dk, Layout::Bhsd, k.sizes())?,
-                ViewMut::new(&mut dv, Layout::Bhsd, v.sizes())?,
-            )
-            .sinks(&mut dsinks);
-            if let Some(mask) = bias {
-                let sizes = View::broadcast(&dmask, &mask.shape)?.sizes();
-                grads = grads.bias(ViewMut::new(&mut dmask, Layout::Bhsd, sizes)?);
-            }
-            gradients(&attn, q, k, v, dy, grads, &mut vec![0.0; scratch_len(&shape)?])?;
         }
 
         if loaded.case.inputs.contains_key("v") {

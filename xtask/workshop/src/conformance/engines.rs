@@ -3,7 +3,7 @@
 use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Dtype, Outputs};
-use attn_simd::backward::Inputs;
+use attn_simd::backward::{self, Inputs};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
@@ -35,11 +35,8 @@ impl Engine for Simd {
     });
     gradient_calls!(|this, call| {
         let GradientCall { attn, q, k, v, out, lse, dy, gradients } = call;
-        attn_parallel::Runner::new().level(this.0).threads(1).backward(
-            attn,
-            Inputs { q, k, v, out, lse, dy },
-            gradients,
-        )
+        let inputs = Inputs { q, k, v, out, lse, dy };
+        backward::gradients_at(this.0, attn, inputs, gradients, &mut Workspace::new())
     });
     fn finish_parts<M: Mods + Sync>(
         &self,
