@@ -38,7 +38,8 @@ pub const ETA_ANY: Entry = Entry {
     factor: 3.0 * ETA.factor,
     reason: "sums of a tile are chains of eight or twelve: where many like terms meet one that outweighs them, each \
              addition rounds the same way, some times in a row; caps, biases and temperatures round a score once more \
-             each, and a single weight takes all of it. 100 000 random calls of such kinds stay below 0.7 of this",
+             each, and a single weight takes all of it. 100 000 random calls of such kinds over tensors reach 0.77 of \
+             this (`cargo xtask random --level avx512`)",
 };
 
 /// Two results that are equal in exact arithmetic, each from the engine.
