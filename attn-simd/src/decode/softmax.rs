@@ -48,7 +48,10 @@ impl State<'_> {
             self.factor[r] = old - base[r];
         }
         let c = isa.splat(log2_scale);
-        for x in self.factor[..rows.next_multiple_of(lanes)].chunks_exact_mut(lanes) {
+        let padded = rows.next_multiple_of(lanes);
+        // Else these lanes would be raised to powers of themselves, until they are infinite.
+        self.factor[rows..padded].fill(0.0);
+        for x in self.factor[..padded].chunks_exact_mut(lanes) {
             isa.store(exp2(isa, isa.mul(isa.load(x), c)), x);
         }
         for r in 0..rows {
