@@ -5,6 +5,7 @@
 use super::reach::{Reach, with_vectors};
 use super::{Panel, UNROLL, padded, steps};
 use crate::isa::Isa;
+use crate::scoring::KV_TILE;
 
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth`
 /// keys; without factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach
@@ -79,9 +80,23 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
 /// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the
 /// same way: a chain of 12 is off by 3.3u at most, one of 64 by 16.5u. (16: 4.5u, more than may be.)
 const PART: usize = 12;
-/// Parts of half a tile.
-const HALF: usize = 3;
-const _: () = assert!(PART.is_multiple_of(UNROLL));
+/// Keys of half a tile.
+const HALF: usize = KV_TILE / 2;
+const _: () = assert!(PART.is_multiple_of(UNROLL) && HALF.is_multiple_of(UNROLL));
+
+/// The end of the part of a half that starts at `from`, the `phase + from`-th key of its tile: 12, 12 and 8 keys.
+#[inline(always)]
+fn part_end(phase: usize, from: usize, depth: usize) -> usize {
+    let place = (phase + from) % HALF;
+    let end = if place < PART {
+        PART
+    } else if place < 2 * PART {
+        2 * PART
+    } else {
+        HALF
+    };
+    depth.min(from + end - place)
+}
 
 /// `M` columns of the output from all keys, a part of them at a time. `phase` is the place of the first in its tile.
 ///
@@ -123,7 +138,7 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
             }
             return add_to(isa, &sum, factors, o);
         }
-        let middle = depth.min((HALF * PART).saturating_sub(phase));
+        let middle = depth.min(HALF.saturating_sub(phase));
         let mut sum = half::<I, NQ, M>(isa, a, stride, p, 0..middle, (phase, reach));
         if middle < depth {
             let second = half::<I, NQ, M>(isa, a, stride, p, middle..depth, (phase, reach));
@@ -155,12 +170,11 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
     keys: core::ops::Range<usize>,
     (phase, reach): (usize, Option<&Reach<NQ>>),
 ) -> [[I::F; NQ]; M] {
-    let end = |from: usize| keys.end.min(from + PART - (phase + from) % PART);
-    let mut from = end(keys.start);
+    let mut from = part_end(phase, keys.start, keys.end);
     // SAFETY: the caller vouches for these addresses.
     let mut sum = unsafe { part::<I, NQ, M>(isa, a, stride, p, keys.start..from, reach) };
     while from < keys.end {
-        let to = end(from);
+        let to = part_end(phase, from, keys.end);
         // SAFETY: the caller vouches for these addresses.
         let acc = unsafe { part::<I, NQ, M>(isa, a, stride, p, from..to, reach) };
         add_all(isa, &mut sum, &acc);
@@ -169,7 +183,7 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
     sum
 }
 
-/// A chain over some keys, of which nearly all parts have [`PART`].
+/// A chain over some keys.
 ///
 /// # Safety
 /// As [`value_group`], for these keys.
@@ -186,9 +200,12 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     // SAFETY: the caller vouches for these addresses.
     unsafe {
         match reach {
-            // A loop whose length is known.
+            // Loops whose length is known.
             None if part.len() == PART => {
                 steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + PART, &mut acc)
+            }
+            None if I::LANES == 16 && part.len() == HALF % PART => {
+                steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + HALF % PART, &mut acc)
             }
             None => steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part, &mut acc),
             Some(reach) => reach.runs(

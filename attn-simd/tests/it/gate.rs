@@ -26,8 +26,9 @@ fn worst(level: Level, dim: usize, seed: u64) -> f64 {
 
 #[test]
 fn wide_scores_stay_within_it_at_every_dim() {
+    let seeds = if attn_testing::is_emulated() { 1 } else { 6 };
     for dim in [8, 16, 24, 33, 40, 64, 96, 128] {
-        for seed in 0..6 {
+        for seed in 0..seeds {
             for level in Level::available().filter(|level| !level.multiplies_bf16()) {
                 let worst = worst(level, dim, 1000 + 17 * seed);
                 assert!(worst <= 1.0, "{level:?}, dim {dim}, seed {seed}: {worst} of the gate");

@@ -53,7 +53,7 @@ fn check(attn: &Attention<'_>, [q_len, kv_len, head_dim, value_dim]: [usize; 4],
     };
     for level in Level::available() {
         let want = bits(level, attn, [0, 1, 2].map(views), 1);
-        for threads in [1, 2, 100] {
+        for &threads in if attn_testing::is_emulated() { &[2][..] } else { &[1, 2, 100] } {
             let name = level.name();
             assert!(bits(level, attn, [0, 1, 2].map(half_views), threads) == want, "{name}, halves, {threads} threads");
             assert!(bits(level, attn, [0, 1, 2].map(gap_views), threads) == want, "{name}, gaps, {threads} threads");
