@@ -106,8 +106,8 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// ```
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported) for
-/// the gradient of a bias and for a `score_mod`, which [`attn_core::backward`] computes.
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported)
+/// where a `score_mod` has no derivative (see [`Attention::score_mod_with`]).
 pub fn backward<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     inputs: Inputs<'_, T, G>,

@@ -31,15 +31,17 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod bias;
 mod buffers;
 mod call;
 mod job;
 mod layout;
 mod plan;
+mod scores;
 mod sweep;
 mod weights;
 
-pub use call::Call;
+pub use call::{BiasCall, BiasPiece, Call};
 pub use plan::{Inputs, Plan};
 
 use attn_core::backward::Gradients;
@@ -54,8 +56,8 @@ use crate::workspace::Workspace;
 /// names), with the options of the forward call that made `out` and `lse`.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported) for
-/// the gradient of a bias and for a `score_mod`, which [`attn_core::backward`] computes.
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported)
+/// where a `score_mod` has no derivative (see [`Attention::score_mod_with`]).
 pub fn gradients<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     inputs: Inputs<'_, T, G>,

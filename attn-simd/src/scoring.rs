@@ -43,6 +43,10 @@ pub(crate) trait TileMods: Sync {
     /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
     /// are given, only of the positions they show: score_mod is not called about others.
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
+    /// The derivatives of score_mod at the scores of a tile, in the same places; 0 where `bits` hide a position. Says
+    /// whether all are known.
+    fn derivatives(&self, level: Level, tile: TileAt, bits: Option<&[u64]>, scores: &[f32], slopes: &mut [f32])
+    -> bool;
     /// Clears the bits of the keys that are hidden: one word of keys per row.
     fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]);
 }
@@ -58,6 +62,17 @@ impl<M: Mods + Sync> TileMods for M {
 
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]) {
         level.run(Score { mods: self, tile, width, bits, scores });
+    }
+
+    fn derivatives(
+        &self,
+        level: Level,
+        tile: TileAt,
+        bits: Option<&[u64]>,
+        scores: &[f32],
+        slopes: &mut [f32],
+    ) -> bool {
+        level.run(Derivatives { mods: self, tile, bits, scores, slopes })
     }
 
     fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]) {
@@ -94,6 +109,36 @@ impl<M: Mods> Run<()> for Score<'_, M> {
                 }
             }
         }
+    }
+}
+
+/// Derivatives of score_mod over one tile. `scores[key][query]`, as many keys as the tile has.
+struct Derivatives<'a, M> {
+    mods: &'a M,
+    tile: TileAt,
+    bits: Option<&'a [u64]>,
+    scores: &'a [f32],
+    slopes: &'a mut [f32],
+}
+
+impl<M: Mods> Run<bool> for Derivatives<'_, M> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) -> bool {
+        let Self { mods, tile, bits, scores, slopes } = self;
+        let width = scores.len() / tile.keys.max(1);
+        let mut known = true;
+        for (n, (row, to)) in scores.chunks_exact(width.max(1)).zip(slopes.chunks_exact_mut(width.max(1))).enumerate() {
+            let visible = bits.map_or(u64::MAX, |bits| bits[n]);
+            for (lane, (&s, to)) in row.iter().zip(to).enumerate() {
+                *to = 0.0;
+                if lane < tile.rows && visible >> lane & 1 == 1 {
+                    let slope = mods.derivative(f64::from(s), tile.position(lane, n));
+                    known &= slope.is_some();
+                    *to = slope.unwrap_or(f64::NAN) as f32;
+                }
+            }
+        }
+        known
     }
 }
 

@@ -13,24 +13,26 @@ fn wave(sizes: [usize; 4], f: f32) -> Vec<f32> {
     (0..sizes.iter().product::<usize>()).map(|n| (n as f32 * f).sin()).collect()
 }
 
-/// dq, dk, dv of a call.
+/// dq, dk, dv of a call, and the gradient of a bias that all heads share.
 fn gradients(
     attn: &Attention<'_>,
     run: impl FnOnce(Inputs<'_, f32, f32>, Gradients<'_, f32>) -> Result<(), AttnError>,
-) -> [Vec<f32>; 3] {
+) -> ([Vec<f32>; 3], Vec<f64>) {
     let (q, k, v, dy) = (wave(Q, 0.7), wave(K, 1.3), wave(K, 0.4), wave(Q, 0.9));
     let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
     let (q, k, v, dy) = (view(&q, Q), view(&k, K), view(&v, K), view(&dy, Q));
     let (mut out, mut lse) = (wave(Q, 0.0), vec![0.0; 600]);
     forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, Q).unwrap()).lse(&mut lse)).unwrap();
     let [mut dq, mut dk, mut dv] = [Q, K, K].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
+    let mut dbias = vec![f64::NAN; 300 * 310];
     let to = Gradients::new(
         ViewMut::new(&mut dq, Layout::Bhsd, Q).unwrap(),
         ViewMut::new(&mut dk, Layout::Bhsd, K).unwrap(),
         ViewMut::new(&mut dv, Layout::Bhsd, K).unwrap(),
-    );
+    )
+    .bias(ViewMut::matrix(&mut dbias, 300, 310).unwrap());
     run(Inputs { q, k, v, out: View::new(&out, Layout::Bhsd, Q).unwrap(), lse: &lse, dy }, to).unwrap();
-    [dq, dk, dv]
+    ([dq, dk, dv], dbias)
 }
 
 #[test]
@@ -40,7 +42,7 @@ fn bits_do_not_depend_on_threads() {
     for level in Level::available() {
         let one =
             gradients(&attn, |inputs, to| backward::gradients_at(level, &attn, inputs, to, &mut Workspace::new()));
-        assert!(one.iter().flatten().all(|x| x.is_finite()));
+        assert!(one.0.iter().flatten().all(|x| x.is_finite()) && one.1.iter().all(|x| x.is_finite()));
         for threads in 1..=16 {
             let mut runner = Runner::new().level(level).threads(threads);
             let many = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));

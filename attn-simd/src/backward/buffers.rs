@@ -25,6 +25,11 @@ pub(super) struct Buffers<'w> {
     pub(super) clean: &'w mut [f32],
     pub(super) v: &'w mut [f32],
     pub(super) bias: &'w mut [f32],
+    pub(super) mod_slopes: &'w mut [f32],
+    /// The gradient of a bias.
+    pub(super) bias_sums: &'w mut [f64],
+    /// Whether the derivative of `score_mod` was known wherever it was asked for.
+    pub(super) known: bool,
 }
 
 impl<'w> Buffers<'w> {
@@ -44,6 +49,9 @@ impl<'w> Buffers<'w> {
             clean: cutter.floats(sizes.keys[0]),
             v: cutter.floats(sizes.keys[1]),
             bias: cutter.floats(sizes.bias),
+            mod_slopes: cutter.floats(sizes.mod_slopes),
+            bias_sums: cutter.doubles(sizes.bias_sums),
+            known: true,
         }
     }
 }

@@ -5,6 +5,7 @@ use core::fmt;
 use attn_core::backward::Gradients;
 use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};
 
+use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::{Job, product};
 use super::sweep;
@@ -39,7 +40,8 @@ impl Call<'_> {
     /// Computes the sums of a part. `scratch` may hold anything.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such part, [`AttnError::TooShort`] where lines are too few.
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::TooShort`] where lines are too few,
+    /// [`AttnError::Unsupported`] where a `score_mod` has no derivative.
     pub fn compute(&self, part: usize, sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
         if part >= self.parts() {
             return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
@@ -48,7 +50,7 @@ impl Call<'_> {
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
         let (mut sums, mut buffers) = (Sums::new(sums, &self.0.layout), Buffers::new(scratch, &self.0.layout.scratch));
         sweep::part(&self.0, part, &mut sums, &mut buffers);
-        Ok(())
+        derivative(buffers.known)
     }
 
     /// Adds up the sums of all parts, in order, and writes the gradients, whose sizes have been checked.
@@ -112,6 +114,80 @@ impl Call<'_> {
                 }
             }
         }
+    }
+}
+
+/// An error unless every derivative of `score_mod` was known.
+fn derivative(known: bool) -> Result<()> {
+    if known {
+        Ok(())
+    } else {
+        Err(AttnError::Unsupported { what: "the gradient of a score function without a derivative" })
+    }
+}
+
+/// The gradient of a bias, cut into pieces. Each is computed by one thread, and no bit depends on which.
+pub struct BiasCall<'b, 'c> {
+    call: &'b Job<'c>,
+    pieces: Pieces<'b, 'c>,
+}
+
+impl fmt::Debug for BiasCall<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BiasCall").field("pieces", &self.pieces()).finish_non_exhaustive()
+    }
+}
+
+impl<'b, 'c> BiasCall<'b, 'c> {
+    /// Of a bias of sizes that broadcast to those of the scores.
+    pub(super) fn new(call: &'b Call<'c>, sizes: [usize; 4]) -> Self {
+        Self { call: &call.0, pieces: Pieces::of(&call.0, sizes) }
+    }
+
+    /// Pieces in all.
+    pub fn pieces(&self) -> usize {
+        self.pieces.count()
+    }
+
+    /// Lines of scratch of one thread.
+    pub fn scratch_lines(&self) -> usize {
+        self.call.layout.scratch.lines()
+    }
+
+    /// Computes a piece, in `scratch`, which may hold anything.
+    ///
+    /// # Errors
+    /// [`AttnError::Index`] if there is no such piece, [`AttnError::TooShort`] where lines are too few.
+    pub fn compute<'s>(&'s self, piece: usize, scratch: &'s mut [Line]) -> Result<BiasPiece<'s>> {
+        if piece >= self.pieces() {
+            return Err(AttnError::Index { what: "piece", at: 0, value: piece, limit: self.pieces() });
+        }
+        AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
+        let mut buffers = Buffers::new(scratch, &self.call.layout.scratch);
+        let piece = self.pieces.piece(piece);
+        sweep::piece(&self.pieces, &piece, self.call, &mut buffers);
+        derivative(buffers.known)?;
+        Ok(BiasPiece { pieces: &self.pieces, piece, sums: buffers.bias_sums })
+    }
+}
+
+/// A computed piece of the gradient of a bias.
+pub struct BiasPiece<'s> {
+    pieces: &'s Pieces<'s, 's>,
+    piece: Piece,
+    sums: &'s [f64],
+}
+
+impl fmt::Debug for BiasPiece<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BiasPiece").finish_non_exhaustive()
+    }
+}
+
+impl BiasPiece<'_> {
+    /// Writes it into its place.
+    pub fn write(&self, to: &mut ViewMut<'_, f64>) {
+        self.pieces.write(&self.piece, self.sums, to);
     }
 }
 

@@ -16,6 +16,10 @@ pub(super) struct Job<'c> {
     pub(super) lse: &'c [f32],
     /// The derivative of a score by its product, but for the soft-cap.
     pub(super) factor: f64,
+    /// The derivative of a score by its bias, but for a `score_mod`.
+    pub(super) by_bias: f64,
+    /// Whether a `score_mod` changes scores.
+    pub(super) score_mod: bool,
 }
 
 impl Job<'_> {

@@ -15,6 +15,8 @@ use crate::workspace::lines_for;
 const PARTS: usize = 16;
 /// Blocks of a part at least: its sums of `dk` and `dv` are as large as the head's keys and values.
 const BLOCKS: usize = 4;
+/// Tiles of keys whose gradient of a bias one thread computes before it writes them.
+pub(crate) const BIAS_TILES: usize = 4;
 
 /// Sizes of a backward call.
 #[derive(Clone, Copy, Debug)]
@@ -49,18 +51,23 @@ pub(crate) struct Scratch {
     pub(crate) keys: [usize; 2],
     /// `bias[key][query]`.
     pub(crate) bias: usize,
+    /// Derivatives of `score_mod` of a tile.
+    pub(crate) mod_slopes: usize,
+    /// Doubles: the gradient of a bias from some tiles of keys, `[key][query]`.
+    pub(crate) bias_sums: usize,
 }
 
 impl Scratch {
     /// Lines of all of it.
     pub(crate) fn lines(&self) -> usize {
-        let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], bias } = *self;
-        [qt, dyt, q, dy, tile, tile, tile, dq, k, k, v, bias].into_iter().map(lines_for).sum()
+        let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], bias, mod_slopes, bias_sums } = *self;
+        let floats = [qt, dyt, q, dy, tile, tile, tile, dq, k, k, v, bias, mod_slopes, 2 * bias_sums];
+        floats.into_iter().map(lines_for).sum()
     }
 }
 
 impl Layout {
-    pub(crate) fn of(shape: AttnShape, tiles: &Tiles, with_bias: bool) -> Result<Self> {
+    pub(crate) fn of(shape: AttnShape, tiles: &Tiles, (with_bias, with_score_mod): (bool, bool)) -> Result<Self> {
         const OVERFLOW: AttnError = AttnError::Overflow { what: "scratch of the gradients" };
         let AttnShape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
         let (q_tile, lanes) = (tiles.q_tile(), tiles.lanes);
@@ -81,6 +88,8 @@ impl Layout {
             dq: head_dim.next_multiple_of(lanes).max(head_dim.next_multiple_of(tiles.value_rows)) * width,
             keys: [KV_TILE * head_dim, KV_TILE * value_dim],
             bias: if with_bias { KV_TILE.next_multiple_of(lanes) * width } else { 0 },
+            mod_slopes: if with_score_mod { tile } else { 0 },
+            bias_sums: BIAS_TILES * KV_TILE * width,
         };
         let layout = Self { shape, lanes, q_tile, blocks, parts, columns, part, scratch };
         times(times(batch, kv_heads)?, times(parts, layout.part_lines())?)?;
@@ -105,16 +114,23 @@ impl Layout {
 
     /// The blocks of a part, in order.
     pub(crate) fn blocks(&self, [batch, kv_head, place]: [usize; 3]) -> impl Iterator<Item = Rows> + use<> {
-        let Self { shape, q_tile, blocks, parts, .. } = *self;
-        let all = blocks * shape.group();
-        // The first block of a head takes the rest of full blocks.
-        let start = move |block: usize| (block * q_tile).saturating_sub(blocks * q_tile - shape.q_len);
+        let Self { shape, blocks, parts, .. } = *self;
+        let (this, all) = (*self, blocks * shape.group());
         let share = |n: usize| (all / parts) * n + (all % parts).min(n);
-        (share(place)..share(place + 1)).map(move |n| {
-            let (head, block) = (n / blocks, n % blocks);
-            let first = start(block);
-            Rows { batch, head: kv_head * shape.group() + head, first, count: start(block + 1) - first }
-        })
+        (share(place)..share(place + 1))
+            .map(move |n| this.block(batch, kv_head * shape.group() + n / blocks, n % blocks))
+    }
+
+    /// Blocks of a head of queries.
+    pub(crate) fn blocks_of_head(&self) -> usize {
+        self.blocks
+    }
+
+    /// A block of a head of queries. The first one takes the rest of full blocks.
+    pub(crate) fn block(&self, batch: usize, head: usize, block: usize) -> Rows {
+        let start = |block: usize| (block * self.q_tile).saturating_sub(self.blocks * self.q_tile - self.shape.q_len);
+        let first = start(block);
+        Rows { batch, head, first, count: start(block + 1) - first }
     }
 
     /// Vectors of a block.

@@ -3,9 +3,9 @@
 use attn_core::backward::Gradients;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Element, Result, View, ViewMut};
 
-use super::call::Call;
+use super::call::{BiasCall, Call};
 use super::layout::Layout;
 use crate::dtype::KernelElement;
 use crate::level::Level;
@@ -43,17 +43,13 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Checks shape and options.
     ///
     /// # Errors
-    /// Whatever does not fit; [`AttnError::Unsupported`] for a `score_mod`.
+    /// Whatever does not fit.
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
         check_dims([shape.head_dim, shape.value_dim])?;
-        if Mods::has_score_mod(attn.get_mods()) {
-            return Err(AttnError::Unsupported {
-                what: "the gradient of a score function on the kernels (attn_core::backward computes it)",
-            });
-        }
         let level = level.vectors();
-        let layout = Layout::of(shape, &Tiles::of(level), attn.get_bias().is_some())?;
+        let options = (attn.get_bias().is_some(), Mods::has_score_mod(attn.get_mods()));
+        let layout = Layout::of(shape, &Tiles::of(level), options)?;
         Ok(Self { problem, level, layout })
     }
 
@@ -80,7 +76,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Checks tensors against the plan.
     ///
     /// # Errors
-    /// Sizes that are not those of the plan; [`AttnError::Unsupported`] for the gradient of a bias.
+    /// Sizes that are not those of the plan.
     pub fn check<T: KernelElement, G: KernelElement, O: Element>(
         &self,
         inputs: &Inputs<'_, T, G>,
@@ -101,19 +97,14 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             }
         }
         AttnError::check_size("lse against the rows", self.shape().rows(), inputs.lse.len())?;
-        gradients.check(self.shape())?;
-        if gradients.bias.is_some() {
-            return Err(AttnError::Unsupported {
-                what: "the gradient of a bias on the kernels (attn_core::backward computes it)",
-            });
-        }
-        Ok(())
+        gradients.check(self.shape())
     }
 
     /// Computes the gradients on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`AttnError::TooShort`], before anything is written.
+    /// As [`check`](Self::check), and [`AttnError::TooShort`]; [`AttnError::Unsupported`] where a `score_mod` has no
+    /// derivative (see [`Attention::score_mod_with`]). Nothing has been written then.
     pub fn run<T: KernelElement, G: KernelElement, O: Element>(
         &self,
         inputs: Inputs<'_, T, G>,
@@ -122,34 +113,58 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     ) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         let (sums, scratch) = workspace.split_at_mut(self.sums_lines());
-        self.run_with(inputs, gradients, sums, |call, sums| {
-            let lines = call.part_lines();
-            (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], scratch))
-        })
+        // Both closures need the scratch, one after the other.
+        let scratch = core::cell::RefCell::new(scratch);
+        self.run_with(
+            inputs,
+            gradients,
+            sums,
+            |call, sums| {
+                let (lines, mut scratch) = (call.part_lines(), scratch.borrow_mut());
+                (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], *scratch))
+            },
+            |bias, to| {
+                let mut scratch = scratch.borrow_mut();
+                (0..bias.pieces()).try_for_each(|piece| {
+                    bias.compute(piece, *scratch)?.write(to);
+                    Ok(())
+                })
+            },
+        )
     }
 
     /// Computes the gradients by a caller's threads. `compute` has [`Call::compute`] called once for each part, into
-    /// lines `part · part_lines` and following of its second argument.
+    /// lines `part · part_lines` and following of its second argument. Where the gradient of a bias is asked for,
+    /// `bias` then has [`BiasCall::compute`] called once for each piece, and what it gives written.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and those of `compute`. Nothing has been written then.
+    /// As [`run`](Self::run), and those of `compute` (nothing has been written then) and of `bias`.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,
         inputs: Inputs<'c, T, G>,
         gradients: Gradients<'_, O>,
         sums: &mut [Line],
         compute: impl FnOnce(&Call<'c>, &mut [Line]) -> Result<()>,
+        bias: impl FnOnce(&BiasCall<'_, 'c>, &mut ViewMut<'_, f64>) -> Result<()>,
     ) -> Result<()> {
         self.check(&inputs, &gradients)?;
         AttnError::check_len("lines of sums", self.sums_lines(), sums.len())?;
         let Inputs { q, k, v, out, lse, dy } = inputs;
         let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
-        let factor = self.problem.scale() / self.problem.attn().get_temperature().unwrap_or(1.0);
+        let by_bias = 1.0 / self.problem.attn().get_temperature().unwrap_or(1.0);
+        let factor = self.problem.scale() * by_bias;
         let (out, dy) = (G::input(out), G::input(dy));
-        let call = Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor });
+        let score_mod = Mods::has_score_mod(self.problem.attn().get_mods());
+        let call =
+            Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor, by_bias, score_mod });
         let sums = &mut sums[..self.sums_lines()];
         compute(&call, sums)?;
+        let mut gradients = gradients;
+        let to_bias = gradients.bias.take();
         call.finish(sums, gradients);
-        Ok(())
+        match to_bias {
+            Some(mut to) => bias(&BiasCall::new(&call, to.sizes()), &mut to),
+            None => Ok(()),
+        }
     }
 }

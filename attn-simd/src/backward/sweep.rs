@@ -1,4 +1,4 @@
-//! A part of a backward call: its blocks of queries over their tiles of keys.
+//! Blocks of queries over their tiles of keys: for the sums of a part of a backward call, and for those of a bias.
 //!
 //! Lanes are queries, as in the prefill kernel, for three of five products; in the sums of `dk` and `dv` they are
 //! channels, because the weights of a tile are stored by key, and what is added up is a row of a key:
@@ -8,10 +8,11 @@
 //! dV += P·dY   dK += dS·Q                          lanes are channels
 //! ```
 
+use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::Job;
-use super::weights::{self, Kept};
-use crate::gemm::{self, Panel, Reach};
+use super::scores::{Tile, Work, start};
+use crate::gemm::{self, Panel};
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
@@ -19,10 +20,9 @@ use crate::isa::{avx2::Avx2, avx512::Avx512};
 use crate::level::Level;
 use crate::pack;
 use crate::prefill::layout::MAX_Q_TILE;
-use crate::prefill::mask::{self, Cover, Ranges};
-use crate::prefill::{nonfinite, score};
+use crate::prefill::mask::Ranges;
+use crate::prefill::nonfinite;
 use crate::queue::Rows;
-use crate::scoring::{KV_TILE, TileAt};
 
 /// Computes the sums of a part.
 pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
@@ -30,35 +30,35 @@ pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &m
     sums.dv.fill(0.0);
     let mut row = 0;
     for rows in call.layout.blocks(call.layout.place(part)) {
-        let block = Block { call, rows, row };
-        match call.forward.level {
-            Level::Portable(isa) => block_portable(isa, block, sums, buffers),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2(isa) => block_avx2(isa, block, sums, buffers),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512(isa) => block_avx512(isa, block, sums, buffers),
-            _ => unreachable!("a job has a level of vectors"),
-        }
+        Block { call, rows }.run(To::Sums { sums, row }, buffers);
         row += rows.count;
     }
+}
+
+/// Computes the sums of a piece of the gradient of a bias.
+pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, call: &Job<'_>, buffers: &mut Buffers<'_>) {
+    pieces.compute(piece, buffers, |rows, buffers| Block { call, rows }.run(To::Bias(piece), buffers));
 }
 
 /// Names, per instruction set, the widths that are compiled: vectors of queries, and rows of accumulators of the
 /// products of scores, of `dq`, and of `dk` and `dv` with their vectors of channels.
 macro_rules! instances {
     ($name:ident, $isa:ty, $rows:tt, [$($vecs:literal),*]) => {
-        fn $name(isa: $isa, block: Block<'_>, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
+        fn $name(isa: $isa, block: Block<'_>, to: To<'_, '_>, buffers: &mut Buffers<'_>) {
             match block.call.layout.vecs(block.rows.count) {
-                $($vecs => instances!(@one $isa, $vecs, $rows, isa, block, sums, buffers),)*
+                $($vecs => instances!(@one $isa, $vecs, $rows, isa, block, to, buffers),)*
                 _ => unreachable!("a block has between one vector of rows and a full tile"),
             }
         }
     };
     (@one $isa:ty, $vecs:literal, [$ms:literal, $mv:literal, $nc:literal, $mc:literal],
-        $t:ident, $b:ident, $s:ident, $u:ident) => {
+        $t:ident, $b:ident, $to:ident, $u:ident) => {
         $t.vectorize(
             #[inline(always)]
-            || $b.run::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, $s, $u),
+            || match $to {
+                To::Sums { sums, row } => $b.sums::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, sums, row, $u),
+                To::Bias(piece) => $b.bias::<$isa, $vecs, $ms>($t, piece, $u),
+            },
         )
     };
 }
@@ -75,76 +75,95 @@ instances!(block_portable, Portable, [4, 4, 2, 4], [1, 2]);
 /// Factors of 1.
 const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
 
+/// What a block is computed for.
+enum To<'t, 'w> {
+    /// The sums of a part; the first row of the block in its `dq`.
+    Sums { sums: &'t mut Sums<'w>, row: usize },
+    /// A piece of the gradient of a bias.
+    Bias(&'t Piece),
+}
+
 /// A block of queries.
 struct Block<'b> {
     call: &'b Job<'b>,
     rows: Rows,
-    /// Its first row in the part's `dq`.
-    row: usize,
 }
 
 impl Block<'_> {
+    fn run(self, to: To<'_, '_>, buffers: &mut Buffers<'_>) {
+        match self.call.forward.level {
+            Level::Portable(isa) => block_portable(isa, self, to, buffers),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(isa) => block_avx2(isa, self, to, buffers),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(isa) => block_avx512(isa, self, to, buffers),
+            _ => unreachable!("a job has a level of vectors"),
+        }
+    }
+
+    /// Calls `f` with the first key and the keys of each tile between two keys. Tiles start at multiples of their size.
     #[inline(always)]
-    fn run<I: Isa, const NQ: usize, const MS: usize, const MV: usize, const NC: usize, const MC: usize>(
+    fn tiles(&self, keys: core::ops::Range<usize>, mut f: impl FnMut((usize, usize))) {
+        let kv_tile = self.call.forward.tiles.kv_tile;
+        let mut from = keys.start;
+        while from < keys.end {
+            let to = (from - from % kv_tile + kv_tile).min(keys.end);
+            f((from, to - from));
+            from = to;
+        }
+    }
+
+    /// Adds the block to the sums of its part.
+    #[inline(always)]
+    fn sums<I: Isa, const NQ: usize, const MS: usize, const MV: usize, const NC: usize, const MC: usize>(
         self,
         isa: I,
         sums: &mut Sums<'_>,
+        row: usize,
         buffers: &mut Buffers<'_>,
     ) {
         let (job, rows, width) = (&self.call.forward, self.rows, NQ * I::LANES);
-        self.start(isa, width, buffers);
+        start(isa, self.call, rows, width, buffers);
         let ranges = Ranges::of(job, rows);
-        let (mut from, mut held) = (ranges.any.start, false);
-        while from < ranges.any.end {
-            // Tiles start at multiples of their size.
-            let to = (from - from % job.tiles.kv_tile + job.tiles.kv_tile).min(ranges.any.end);
-            held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, (from, to - from), held, sums, buffers);
-            from = to;
-        }
+        let mut held = false;
+        self.tiles(
+            ranges.any.clone(),
+            #[inline(always)]
+            |keys| held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, held, sums, buffers),
+        );
         let dim = job.shape.head_dim;
-        for (lane, dq) in sums.dq[self.row * dim..].chunks_exact_mut(dim.max(1)).take(rows.count).enumerate() {
+        for (lane, dq) in sums.dq[row * dim..].chunks_exact_mut(dim.max(1)).take(rows.count).enumerate() {
             for (channel, to) in dq.iter_mut().enumerate() {
                 *to = if held { buffers.dq[channel * width + lane] } else { 0.0 };
             }
         }
     }
 
-    /// Reads queries and gradients of outputs, and computes `δ`.
+    /// Adds the block to a piece of the gradient of a bias.
     #[inline(always)]
-    fn start<I: Isa>(&self, isa: I, width: usize, buffers: &mut Buffers<'_>) {
-        let (call, job, rows) = (self.call, &self.call.forward, self.rows);
-        let at = [rows.batch, rows.head, rows.first];
-        let dims = [job.shape.head_dim, job.shape.value_dim];
-        for (n, input) in [&job.q, &call.dy].into_iter().enumerate() {
-            let columns = call.layout.columns[n];
-            pack::transposed(isa, input, at, rows.count, 0..dims[n], width, buffers.transposed[n]);
-            let packed = &mut buffers.rows[n][..rows.count * columns];
-            for (row, to) in packed.chunks_exact_mut(columns.max(1)).enumerate() {
-                let (there, rest) = to.split_at_mut(dims[n]);
-                pack::read_row(isa, input, [rows.batch, rows.head, rows.first + row], 0, there);
-                rest.fill(0.0);
-            }
+    fn bias<I: Isa, const NQ: usize, const MS: usize>(self, isa: I, piece: &Piece, buffers: &mut Buffers<'_>) {
+        let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
+        let ranges = Ranges::of(job, rows);
+        let keys = piece.keys(ranges.any.clone());
+        if keys.is_empty() {
+            return;
         }
-        let first = job.shape.row(rows.batch, rows.head, rows.first);
-        (buffers.lse, buffers.delta) = ([0.0; MAX_Q_TILE], [0.0; MAX_Q_TILE]);
-        for lane in 0..rows.count {
-            let lse = call.lse[first + lane];
-            // A row that sees nothing: its scores are −∞, and so their weights 0.
-            buffers.lse[lane] =
-                if lse == f32::NEG_INFINITY { 0.0 } else { (f64::from(lse) * core::f64::consts::LOG2_E) as f32 };
-            let dy = &buffers.rows[1][lane * call.layout.columns[1]..][..dims[1]];
-            buffers.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, buffers.v) as f32;
-        }
-        for (n, packed) in buffers.rows.iter_mut().enumerate() {
-            let packed = &mut packed[..rows.count * call.layout.columns[n]];
-            buffers.finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
-            if !buffers.finite[n] {
-                packed.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
-            }
-        }
-        if job.q_sign != 1.0 {
-            buffers.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
-        }
+        start(isa, call, rows, width, buffers);
+        self.tiles(
+            keys,
+            #[inline(always)]
+            |keys| {
+                let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, &ranges, keys) else { return };
+                let Buffers { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known, .. } = buffers;
+                let (shape, first) = (&job.shape, tile.first(call));
+                let k = pack::panel(isa, &job.k, first, tile.at.keys, shape.head_dim, buffers.k, &mut false);
+                let v = pack::panel(isa, &job.v, first, tile.at.keys, shape.value_dim, buffers.v, &mut false);
+                let mut work = Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known };
+                tile.weigh::<I, MS>(isa, call, [k, v], &mut work);
+                let gradients = &dots[..tile.at.keys * width];
+                piece.add(buffers.bias_sums, tile.at.key, rows.count, width, gradients);
+            },
+        );
     }
 
     /// One tile of keys. Says whether any row sees any of it; `held`: whether `dq` holds a sum.
@@ -153,54 +172,39 @@ impl Block<'_> {
         &self,
         isa: I,
         ranges: &Ranges,
-        (key, keys): (usize, usize),
+        keys: (usize, usize),
         held: bool,
         sums: &mut Sums<'_>,
         buffers: &mut Buffers<'_>,
     ) -> bool {
         let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
-        let shape = &job.shape;
-        let tile = TileAt { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
-        let mut bits = [0; KV_TILE];
-        let mut cover = ranges.cover(isa, job, tile, &mut bits);
-        if cover == Cover::Empty {
-            return false;
-        }
-        let reach: Reach<NQ> = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
-        let first = [tile.batch, shape.kv_head(tile.head), key];
-        let Buffers { transposed, rows: packed, finite, scores, slopes, dots, dq, lse, delta, k, clean, v, bias } =
-            buffers;
+        let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, ranges, keys) else { return false };
+        let ((key, keys), shape, first) = (keys, &job.shape, tile.first(call));
+        let Buffers {
+            transposed,
+            rows: packed,
+            finite,
+            scores,
+            slopes,
+            dots,
+            dq,
+            lse,
+            delta,
+            k,
+            clean,
+            v,
+            bias,
+            mod_slopes,
+            known,
+            ..
+        } = buffers;
         let k = pack::panel(isa, &job.k, first, keys, shape.head_dim, k, &mut false);
         let v = pack::panel(isa, &job.v, first, keys, shape.value_dim, v, &mut false);
-        gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &reach, transposed[0], scores, || {});
-        gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &reach, transposed[1], dots, || {});
+        let mut work = Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known };
+        tile.weigh::<I, MS>(isa, call, [k, v], &mut work);
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
-        if let Some((_, in_caps)) = job.softcap {
-            weights::cap_slopes(isa, in_caps, scores, slopes);
-        }
-        if let Some(scale) = job.score_scale {
-            score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
-        }
-        if job.bias.is_some() {
-            mask::hide_by_bias(tile, cover, width, bias, &mut bits);
-            cover = Cover::Partial;
-        }
-        let visible = (cover == Cover::Partial).then_some(&bits[..keys]);
-        if visible.is_some() {
-            mask::replace_hidden::<I, NQ>(isa, scores, &bits, f32::NEG_INFINITY);
-        }
-        let mut drawn = [u64::MAX; KV_TILE];
-        let kept = (!job.dropout.is_none()).then(|| {
-            mask::kept(job, tile, &mut drawn);
-            Kept { bits: &drawn[..], factor: job.dropout.factor() as f32 }
-        });
-        weights::gradients::<I, NQ>(isa, job.log2_scale(), (&*lse, &*delta), (&mut *scores, &mut *dots), visible, kept);
-        if job.softcap.is_some() {
-            weights::multiply(isa, dots, slopes);
-            if visible.is_some() {
-                mask::replace_hidden::<I, NQ>(isa, dots, &bits, 0.0);
-            }
-        }
+        tile.through_cap(isa, call, dots, slopes);
+        let visible = tile.visible();
         let factor = held.then_some(&ONES[..width]);
         let phase = key % job.tiles.kv_tile;
         // A hidden NaN times 0 would be NaN.
@@ -212,7 +216,7 @@ impl Block<'_> {
             clean[..keys * shape.head_dim].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
             Panel::packed(clean, shape.head_dim)
         };
-        gemm::values::<I, NQ, MV>(isa, panel, (keys, shape.head_dim), (phase, &reach), (dots, factor), dq, || {});
+        gemm::values::<I, NQ, MV>(isa, panel, (keys, shape.head_dim), (phase, &tile.reach), (dots, factor), dq, || {});
         let seen = |n: usize, lane: usize| visible.is_none_or(|bits| bits[n] >> lane & 1 == 1);
         if !sound {
             for n in 0..keys {

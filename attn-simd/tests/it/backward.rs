@@ -20,10 +20,12 @@ struct Case<T> {
     k: Vec<T>,
     v: Vec<T>,
     dy: Vec<T>,
+    /// Along which axes of the scores the gradient of a bias is wanted; it is summed over the others.
+    bias: [bool; 4],
 }
 
-/// dq, dk, dv and the gradient of the sinks.
-type Four = [Vec<f64>; 4];
+/// dq, dk, dv and the gradients of the sinks and of a bias.
+type Five = [Vec<f64>; 5];
 
 impl<T: KernelElement> Case<T> {
     fn new([batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim]: [usize; 7]) -> Self {
@@ -36,7 +38,14 @@ impl<T: KernelElement> Case<T> {
             k: take(batch * kv_heads * kv_len * head_dim),
             v: take(batch * kv_heads * kv_len * value_dim),
             dy: take(batch * q_heads * q_len * value_dim),
+            bias: [true; 4],
         }
+    }
+
+    /// The same call, with the gradient of a bias of other sizes.
+    fn bias(mut self, bias: [bool; 4]) -> Self {
+        self.bias = bias;
+        self
     }
 
     fn sizes(&self) -> [[usize; 4]; 3] {
@@ -51,22 +60,27 @@ impl<T: KernelElement> Case<T> {
     }
 
     /// Somewhere for gradients to go, where what was there before must not matter.
-    fn into<O: Element>(&self, f: impl FnOnce(Gradients<'_, O>) -> Result<(), AttnError>) -> Result<Four, AttnError> {
+    fn into<O: Element>(&self, f: impl FnOnce(Gradients<'_, O>) -> Result<(), AttnError>) -> Result<Five, AttnError> {
         let sizes = self.sizes();
         let fresh = |sizes: [usize; 4]| vec![O::from_f64(f64::NAN); sizes.iter().product()];
         let [mut dq, mut dk, mut dv] = sizes.map(fresh);
         let mut sinks = vec![f64::NAN; self.shape.q_heads];
+        let AttnShape { batch, q_heads, q_len, kv_len, .. } = self.shape;
+        let mut bias_sizes = [batch, q_heads, q_len, kv_len];
+        bias_sizes.iter_mut().zip(self.bias).filter(|(_, along)| !along).for_each(|(size, _)| *size = 1);
+        let mut bias = vec![f64::NAN; bias_sizes.iter().product()];
         f(Gradients::new(
             ViewMut::new(&mut dq, Layout::Bhsd, sizes[0]).unwrap(),
             ViewMut::new(&mut dk, Layout::Bhsd, sizes[1]).unwrap(),
             ViewMut::new(&mut dv, Layout::Bhsd, sizes[2]).unwrap(),
         )
-        .sinks(&mut sinks))?;
+        .sinks(&mut sinks)
+        .bias(ViewMut::new(&mut bias, Layout::Bhsd, bias_sizes).unwrap()))?;
         let wide = |x: Vec<O>| x.into_iter().map(|x| x.to_f64()).collect();
-        Ok([wide(dq), wide(dk), wide(dv), sinks])
+        Ok([wide(dq), wide(dk), wide(dv), sinks, bias])
     }
 
-    fn want<M: Mods>(&self, attn: &Attention<'_, M>) -> Four {
+    fn want<M: Mods>(&self, attn: &Attention<'_, M>) -> Five {
         let [q, k, v, dy] = self.views();
         let mut scratch = vec![0.0; oracle::scratch_len(&self.shape).unwrap()];
         self.into::<f64>(|gradients| oracle::gradients(attn, q, k, v, dy, gradients, &mut scratch)).unwrap()
@@ -81,7 +95,7 @@ impl<T: KernelElement> Case<T> {
         (out, lse)
     }
 
-    fn got<M: Mods + Sync>(&self, level: Level, attn: &Attention<'_, M>) -> Result<Four, AttnError> {
+    fn got<M: Mods + Sync>(&self, level: Level, attn: &Attention<'_, M>) -> Result<Five, AttnError> {
         let ([q, k, v, dy], (out, lse)) = (self.views(), self.forward(attn));
         let out = View::new(&out, Layout::Bhsd, self.shape.output()).unwrap();
         let inputs = Inputs { q, k, v, out, lse: &lse, dy };
@@ -94,7 +108,7 @@ impl<T: KernelElement> Case<T> {
         let want = self.want(attn);
         for level in super::levels_and_model() {
             let got = self.got(level, attn).unwrap();
-            for (n, what) in ["dq", "dk", "dv", "dsinks"].into_iter().enumerate() {
+            for (n, what) in ["dq", "dk", "dv", "dsinks", "dbias"].into_iter().enumerate() {
                 let most = want[n].iter().fold(1.0f64, |most, x| most.max(x.abs()));
                 for (i, (got, want)) in got[n].iter().zip(&want[n]).enumerate() {
                     let off = (got - want).abs() / most;
@@ -153,7 +167,32 @@ fn options_over_odd_sizes() {
             let view = View::new(&bias, Layout::Bhsd, [1, q_heads, q_len, kv_len]).unwrap();
             case.check("bias", &causal().bias(view).temperature(1.5).sinks(&sinks), F32);
         }
+        let squared = Attention::new().score_mod_with(|s, at| 0.1 * s * s + at.key as f64 * 1e-3, |s, _| 0.2 * s);
+        case.check("score_mod", &squared, F32);
+        case.check(
+            "score_mod, hidden",
+            &squared.mask(Mask::causal(Align::BottomRight)).softcap(3.0).temperature(1.3),
+            F32,
+        );
         case.check("mask_mod", &Attention::new().mask_mod(|at| (at.query + at.key) % 3 != 1), F32);
+    }
+}
+
+/// Summed over any axes, of heads that share keys, of rows that see nothing, of more keys than a piece holds.
+#[test]
+fn biases_of_any_sizes() {
+    for sizes in [[2, 4, 2, 17, 20, 8, 12], [2, 2, 1, 101, 70, 8, 5], [1, 1, 1, 9, 600, 4, 4], [1, 2, 1, 1, 1, 3, 3]] {
+        for axes in 0..16 {
+            let case = Case::<f32>::new(sizes).bias([0, 1, 2, 3].map(|n| axes >> n & 1 == 1));
+            let causal = Attention::new().mask(Mask::causal(Align::BottomRight)).softcap(2.0).temperature(0.8);
+            case.check("summed", &causal.dropout(Dropout::Seeded { p: 0.2, seed: 3 }), F32);
+        }
+    }
+    for sizes in [[1, 1, 1, 0, 5, 4, 4], [1, 1, 1, 5, 0, 4, 4], [0, 1, 1, 5, 5, 4, 4]] {
+        for axes in 0..16 {
+            let case = Case::<f32>::new(sizes).bias([0, 1, 2, 3].map(|n| axes >> n & 1 == 1));
+            case.check("empty", &Attention::new(), F32);
+        }
     }
 }
 
@@ -240,7 +279,7 @@ fn hidden_nan_changes_no_bit() {
             sick.dy[(head * q_len + 33) * value_dim..][..27 * value_dim].fill(x);
         }
         for level in super::levels_and_model() {
-            let bits = |four: Four| four.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>());
+            let bits = |four: Five| four.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>());
             let (clean, sick) = (clean.got(level, &attn).unwrap(), sick.got(level, &attn).unwrap());
             assert!(clean.iter().flatten().all(|x| x.is_finite()));
             assert_eq!(bits(clean), bits(sick), "{}", level.name());
@@ -264,17 +303,15 @@ fn refusals_write_nothing() {
     let (mut dq, mut dk, mut dv) = ([7.0f32; 6], [7.0f32; 8], [7.0f32; 8]);
     let mut bias = [7.0; 12];
     let lse = [0.0; 3];
-    for (lse, with_bias) in [(&lse[..2], false), (&lse[..], true)] {
-        let mut gradients = Gradients::new(
+    for (lse, columns) in [(&lse[..2], 4), (&lse[..], 3)] {
+        let gradients = Gradients::new(
             ViewMut::matrix(&mut dq, 3, 2).unwrap(),
             ViewMut::matrix(&mut dk, 4, 2).unwrap(),
             ViewMut::matrix(&mut dv, 4, 2).unwrap(),
         );
-        if with_bias {
-            gradients = gradients.bias(ViewMut::matrix(&mut bias, 3, 4).unwrap());
-        }
+        let gradients = gradients.bias(ViewMut::matrix(&mut bias, 3, columns).unwrap());
         let inputs = Inputs { q, k, v, out: dy, lse, dy };
         backward::gradients(&Attention::new(), inputs, gradients, &mut Workspace::new()).unwrap_err();
     }
-    assert!(dq.iter().chain(&dk).chain(&dv).all(|&x| x == 7.0));
+    assert!(dq.iter().chain(&dk).chain(&dv).all(|&x| x == 7.0) && bias.iter().all(|&x| x == 7.0));
 }

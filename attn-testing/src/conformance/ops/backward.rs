@@ -41,15 +41,11 @@ pub(super) fn attention<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Pro
             let sizes = View::broadcast(&dmask, &mask.shape)?.sizes();
             grads = grads.bias(ViewMut::new(&mut dmask, Layout::Bhsd, sizes)?);
         }
-        match (engine.gives_gradients(), bias) {
-            (false, _) => gradients(&attn, q, k, v, dy, grads, &mut vec![0.0; scratch_len(&shape)?])?,
-            (true, Some(_)) => {
-                return Err(Stop::Skip("the gradient of a bias is computed by the reference alone".to_owned()));
-            }
-            (true, None) => {
-                let out = View::new(&y, Layout::Bhsd, shape.output())?;
-                T::call_gradients(engine, GradientCall { attn: &attn, q, k, v, out, lse: &lse, dy, gradients: grads })?;
-            }
+        if engine.gives_gradients() {
+            let out = View::new(&y, Layout::Bhsd, shape.output())?;
+            T::call_gradients(engine, GradientCall { attn: &attn, q, k, v, out, lse: &lse, dy, gradients: grads })?;
+        } else {
+            gradients(&attn, q, k, v, dy, grads, &mut vec![0.0; scratch_len(&shape)?])?;
         }
 
         if loaded.case.inputs.contains_key("v") {

@@ -1,0 +1,166 @@
+//! The first half of a tile: two products, and what is made of them: weights and gradients of scores. Both sweeps
+//! begin with it.
+
+use super::buffers::Buffers;
+use super::job::Job;
+use super::weights::{self, Kept};
+use crate::gemm::{self, Panel, Reach};
+use crate::isa::Isa;
+use crate::pack;
+use crate::prefill::layout::MAX_Q_TILE;
+use crate::prefill::mask::{self, Cover, Ranges};
+use crate::prefill::score;
+use crate::queue::Rows;
+use crate::scoring::{KV_TILE, TileAt};
+
+/// A tile of keys that a block of queries sees something of.
+pub(super) struct Tile<const NQ: usize> {
+    pub(super) at: TileAt,
+    /// Which keys each vector of queries needs.
+    pub(super) reach: Reach<NQ>,
+    /// A bit for each query that sees a key, a word for each key; of use where the tile is partial.
+    bits: [u64; KV_TILE],
+    cover: Cover,
+}
+
+impl<const NQ: usize> Tile<NQ> {
+    /// `None` where no query sees any of the keys.
+    #[inline(always)]
+    pub(super) fn of<I: Isa>(
+        isa: I,
+        call: &Job<'_>,
+        rows: Rows,
+        ranges: &Ranges,
+        (key, keys): (usize, usize),
+    ) -> Option<Self> {
+        let at = TileAt { batch: rows.batch, head: rows.head, query: rows.first, rows: rows.count, key, keys };
+        let mut bits = [0; KV_TILE];
+        let cover = ranges.cover(isa, &call.forward, at, &mut bits);
+        if cover == Cover::Empty {
+            return None;
+        }
+        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(at, I::LANES) };
+        Some(Self { at, reach, bits, cover })
+    }
+
+    /// The bits, where not every query sees every key.
+    #[inline(always)]
+    pub(super) fn visible(&self) -> Option<&[u64]> {
+        (self.cover == Cover::Partial).then_some(&self.bits[..self.at.keys])
+    }
+
+    /// Batch entry and key/value head, and the first key.
+    #[inline(always)]
+    pub(super) fn first(&self, call: &Job<'_>) -> [usize; 3] {
+        [self.at.batch, call.forward.shape.kv_head(self.at.head), self.at.key]
+    }
+
+    /// Leaves weights in `scores`, and in `dots` the gradients of what the soft-cap gives; in `slopes` the derivatives
+    /// of a soft-cap.
+    #[inline(always)]
+    pub(super) fn weigh<I: Isa, const MS: usize>(
+        &mut self,
+        isa: I,
+        call: &Job<'_>,
+        [k, v]: [Panel<'_>; 2],
+        buffers: &mut Work<'_, '_>,
+    ) {
+        let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
+        let (keys, shape) = (tile.keys, &job.shape);
+        let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = buffers;
+        gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &self.reach, transposed[0], scores, || {});
+        gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &self.reach, transposed[1], dots, || {});
+        let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
+        if let Some((_, in_caps)) = job.softcap {
+            weights::cap_slopes(isa, in_caps, scores, slopes);
+        }
+        if let Some(scale) = job.score_scale {
+            score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
+        }
+        if job.bias.is_some() {
+            mask::hide_by_bias(tile, self.cover, width, bias, &mut self.bits);
+            self.cover = Cover::Partial;
+        }
+        if call.score_mod {
+            let visible = (self.cover == Cover::Partial).then_some(&self.bits);
+            let slopes = &mut mod_slopes[..keys * width];
+            let words = visible.map(|bits| &bits[..]);
+            **known &= job.mods.derivatives(job.level, tile, words, scores, slopes);
+            job.mods.score_mod(job.level, tile, width, visible, scores);
+        }
+        if self.cover == Cover::Partial {
+            mask::replace_hidden::<I, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
+        }
+        let mut drawn = [u64::MAX; KV_TILE];
+        let kept = (!job.dropout.is_none()).then(|| {
+            mask::kept(job, tile, &mut drawn);
+            Kept { bits: &drawn[..], factor: job.dropout.factor() as f32 }
+        });
+        weights::gradients::<I, NQ>(isa, job.log2_scale(), (lse, delta), (scores, dots), self.visible(), kept);
+        if call.score_mod {
+            weights::multiply(isa, dots, mod_slopes);
+        }
+    }
+
+    /// What gradients of capped scores become by the products before the cap.
+    #[inline(always)]
+    pub(super) fn through_cap<I: Isa>(&self, isa: I, call: &Job<'_>, dots: &mut [f32], slopes: &[f32]) {
+        if call.forward.softcap.is_some() {
+            weights::multiply(isa, dots, slopes);
+            if self.visible().is_some() {
+                mask::replace_hidden::<I, NQ>(isa, dots, &self.bits, 0.0);
+            }
+        }
+    }
+}
+
+/// What the first half of a tile works on.
+pub(super) struct Work<'b, 'w> {
+    pub(super) transposed: &'b [&'w mut [f32]; 2],
+    pub(super) scores: &'b mut [f32],
+    pub(super) slopes: &'b mut [f32],
+    pub(super) dots: &'b mut [f32],
+    pub(super) lse: &'b [f32],
+    pub(super) delta: &'b [f32],
+    pub(super) bias: &'b mut [f32],
+    pub(super) mod_slopes: &'b mut [f32],
+    pub(super) known: &'b mut bool,
+}
+
+/// Reads the queries and the gradients of the outputs of a block, and computes `δ`.
+#[inline(always)]
+pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffers: &mut Buffers<'_>) {
+    let job = &call.forward;
+    let at = [rows.batch, rows.head, rows.first];
+    let dims = [job.shape.head_dim, job.shape.value_dim];
+    for (n, input) in [&job.q, &call.dy].into_iter().enumerate() {
+        let columns = call.layout.columns[n];
+        pack::transposed(isa, input, at, rows.count, 0..dims[n], width, buffers.transposed[n]);
+        let packed = &mut buffers.rows[n][..rows.count * columns];
+        for (row, to) in packed.chunks_exact_mut(columns.max(1)).enumerate() {
+            let (there, rest) = to.split_at_mut(dims[n]);
+            pack::read_row(isa, input, [rows.batch, rows.head, rows.first + row], 0, there);
+            rest.fill(0.0);
+        }
+    }
+    let first = job.shape.row(rows.batch, rows.head, rows.first);
+    (buffers.lse, buffers.delta) = ([0.0; MAX_Q_TILE], [0.0; MAX_Q_TILE]);
+    for lane in 0..rows.count {
+        let lse = call.lse[first + lane];
+        // A row that sees nothing: its scores are −∞, and so their weights 0.
+        buffers.lse[lane] =
+            if lse == f32::NEG_INFINITY { 0.0 } else { (f64::from(lse) * core::f64::consts::LOG2_E) as f32 };
+        let dy = &buffers.rows[1][lane * call.layout.columns[1]..][..dims[1]];
+        buffers.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, buffers.v) as f32;
+    }
+    for (n, packed) in buffers.rows.iter_mut().enumerate() {
+        let packed = &mut packed[..rows.count * call.layout.columns[n]];
+        buffers.finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
+        if !buffers.finite[n] {
+            packed.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
+        }
+    }
+    if job.q_sign != 1.0 {
+        buffers.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
+    }
+}
