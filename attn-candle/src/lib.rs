@@ -15,15 +15,33 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! The operation has no backward pass: results are new leaves, as candle's own fused ones are.
+//! # Training
+//!
+//! `loss.backward()` goes through attn's kernels too: [`sdpa`] has gradients by q, k, v and the mask,
+//! [`differentiable`] those by q, k and v with any options. Nothing of `q_len·kv_len` is kept between the passes.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! let x = Var::randn(0f32, 1.0, (1, 4, 20, 16), &Device::Cpu)?;
+//! let y = attn_candle::sdpa(&x, &x, &x, None, true, 0.25, 1.0)?;
+//! let gradients = y.sqr()?.sum_all()?.backward()?;
+//! assert_eq!(gradients.get(&x).expect("x is a variable").dims(), x.dims());
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+
+mod backward;
+mod forward;
+mod graph;
+mod tensors;
 
 use std::sync::{Mutex, PoisonError};
 
-use attn_core::half::{bf16, f16};
 use attn_core::score_mod::Mods;
-use attn_core::{Align, Attention, AttnShape, Bias, Mask, Outputs, View, ViewMut};
-use attn_simd::KernelElement;
-use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
+use attn_core::{Align, Attention, Mask};
+use candle_core::{Result, Tensor, bail};
+
+use forward::Op;
+use graph::{Graph, Kept, LearnedMask, Masked, Options};
 
 /// Attention with candle's arguments: `softmax(softcap(scale·q·kᵀ) + mask)·v`.
 ///
@@ -34,6 +52,9 @@ use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, St
 /// | mask | broadcasts to `(batch, q_heads, q_len, kv_len)`; f32, f16 or bf16, added to the scores: −∞ hides |
 ///
 /// `do_causal` lets the last query see the last key, as candle's kernels do. `softcapping` of 1 is none, as there.
+///
+/// Gradients go to q, k, v, and to the mask if it is a variable or computed from one. That of a mask is computed in
+/// `f64` by [`attn_core::backward`] where the kernels have none; [`Tensor::detach`] makes a constant of it.
 ///
 /// # Errors
 /// Shapes that do not fit, naming both sizes; dtypes that differ or are none of f32, f16, bf16; tensors that are not on
@@ -54,29 +75,11 @@ pub fn sdpa(
     if softcapping != 1.0 {
         attn = attn.softcap(f64::from(softcapping));
     }
-    let Some(mask) = mask else {
-        return attention(&attn, q, k, v);
-    };
-    let (storage, layout) = mask.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { bail!("attn: mask is not on the CPU") };
-    match storage {
-        CpuStorage::F32(data) => with_bias(attn, data, layout, [q, k, v]),
-        CpuStorage::F16(data) => with_bias(attn, data, layout, [q, k, v]),
-        CpuStorage::BF16(data) => with_bias(attn, data, layout, [q, k, v]),
-        _ => bail!("attn: mask is {:?}; it is added to the scores, as f32, f16 or bf16", mask.dtype()),
+    check_dtypes([q, k, v])?;
+    match mask {
+        Some(mask) if mask.track_op() => LearnedMask::apply(attn, [q, k, v], mask),
+        mask => apply(Masked { attn, mask: mask.cloned() }, [q, k, v]),
     }
-}
-
-fn with_bias<'a, T: Copy>(
-    attn: Attention<'a>,
-    data: &'a [T],
-    layout: &Layout,
-    [q, k, v]: [&Tensor; 3],
-) -> Result<Tensor>
-where
-    Bias<'a>: From<View<'a, T>>,
-{
-    attention(&attn.bias(view("mask", data, layout)?), q, k, v)
 }
 
 /// Attention with any options, on the threads of the current rayon pool. Shapes as for [`sdpa`].
@@ -91,14 +94,52 @@ where
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
+/// The result is a new leaf: options that are borrowed cannot wait for gradients. To train, see [`differentiable`].
+///
 /// # Errors
 /// As [`sdpa`], and options without meaning.
 pub fn attention<M: Mods + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    apply(&Op { attn, lse: None }, q, k, v)
+    check_dtypes([q, k, v])?;
+    q.apply_op3_no_bwd(k, v, &Op { attn, lse: None })
+}
+
+/// As [`attention`], with gradients by q, k and v. The graph keeps `data`, and calls `options` for the options that
+/// borrow from it: in the forward pass, and in the backward pass.
+///
+/// Both calls must give the same options; dropout draws the same weights by its seed. Options that own all they need
+/// take `()` as data. A `score_mod` needs its derivative ([`Attention::score_mod_with`]); its gradient is computed in
+/// `f64` by [`attn_core::backward`] where the kernels have none.
+///
+/// ```
+/// use attn_core::{Align, Attention, Mask};
+/// use candle_core::{Device, Tensor, Var};
+/// let x = Var::randn(0f32, 1.0, (2, 4, 50, 16), &Device::Cpu)?;
+/// let lens = vec![50, 31]; // how many tokens the sequences have
+/// let y = attn_candle::differentiable(
+///     lens,
+///     |lens| Attention::new().mask(Mask::causal(Align::TopLeft).and(Mask::kv_lens(lens))),
+///     &x,
+///     &x,
+///     &x,
+/// )?;
+/// assert!(y.sum_all()?.backward()?.get(&x).is_some());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`attention`]; those of the gradients when they are computed.
+pub fn differentiable<D, M, F>(data: D, options: F, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>
+where
+    D: Send + Sync + 'static,
+    M: Mods + Sync + 'static,
+    F: for<'a> Fn(&'a D) -> Attention<'a, M> + Send + Sync + 'static,
+{
+    check_dtypes([q, k, v])?;
+    apply(Kept::new(data, options), [q, k, v])
 }
 
 /// As [`attention`], with the log-sum-exp of each row: f32, `(batch, q_heads, q_len)`; −∞ for a row that sees no key.
-/// It gives single weights (`attn_core::weights`) and joins results over parts of the keys.
+/// It gives single weights (`attn_core::weights`) and joins results over parts of the keys. Both results are new leaves.
 ///
 /// # Errors
 /// As [`attention`].
@@ -108,106 +149,27 @@ pub fn attention_lse<M: Mods + Sync>(
     k: &Tensor,
     v: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
+    check_dtypes([q, k, v])?;
     let lse = Mutex::default();
-    let out = apply(&Op { attn, lse: Some(&lse) }, q, k, v)?;
+    let out = q.apply_op3_no_bwd(k, v, &Op { attn, lse: Some(&lse) })?;
     let (batch, heads, rows, _) = out.dims4()?;
     let lse = lse.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok((out, Tensor::from_vec(lse, (batch, heads, rows), q.device())?))
 }
 
-fn apply<M: Mods + Sync>(op: &Op<'_, '_, M>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+/// As an operation that keeps what gradients need, or as one that keeps nothing if nobody can ask for gradients.
+fn apply<O: Options + Send + Sync + 'static>(options: O, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
+    if q.track_op() || k.track_op() || v.track_op() {
+        return q.apply_op3(k, v, Graph::new(options));
+    }
+    options.with(|attn| q.apply_op3_no_bwd(k, v, &Op { attn, lse: None }))
+}
+
+fn check_dtypes([q, k, v]: [&Tensor; 3]) -> Result<()> {
+    for (name, tensor) in [("k", k), ("v", v)] {
         if tensor.dtype() != q.dtype() {
             bail!("attn: {name} is {:?}, q is {:?}", tensor.dtype(), q.dtype());
         }
     }
-    q.apply_op3_no_bwd(k, v, op)
-}
-
-/// The operation: options beside three tensors, and where the log-sum-exps go. candle knows one result per operation.
-struct Op<'p, 'a, M> {
-    attn: &'p Attention<'a, M>,
-    lse: Option<&'p Mutex<Vec<f32>>>,
-}
-
-impl<M: Mods + Sync> CustomOp3 for Op<'_, '_, M> {
-    fn name(&self) -> &'static str {
-        "attn"
-    }
-
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let layouts = [q_layout, k_layout, v_layout];
-        match (q, k, v) {
-            (CpuStorage::F32(q), CpuStorage::F32(k), CpuStorage::F32(v)) => {
-                let (out, shape) = run(self, [q, k, v], layouts)?;
-                Ok((CpuStorage::F32(out), shape))
-            }
-            (CpuStorage::F16(q), CpuStorage::F16(k), CpuStorage::F16(v)) => {
-                let (out, shape) = run::<f16, _>(self, [q, k, v], layouts)?;
-                Ok((CpuStorage::F16(out), shape))
-            }
-            (CpuStorage::BF16(q), CpuStorage::BF16(k), CpuStorage::BF16(v)) => {
-                let (out, shape) = run::<bf16, _>(self, [q, k, v], layouts)?;
-                Ok((CpuStorage::BF16(out), shape))
-            }
-            _ => bail!("attn: q, k and v must be f32, f16 or bf16, all of one type; q is {:?}", dtype(q)),
-        }
-    }
-}
-
-fn dtype(storage: &CpuStorage) -> DType {
-    candle_core::backend::BackendStorage::dtype(storage)
-}
-
-/// Computes a contiguous output.
-fn run<T: KernelElement, M: Mods + Sync>(
-    op: &Op<'_, '_, M>,
-    [q, k, v]: [&[T]; 3],
-    layouts: [&Layout; 3],
-) -> Result<(Vec<T>, Shape)> {
-    let [q, k, v] = [view("q", q, layouts[0])?, view("k", k, layouts[1])?, view("v", v, layouts[2])?];
-    for (name, view, layout) in [("q", &q, layouts[0]), ("k", &k, layouts[1]), ("v", &v, layouts[2])] {
-        if layout.dims().len() != 4 {
-            bail!(
-                "attn: {name} has {} axes; (batch, heads, seq, dim) are wanted: {:?}",
-                layout.dims().len(),
-                view.sizes()
-            );
-        }
-    }
-    let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(Error::wrap)?;
-    let sizes = shape.output();
-    attn_core::Layout::Bhsd.strides(sizes).map_err(Error::wrap)?; // shows that the product fits
-    let mut out = vec![T::default(); sizes.iter().product()];
-    let to = ViewMut::new(&mut out, attn_core::Layout::Bhsd, sizes).map_err(Error::wrap)?;
-    let mut outputs = Outputs::new(to);
-    let mut lse = op.lse.map(|lse| lse.lock().unwrap_or_else(PoisonError::into_inner));
-    if let Some(lse) = &mut lse {
-        lse.resize(sizes[..3].iter().product(), 0.0);
-        outputs = outputs.lse(lse);
-    }
-    attn_parallel::forward(op.attn, q, k, v, outputs).map_err(Error::wrap)?;
-    Ok((out, Shape::from(&sizes[..])))
-}
-
-/// A tensor where it lies. One of fewer axes broadcasts over the missing ones, which stand first.
-fn view<'a, T: Copy>(name: &str, data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
-    let (dims, strides) = (layout.dims(), layout.stride());
-    let Some(missing) = 4usize.checked_sub(dims.len()) else {
-        bail!("attn: {name} has {} axes; at most 4 are wanted", dims.len());
-    };
-    let (mut sizes, mut steps) = ([1; 4], [0; 4]);
-    for (axis, (&size, &stride)) in dims.iter().zip(strides).enumerate() {
-        sizes[missing + axis] = size;
-        steps[missing + axis] = isize::try_from(stride).map_err(Error::wrap)?;
-    }
-    View::strided(data, sizes, steps, layout.start_offset()).map_err(Error::wrap)
+    Ok(())
 }

@@ -1,0 +1,114 @@
+//! The backward pass over tensors: on the kernels, and what they do not compute by the reference, in `f64`.
+
+use attn_core::backward::{self, Gradients};
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Element, View, ViewMut};
+use attn_simd::KernelElement;
+use attn_simd::backward::Inputs;
+use candle_core::{Error, Layout, Result, Tensor, WithDType, bail};
+
+use crate::tensors::{by_dtype, reading, shape, view_of};
+
+/// The tensors of a backward call: what the forward call read and wrote, and the gradient by its output.
+pub(crate) struct Saved<'t> {
+    pub(crate) q: &'t Tensor,
+    pub(crate) k: &'t Tensor,
+    pub(crate) v: &'t Tensor,
+    pub(crate) out: &'t Tensor,
+    pub(crate) lse: &'t [f32],
+    pub(crate) dy: &'t Tensor,
+}
+
+/// Where the gradient of an additive mask goes, and its four sizes.
+pub(crate) struct MaskGradient<'g> {
+    pub(crate) sizes: [usize; 4],
+    pub(crate) to: &'g mut [f64],
+}
+
+/// The gradients by q, k and v, in their dtype, contiguous; that of the mask too, if it is wanted.
+pub(crate) fn backward<M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    saved: &Saved<'_>,
+    mask: Option<MaskGradient<'_>>,
+) -> Result<[Tensor; 3]> {
+    for (name, tensor) in [("the output", saved.out), ("its gradient", saved.dy)] {
+        if tensor.dtype() != saved.q.dtype() {
+            bail!("attn: {name} is {:?}, q is {:?}", tensor.dtype(), saved.q.dtype());
+        }
+    }
+    by_dtype!(saved.q.dtype(), |T| run::<T, M>(attn, saved, mask))
+}
+
+fn run<T: KernelElement + WithDType, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    Saved { q, k, v, out, lse, dy }: &Saved<'_>,
+    mask: Option<MaskGradient<'_>>,
+) -> Result<[Tensor; 3]> {
+    let sizes = shape([q.layout(), k.layout(), v.layout()])?;
+    let [dq, dk, dv] = reading("q", q, |q, q_at| {
+        reading("k", k, |k, k_at| {
+            reading("v", v, |v, v_at| {
+                reading("the output", out, |out, out_at| {
+                    reading("its gradient", dy, |dy, dy_at| {
+                        let inputs = Inputs {
+                            q: view_of::<T>("q", q, q_at)?,
+                            k: view_of("k", k, k_at)?,
+                            v: view_of("v", v, v_at)?,
+                            out: view_of("the output", out, out_at)?,
+                            lse,
+                            dy: view_of("its gradient", dy, dy_at)?,
+                        };
+                        compute(attn, &sizes, inputs, mask).map_err(Error::wrap)
+                    })
+                })
+            })
+        })
+    })?;
+    let tensor = |data, like: &Tensor| Tensor::from_vec(data, like.shape(), like.device());
+    Ok([tensor(dq, q)?, tensor(dk, k)?, tensor(dv, v)?])
+}
+
+/// On the kernels; by the reference if they refuse, which they do before they write.
+fn compute<T: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    shape: &AttnShape,
+    inputs: Inputs<'_, T, T>,
+    mut mask: Option<MaskGradient<'_>>,
+) -> attn_core::Result<[Vec<T>; 3]> {
+    let sizes = [inputs.q, inputs.k, inputs.v].map(|x: View<'_, T>| x.sizes());
+    let mut all = sizes.map(|sizes| vec![T::default(); sizes.iter().product()]);
+    let on_kernels = attn_parallel::backward(attn, inputs, places(&mut all, sizes, mask.as_mut())?);
+    if matches!(on_kernels, Err(AttnError::Unsupported { .. })) {
+        let Inputs { q, k, v, dy, .. } = inputs;
+        let mut scratch = vec![0.0; backward::scratch_len(shape)?];
+        backward::gradients(attn, q, k, v, dy, places(&mut all, sizes, mask.as_mut())?, &mut scratch)?;
+    } else {
+        on_kernels?;
+    }
+    Ok(all)
+}
+
+/// Where gradients go.
+fn places<'o, T: Element>(
+    [dq, dk, dv]: &'o mut [Vec<T>; 3],
+    [q, k, v]: [[usize; 4]; 3],
+    mask: Option<&'o mut MaskGradient<'_>>,
+) -> attn_core::Result<Gradients<'o, T>> {
+    use attn_core::Layout::Bhsd;
+    let gradients = Gradients::new(ViewMut::new(dq, Bhsd, q)?, ViewMut::new(dk, Bhsd, k)?, ViewMut::new(dv, Bhsd, v)?);
+    Ok(match mask {
+        Some(MaskGradient { sizes, to }) => gradients.bias(ViewMut::new(to, Bhsd, *sizes)?),
+        None => gradients,
+    })
+}
+
+/// The four sizes of a tensor of at most four axes; the missing ones stand first.
+pub(crate) fn padded(name: &str, layout: &Layout) -> Result<[usize; 4]> {
+    let dims = layout.dims();
+    let Some(missing) = 4usize.checked_sub(dims.len()) else {
+        bail!("attn: {name} has {} axes; at most 4 are wanted", dims.len());
+    };
+    let mut sizes = [1; 4];
+    sizes[missing..].copy_from_slice(dims);
+    Ok(sizes)
+}
