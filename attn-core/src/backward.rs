@@ -36,13 +36,13 @@
 //! ```
 
 pub(crate) mod accumulate;
+pub(crate) mod appended;
 pub(crate) mod inputs;
 pub(crate) mod outputs;
 mod row;
 mod slopes;
 
-use crate::appended::Appended;
-use crate::element::Element;
+use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
 use crate::score::Problem;
@@ -50,6 +50,7 @@ use crate::score_mod::Mods;
 use crate::shape::{At, AttnShape, check_same};
 use crate::view::View;
 
+use accumulate::Saved;
 use inputs::Inputs;
 pub use outputs::Gradients;
 
@@ -90,17 +91,41 @@ pub fn gradients<T: Element, G: Element, O: Element, M: Mods>(
     check_same("dy against the output", shape.output(), dy.sizes())?;
     gradients.check(&shape)?;
     AttnError::check_len("backward scratch", scratch_len(&shape)?, scratch.len())?;
-    let inputs = Inputs { q, k, v, dy, appended: Appended::<T>::none() };
+    let inputs = Inputs { q, k, v, dy };
     check_derivatives(&problem, &inputs)?;
-    accumulate::all(&problem, &inputs, &mut gradients, None, scratch);
+    accumulate::all(&problem, &inputs, &mut gradients, scratch);
+    Ok(())
+}
+
+/// As [`gradients`], from the output and the log-sum-exps of the forward call. These may count keys that a module has
+/// appended.
+///
+/// # Errors
+/// As [`gradients`].
+#[doc(hidden)]
+pub fn gradients_saved<T: Element, G: Element, R: Real, O: Element, M: Mods>(
+    attn: &Attention<'_, M>,
+    inputs: &Inputs<'_, T, G>,
+    saved: Saved<'_, R>,
+    mut gradients: Gradients<'_, O>,
+    scratch: &mut [f64],
+) -> Result<()> {
+    let problem = Problem::new(attn, inputs.q.sizes(), inputs.k.sizes(), inputs.v.sizes())?;
+    let shape = *problem.shape();
+    check_same("dy against the output", shape.output(), inputs.dy.sizes())?;
+    check_same("out against the output", shape.output(), saved.out.sizes())?;
+    AttnError::check_size("lse against the rows", shape.rows(), saved.lse.len())?;
+    gradients.check(&shape)?;
+    AttnError::check_len("backward scratch", scratch_len(&shape)?, scratch.len())?;
+    check_derivatives(&problem, inputs)?;
+    accumulate::saved(&problem, inputs, saved, &mut gradients, scratch);
     Ok(())
 }
 
 /// Refuses a `score_mod` whose derivative is not known at every visible score, before anything is written.
-#[doc(hidden)]
-pub fn check_derivatives<T: Element, G: Element, W: Element, M: Mods>(
+fn check_derivatives<T: Element, G: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
-    inputs: &Inputs<'_, T, G, W>,
+    inputs: &Inputs<'_, T, G>,
 ) -> Result<()> {
     if !M::SCORE_MOD {
         return Ok(());

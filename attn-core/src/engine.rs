@@ -1,8 +1,9 @@
 //! For the kernels and layers of sibling crates; no part of the interface that versions promise.
 
 pub use crate::appended::Appended;
-pub use crate::backward::accumulate::all as accumulate_all;
-pub use crate::backward::check_derivatives;
+pub use crate::backward::accumulate::Saved;
+pub use crate::backward::appended::add_appended;
+pub use crate::backward::gradients_saved;
 pub use crate::backward::inputs::Inputs;
 pub use crate::backward::outputs::{AppendedGradients, check_options};
 pub use crate::dot::{dot, dot_slices};

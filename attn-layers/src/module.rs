@@ -25,7 +25,7 @@
 //! - **The engine** is an argument: [`Reference`] computes in `f64`, [`Streaming`] in the element's own precision, and
 //!   a crate with kernels implements [`Engine`].
 //! - **Memory** is the caller's: `scratch_len` says how many elements (the projected heads and the engine's own).
-//! - **Gradients** of everything, inputs and weights: `backward`, in reference form.
+//! - **Gradients** of everything, inputs and weights: `backward`, by a [`GradientEngine`].
 //!
 //! Norms, residuals, feed-forward layers and position codes are not here; `position` has the last.
 
@@ -43,7 +43,7 @@ mod sources;
 
 pub use causal_attention::CausalAttention;
 pub use concat_heads::ConcatHeads;
-pub use engine::{Engine, Reference, Streaming};
+pub use engine::{Engine, GradientEngine, Reference, SavedHeads, Streaming};
 pub use fixed::{FixedProjection, FixedSelfAttention};
 pub use gradients::{InputGradients, ModuleGradients};
 pub use multi_head::MultiHeadAttention;

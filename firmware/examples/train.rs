@@ -12,7 +12,7 @@ use attn_core::{Attention, Result, View, ViewMut};
 use attn_firmware::gesture::data::draw;
 use attn_firmware::gesture::*;
 use attn_firmware::paint::Paint;
-use attn_layers::module::{InputGradients, ModuleGradients, MultiHeadAttention, Sources, Streaming};
+use attn_layers::module::{InputGradients, ModuleGradients, MultiHeadAttention, Reference, Sources, Streaming};
 use attn_layers::{Linear, LinearGradients};
 
 const ROUNDS: i32 = 4000;
@@ -129,9 +129,9 @@ fn backward(w: &[f64], seen: &Seen, class: usize, to: &mut [f64]) -> Result<f64>
         .k(square(dk)?)
         .v(square(dv)?)
         .out(square(dj)?);
-    let mut scratch = vec![0.0; layer.backward_scratch_len(1, STEPS, STEPS)?];
+    let mut scratch = vec![0.0; layer.backward_scratch_len(&Reference, 1, STEPS, STEPS)?];
     let (x, dy) = (View::matrix(&seen.h, STEPS, WIDTH)?, View::matrix(&d_r, STEPS, WIDTH)?);
-    layer.backward(&Attention::new(), x, dy, gradients, &mut scratch)?;
+    layer.backward(&mut Reference, &Attention::new(), x, dy, gradients, &mut scratch)?;
     for (at, part) in [QUERY, KEY, VALUE, JOIN].into_iter().zip(&parts) {
         to[at].iter_mut().zip(part).for_each(|(a, b)| *a += b);
     }

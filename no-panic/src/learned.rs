@@ -87,7 +87,7 @@ pub fn attn_entry_multi_head_backward(
     gradients: ModuleGradients<'_, f32>,
     scratch: &mut [f64],
 ) -> bool {
-    layer.backward(attn, inputs, dy, gradients, scratch).is_ok()
+    layer.backward(&mut Reference, attn, inputs, dy, gradients, scratch).is_ok()
 }
 
 #[unsafe(no_mangle)]

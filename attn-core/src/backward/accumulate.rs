@@ -1,23 +1,66 @@
 //! The loops: every row of a key/value head's group into its `dk` and `dv`, each row's own `dq`.
 
-use super::inputs::Inputs;
-use super::outputs::{AppendedGradients, Gradients};
+use super::inputs::{Inputs, dot};
+use super::outputs::Gradients;
 use super::row::Facts;
-use crate::element::Element;
+use crate::element::{Element, Real};
 use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
-use crate::shape::At;
-use crate::view::ViewMut;
+use crate::shape::{At, AttnShape};
+use crate::view::{View, ViewMut};
 
 /// Computes all gradients; every size has been checked, and `scratch` holds [`scratch_len`](super::scratch_len)
 /// elements.
-pub fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
+pub(crate) fn all<T: Element, G: Element, O: Element, M: Mods>(
     problem: &Problem<'_, '_, M>,
-    inputs: &Inputs<'_, T, G, W>,
+    inputs: &Inputs<'_, T, G>,
     gradients: &mut Gradients<'_, O>,
-    mut appended: Option<AppendedGradients<'_>>,
     scratch: &mut [f64],
+) {
+    each_row(problem, inputs, gradients, scratch, |row| Facts::of(problem, inputs, row));
+}
+
+/// As [`all`], from the output and the log-sum-exps of a forward call, which may count keys that are not in `inputs`:
+/// those that a module appends.
+pub(crate) fn saved<T: Element, G: Element, R: Real, O: Element, M: Mods>(
+    problem: &Problem<'_, '_, M>,
+    inputs: &Inputs<'_, T, G>,
+    saved: Saved<'_, R>,
+    gradients: &mut Gradients<'_, O>,
+    scratch: &mut [f64],
+) {
+    each_row(problem, inputs, gradients, scratch, |row| saved.facts(problem.shape(), inputs.dy, row));
+}
+
+/// What a forward call wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'v, R> {
+    /// `[batch, q_heads, q_len, value_dim]`.
+    pub out: View<'v, R>,
+    /// `batch · q_heads · q_len`.
+    pub lse: &'v [R],
+}
+
+impl<R: Real> Saved<'_, R> {
+    pub(super) fn facts<G: Element>(
+        &self,
+        shape: &AttnShape,
+        dy: View<'_, G>,
+        (batch, head, query): (usize, usize, usize),
+    ) -> Option<Facts> {
+        let lse = self.lse.get(shape.row(batch, head, query)).map_or(f64::NEG_INFINITY, |lse| lse.to_f64());
+        Facts::saved(lse, dot(dy.row(batch, head, query), self.out.row(batch, head, query)))
+    }
+}
+
+/// Every row, from what is known of it.
+fn each_row<T: Element, G: Element, O: Element, M: Mods>(
+    problem: &Problem<'_, '_, M>,
+    inputs: &Inputs<'_, T, G>,
+    gradients: &mut Gradients<'_, O>,
+    scratch: &mut [f64],
+    facts: impl Fn((usize, usize, usize)) -> Option<Facts>,
 ) {
     let shape = *problem.shape();
     if let Some(bias) = &mut gradients.bias {
@@ -25,10 +68,6 @@ pub fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
     }
     if let Some(sinks) = &mut gradients.sinks {
         sinks.fill(0.0);
-    }
-    if let Some(appended) = &mut appended {
-        appended.k.fill(0.0);
-        appended.v.fill(0.0);
     }
     let Some((dq, rest)) = scratch.split_at_mut_checked(shape.head_dim) else { return };
     let Some((dk, rest)) = rest.split_at_mut_checked(shape.kv_len * shape.head_dim) else { return };
@@ -40,7 +79,9 @@ pub fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
                 for query in 0..shape.q_len {
                     dq.fill(0.0);
-                    row(problem, inputs, gradients, appended.as_mut(), (batch, head, query), (dq, dk, dv));
+                    if let Some(facts) = facts((batch, head, query)) {
+                        row(problem, inputs, gradients, &facts, (batch, head, query), (dq, dk, dv));
+                    }
                     for (d, &x) in dq.iter().enumerate() {
                         gradients.dq.set(batch, head, query, d, O::from_f64(x));
                     }
@@ -53,18 +94,15 @@ pub fn all<T: Element, G: Element, W: Element, O: Element, M: Mods>(
 }
 
 /// One query row into `dq` (its own) and `dk`, `dv` (those of its key/value head).
-fn row<T: Element, G: Element, W: Element, O, M: Mods>(
+fn row<T: Element, G: Element, O, M: Mods>(
     problem: &Problem<'_, '_, M>,
-    inputs: &Inputs<'_, T, G, W>,
+    inputs: &Inputs<'_, T, G>,
     gradients: &mut Gradients<'_, O>,
-    appended: Option<&mut AppendedGradients<'_>>,
+    facts: &Facts,
     (batch, head, query): (usize, usize, usize),
     (dq, dk, dv): (&mut [f64], &mut [f64], &mut [f64]),
 ) {
     let shape = problem.shape();
-    let Some(facts) = Facts::of(problem, inputs, (batch, head, query)) else {
-        return;
-    };
     let kv_head = shape.kv_head(head);
     let (q_row, dy_row) = (inputs.q.row(batch, head, query), inputs.dy.row(batch, head, query));
     problem.for_each_visible(batch, head, query, |at| {
@@ -76,18 +114,6 @@ fn row<T: Element, G: Element, W: Element, O, M: Mods>(
             add_broadcast(bias, at, part.by_bias);
         }
     });
-    let mut appended = appended;
-    for n in 0..inputs.appended.count() {
-        let at = At { batch, head, query, key: shape.kv_len.saturating_add(n) };
-        let part = facts.appended(problem, inputs, at, n);
-        if let Some(key) = inputs.appended.key(kv_head, n) {
-            add(dq, part.by_dot, key);
-            if let Some(gradients) = appended.as_deref_mut() {
-                add(part_of(gradients.k, kv_head, shape.head_dim), part.by_dot, q_row);
-                add(part_of(gradients.v, kv_head, shape.value_dim), part.by_value, dy_row);
-            }
-        }
-    }
     if let (Some(sink), Some(slot)) =
         (problem.sink(head), gradients.sinks.as_deref_mut().and_then(|sinks| sinks.get_mut(head)))
     {
@@ -103,7 +129,7 @@ fn add<X: Element>(to: &mut [f64], factor: f64, x: Row<'_, X>) {
 }
 
 /// Row `n` of a matrix with rows of `dim`; empty where it is outside.
-fn part_of(matrix: &mut [f64], n: usize, dim: usize) -> &mut [f64] {
+pub(super) fn part_of<R>(matrix: &mut [R], n: usize, dim: usize) -> &mut [R] {
     let start = n.saturating_mul(dim);
     matrix.get_mut(start..start.saturating_add(dim)).unwrap_or_default()
 }

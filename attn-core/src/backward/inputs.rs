@@ -1,6 +1,5 @@
 //! The inputs of a backward call, and the dot products of their rows.
 
-use crate::appended::Appended;
 use crate::element::Element;
 use crate::row::Row;
 use crate::shape::{At, AttnShape};
@@ -8,7 +7,7 @@ use crate::view::View;
 
 /// The inputs of a backward call.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'v, T, G, W> {
+pub struct Inputs<'v, T, G> {
     /// `[batch, q_heads, q_len, head_dim]`.
     pub q: View<'v, T>,
     /// `[batch, kv_heads, kv_len, head_dim]`.
@@ -17,11 +16,9 @@ pub struct Inputs<'v, T, G, W> {
     pub v: View<'v, T>,
     /// The gradient by the output, of its shape.
     pub dy: View<'v, G>,
-    /// Keys behind those of `k`, which a module may add.
-    pub appended: Appended<'v, W>,
 }
 
-impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {
+impl<T: Element, G: Element> Inputs<'_, T, G> {
     pub(super) fn dot(&self, shape: &AttnShape, at: At) -> f64 {
         dot(self.q.row(at.batch, at.head, at.query), self.k.row(at.batch, shape.kv_head(at.head), at.key))
     }
@@ -29,18 +26,8 @@ impl<T: Element, G: Element, W: Element> Inputs<'_, T, G, W> {
     pub(super) fn dy_dot_v(&self, shape: &AttnShape, at: At) -> f64 {
         dot(self.dy.row(at.batch, at.head, at.query), self.v.row(at.batch, shape.kv_head(at.head), at.key))
     }
-
-    pub(super) fn dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
-        let key = self.appended.key(shape.kv_head(at.head), n);
-        key.map_or(0.0, |key| dot(self.q.row(at.batch, at.head, at.query), key))
-    }
-
-    pub(super) fn dy_dot_appended(&self, shape: &AttnShape, at: At, n: usize) -> f64 {
-        let value = self.appended.value(shape.kv_head(at.head), n);
-        value.map_or(0.0, |value| dot(self.dy.row(at.batch, at.head, at.query), value))
-    }
 }
 
-fn dot<A: Element, B: Element>(a: Row<'_, A>, b: Row<'_, B>) -> f64 {
+pub(super) fn dot<A: Element, B: Element>(a: Row<'_, A>, b: Row<'_, B>) -> f64 {
     a.iter().zip(b.iter()).map(|(a, b)| a.to_f64() * b.to_f64()).sum()
 }

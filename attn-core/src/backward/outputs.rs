@@ -66,9 +66,9 @@ pub fn check_options(shape: &AttnShape, bias: Option<&ViewMut<'_, f64>>, sinks: 
 
 /// Gradients of the appended bias key and value, `[kv_heads, head_dim]` and `[kv_heads, value_dim]`.
 #[derive(Debug)]
-pub struct AppendedGradients<'s> {
+pub struct AppendedGradients<'s, R> {
     /// By the key.
-    pub k: &'s mut [f64],
+    pub k: &'s mut [R],
     /// By the value.
-    pub v: &'s mut [f64],
+    pub v: &'s mut [R],
 }

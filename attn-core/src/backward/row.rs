@@ -29,9 +29,9 @@ pub(super) struct Contribution {
 
 impl Facts {
     /// Sweeps over the keys of a row; `None` for a row that saw nothing and so contributes nothing.
-    pub(super) fn of<T: Element, G: Element, W: Element, M: Mods>(
+    pub(super) fn of<T: Element, G: Element, M: Mods>(
         problem: &Problem<'_, '_, M>,
-        inputs: &Inputs<'_, T, G, W>,
+        inputs: &Inputs<'_, T, G>,
         (batch, head, query): (usize, usize, usize),
     ) -> Option<Self> {
         let shape = problem.shape();
@@ -40,16 +40,15 @@ impl Facts {
             let step = state.push(problem.score(inputs.dot(shape, at), at));
             delta = delta * step.rescale + step.weight * problem.dropout_factor(at) * inputs.dy_dot_v(shape, at);
         });
-        for n in 0..inputs.appended.count() {
-            let at = At { batch, head, query, key: shape.kv_len.saturating_add(n) };
-            let step = state.push(inputs.appended.score(problem, inputs.dot_appended(shape, at, n)));
-            let value = inputs.dy_dot_appended(shape, at, n);
-            delta = delta * step.rescale + step.weight * problem.dropout_factor(at) * value;
-        }
         if let Some(sink) = problem.sink(head) {
             delta *= state.push(f64::from(sink)).rescale;
         }
         (state.sum != 0.0).then(|| Self { state, delta: delta * state.finish() })
+    }
+
+    /// What a forward call has found out: its log-sum-exp, and `δ` of its output.
+    pub(super) fn saved(lse: f64, delta: f64) -> Option<Self> {
+        (lse != f64::NEG_INFINITY).then_some(Self { state: RowState { max: lse, sum: 1.0 }, delta })
     }
 
     /// The weight of a score before dropout.
@@ -58,10 +57,10 @@ impl Facts {
     }
 
     /// The contribution of a visible key.
-    pub(super) fn key<T: Element, G: Element, W: Element, M: Mods>(
+    pub(super) fn key<T: Element, G: Element, M: Mods>(
         &self,
         problem: &Problem<'_, '_, M>,
-        inputs: &Inputs<'_, T, G, W>,
+        inputs: &Inputs<'_, T, G>,
         at: At,
     ) -> Contribution {
         let shape = problem.shape();
@@ -71,20 +70,5 @@ impl Facts {
         let (weight, factor) = (self.weight(slopes.score), problem.dropout_factor(at));
         let by_score = weight * (factor * inputs.dy_dot_v(shape, at) - self.delta);
         Contribution { by_dot: by_score * slopes.by_dot, by_bias: by_score * slopes.by_bias, by_value: weight * factor }
-    }
-
-    /// The contribution of an appended key.
-    pub(super) fn appended<T: Element, G: Element, W: Element, M: Mods>(
-        &self,
-        problem: &Problem<'_, '_, M>,
-        inputs: &Inputs<'_, T, G, W>,
-        at: At,
-        n: usize,
-    ) -> Contribution {
-        let shape = problem.shape();
-        let dot = inputs.dot_appended(shape, at, n);
-        let (weight, factor) = (self.weight(inputs.appended.score(problem, dot)), problem.dropout_factor(at));
-        let by_score = weight * (factor * inputs.dy_dot_appended(shape, at, n) - self.delta);
-        Contribution { by_dot: by_score * slopes::by_dot(problem, dot), by_bias: 0.0, by_value: weight * factor }
     }
 }

@@ -1,12 +1,13 @@
-//! The backward pass of a module: forward again in double precision, back through join, attention and projections.
+//! The backward pass of a module: forward again, back through join, attention (by the engine) and projections.
 
-use attn_core::backward::{self, Gradients};
-use attn_core::engine::{AppendedGradients, Inputs, accumulate_all, check_derivatives, check_options};
+use attn_core::backward::Gradients;
+use attn_core::element::Real;
+use attn_core::engine::{AppendedGradients, Saved, add_appended, check_options};
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, Layout, Result, View, ViewMut, reference};
+use attn_core::{Attention, AttnError, AttnShape, Element, Layout, Result, View, ViewMut};
 
-use super::engine::Reference;
+use super::engine::{GradientEngine, SavedHeads};
 use super::gradients::{InputGradients, ModuleGradients};
 use super::multi_head::Fused;
 use super::outputs::check_rows;
@@ -20,30 +21,32 @@ fn appended_lens(shape: &AttnShape) -> [usize; 2] {
 }
 
 impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
-    pub(super) fn backward_scratch_len(&self, shape: &AttnShape) -> Result<usize> {
+    pub(super) fn backward_scratch_len<E: GradientEngine<T>>(&self, engine: &E, shape: &AttnShape) -> Result<usize> {
         let forward = total(&lens(shape)?)?;
         let [q, k, v, context, _] = lens(shape)?;
-        // The reference engine's row of scores is taken from the same place as the backward sweep's scratch.
-        let sweep = backward::scratch_len(shape)?.max(reference::scratch_len(shape));
-        total(&[forward, q, k, v, context, total(&appended_lens(shape))?, sweep])
+        // Both passes of the engine take their scratch from the same place.
+        let engines = engine.gradients_scratch_len(shape)?.max(engine.scratch_len(shape)?);
+        total(&[forward, q, k, v, context, total(&appended_lens(shape))?, engines])
     }
 
-    pub(super) fn backward<G: Element, O: Element, M: Mods + Sync>(
+    pub(super) fn backward<E: GradientEngine<T>, G: Element, O: Element, M: Mods + Sync>(
         &self,
+        engine: &mut E,
         attn: &Attention<'_, M>,
         x: &Sources<'_, T>,
         dy: View<'_, G>,
         gradients: ModuleGradients<'_, O>,
-        mut scratch: &mut [f64],
+        mut scratch: &mut [E::Mid],
     ) -> Result<()> {
         let shape = self.shape_of(x)?;
         let problem = Problem::of_shape(attn, shape)?;
         self.appended.check(&problem)?;
         check_rows("dy against the module output", &shape, self.d_out(), dy.sizes())?;
         self.check_gradients(&shape, x, &gradients)?;
-        AttnError::check_len("module backward scratch", self.backward_scratch_len(&shape)?, scratch.len())?;
+        let needed = self.backward_scratch_len(engine, &shape)?;
+        AttnError::check_len("module backward scratch", needed, scratch.len())?;
 
-        // Forward again, in double precision.
+        // Forward again.
         let mut buffers = Buffers::take(&mut scratch, &shape)?;
         let [dq, dk, dv, dcontext] = {
             let [q, k, v, context, _] = lens(&shape)?;
@@ -53,14 +56,12 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
             let [k, v] = appended_lens(&shape);
             [take(&mut scratch, k)?, take(&mut scratch, v)?]
         };
-        self.attend(&mut Reference, &problem, x, &mut buffers, scratch)?;
+        self.attend(engine, &problem, x, &mut buffers, scratch)?;
         let [q, k, v, context] = buffers.views(&shape)?;
         let [q_sizes, k_sizes, v_sizes, context_sizes] = tensors(&shape);
-        // Back through the join. (`check_derivatives` has still to come: only scratch may be written before it.)
+        // Back through the join. (The engine may still refuse: only scratch may be written before it.)
         self.back_through_join(dy, &mut ViewMut::new(dcontext, Layout::Bhsd, context_sizes)?)?;
         let dcontext = View::new(&*dcontext, Layout::Bhsd, context_sizes)?;
-        let inputs = Inputs { q, k, v, dy: dcontext, appended: self.appended };
-        check_derivatives(&problem, &inputs)?;
 
         // Back through the attention.
         let mut attention = Gradients::new(
@@ -69,8 +70,14 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
             ViewMut::new(dv, Layout::Bhsd, v_sizes)?,
         );
         (attention.bias, attention.sinks) = (gradients.bias, gradients.sinks);
-        let appended = AppendedGradients { k: &mut *dbias_k, v: &mut *dbias_v };
-        accumulate_all(&problem, &inputs, &mut attention, Some(appended), scratch);
+        let saved = SavedHeads { q, k, v, out: context, lse: buffers.lse, dy: dcontext };
+        engine.gradients(attn, saved, attention, scratch)?;
+        if self.appended.count() != 0 {
+            let saved = Saved { out: context, lse: buffers.lse };
+            let mut dq = ViewMut::new(dq, Layout::Bhsd, q_sizes)?;
+            let to = AppendedGradients { k: &mut *dbias_k, v: &mut *dbias_v };
+            add_appended(&problem, &self.appended, (q, dcontext), saved, &mut dq, to);
+        }
         let dq = View::new(&*dq, Layout::Bhsd, q_sizes)?;
         let dk = View::new(&*dk, Layout::Bhsd, k_sizes)?;
         let dv = View::new(&*dv, Layout::Bhsd, v_sizes)?;
@@ -86,7 +93,7 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
         }
         if let Some((bias_k, bias_v)) = gradients.bias_kv {
             for (to, from) in bias_k.iter_mut().zip(&*dbias_k).chain(bias_v.iter_mut().zip(&*dbias_v)) {
-                *to = O::from_f64(*from);
+                *to = O::from_f64(from.to_f64());
             }
         }
         let Fused { q: w_q, k: w_k, v: w_v, .. } = &self.projections;
@@ -139,14 +146,14 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
     }
 
     /// `dcontext = dy·W_oᵀ`, or `dy` itself.
-    fn back_through_join<G: Element>(&self, dy: View<'_, G>, dcontext: &mut ViewMut<'_, f64>) -> Result<()> {
+    fn back_through_join<G: Element, R: Real>(&self, dy: View<'_, G>, dcontext: &mut ViewMut<'_, R>) -> Result<()> {
         match &self.out {
             Some(out) => {
                 let by_input = out.by_input()?;
                 let [batch, ..] = dcontext.sizes();
                 for b in 0..batch {
                     for_each_feature(dcontext.sizes(), |i, head, d, seq| {
-                        dcontext.set(b, head, seq, d, input_gradient(by_input, dy, b, seq, i));
+                        dcontext.set(b, head, seq, d, R::of(input_gradient(by_input, dy, b, seq, i)));
                     });
                 }
             }
@@ -157,15 +164,15 @@ impl<'a, T: Element> Layer<'a, T, Fused<'a, T>> {
 }
 
 /// `dx = Σ d·Wᵀ` over the uses of an input, summed in `f64` and rounded once.
-fn sum_into<T: Element, O: Element, const N: usize>(
+fn sum_into<T: Element, R: Real, O: Element, const N: usize>(
     dx: &mut ViewMut<'_, O>,
-    uses: &[(&Linear<'_, T>, View<'_, f64>); N],
+    uses: &[(&Linear<'_, T>, View<'_, R>); N],
 ) -> Result<()> {
     let sizes = dx.sizes();
     let [batch, ..] = sizes;
     for b in 0..batch {
         for_each_feature(sizes, |i, head, d, seq| {
-            let part = |(layer, dy): &(&Linear<'_, T>, View<'_, f64>)| {
+            let part = |(layer, dy): &(&Linear<'_, T>, View<'_, R>)| {
                 layer.by_input().map_or(0.0, |by_input| input_gradient(by_input, *dy, b, seq, i))
             };
             dx.set(b, head, seq, d, O::from_f64(uses.iter().map(part).sum()));

@@ -1,6 +1,8 @@
-//! What a module asks of an engine: to project, to attend, to join.
+//! What a module asks of an engine: to project, to attend, to join; and the gradients of the middle one.
 
+use attn_core::backward::{self, Gradients};
 use attn_core::element::Real;
+use attn_core::engine::{self, Inputs};
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Element, Outputs, Result, View, ViewMut, reference, streaming};
 
@@ -77,6 +79,47 @@ pub trait Engine<T: Element> {
     }
 }
 
+/// An engine that computes gradients too: what `backward` of a module takes.
+///
+/// The module goes back through join and projections; the engine goes back through the attention in the middle.
+pub trait GradientEngine<T: Element>: Engine<T> {
+    /// Elements of scratch that [`gradients`](Self::gradients) needs; 0 for an engine that owns its workspace.
+    ///
+    /// # Errors
+    /// [`AttnError::Overflow`](attn_core::AttnError::Overflow).
+    fn gradients_scratch_len(&self, shape: &AttnShape) -> Result<usize>;
+
+    /// The gradients of [`attend`](Engine::attend) by q, k and v, and by bias and sinks if `gradients` has room for
+    /// them. Weights are `exp(score − lse)`: `saved` may count keys that the module appends, behind those of `saved.k`.
+    ///
+    /// # Errors
+    /// As the engine's own backward call, before anything is written.
+    fn gradients<M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        saved: SavedHeads<'_, Self::Mid>,
+        gradients: Gradients<'_, Self::Mid>,
+        scratch: &mut [Self::Mid],
+    ) -> Result<()>;
+}
+
+/// What an engine computes gradients from: all of a module's forward pass, contiguous as `[batch, heads, seq, dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedHeads<'v, R> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'v, R>,
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub k: View<'v, R>,
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub v: View<'v, R>,
+    /// The context, `[batch, q_heads, q_len, value_dim]`.
+    pub out: View<'v, R>,
+    /// The log-sum-exp of each row, `batch · q_heads · q_len`.
+    pub lse: &'v [R],
+    /// The gradient by the context, of its shape.
+    pub dy: View<'v, R>,
+}
+
 /// Runs a module on the [`reference`](mod@attn_core::reference) engine: everything in `f64`, one rounding at the end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
@@ -96,6 +139,23 @@ impl<T: Element> Engine<T> for Reference {
         scratch: &mut [f64],
     ) -> Result<()> {
         reference::forward(attn, q, k, v, outputs, scratch)
+    }
+}
+
+impl<T: Element> GradientEngine<T> for Reference {
+    fn gradients_scratch_len(&self, shape: &AttnShape) -> Result<usize> {
+        backward::scratch_len(shape)
+    }
+
+    fn gradients<M: Mods + Sync>(
+        &mut self,
+        attn: &Attention<'_, M>,
+        SavedHeads { q, k, v, out, lse, dy }: SavedHeads<'_, f64>,
+        gradients: Gradients<'_, f64>,
+        scratch: &mut [f64],
+    ) -> Result<()> {
+        let inputs = Inputs { q, k, v, dy };
+        backward::gradients_saved(attn, &inputs, engine::Saved { out, lse }, gradients, scratch)
     }
 }
 

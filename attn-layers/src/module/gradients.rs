@@ -9,7 +9,7 @@ use crate::projection::LinearGradients;
 /// Where the gradients of a module go: whatever is given is computed, written (not added to) and rounded once.
 ///
 /// ```
-/// use attn_layers::module::{InputGradients, ModuleGradients, SelfAttention};
+/// use attn_layers::module::{InputGradients, ModuleGradients, Reference, SelfAttention};
 /// use attn_core::{Attention, View, ViewMut};
 /// use attn_layers::{Linear, LinearGradients};
 /// let w = [0.5f64, -1.0, 0.25, 2.0];
@@ -21,7 +21,7 @@ use crate::projection::LinearGradients;
 ///     .inputs(InputGradients::Same(ViewMut::matrix(&mut dx, 2, 2)?))
 ///     .v(LinearGradients::new(&mut dw_v, 2, 2)?);
 /// let (x, dy) = (View::matrix(&x, 2, 2)?, View::matrix(&dy, 2, 2)?);
-/// layer.backward(&Attention::new(), x, dy, gradients, &mut scratch)?;
+/// layer.backward(&mut Reference, &Attention::new(), x, dy, gradients, &mut scratch)?;
 /// assert!((dw_v.iter().sum::<f64>() - 4.0).abs() < 1e-12); // Σ dW_v = Σ weights · x · dy
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```

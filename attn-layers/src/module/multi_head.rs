@@ -4,7 +4,7 @@ use attn_core::engine::Appended;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, Element, Result, View, ViewMut};
 
-use super::engine::Engine;
+use super::engine::{Engine, GradientEngine};
 use super::gradients::ModuleGradients;
 use super::outputs::LayerOutputs;
 use super::run::{Heads, Layer, Part, Project};
@@ -243,25 +243,35 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::Overflow`].
-    pub fn backward_scratch_len(&self, batch: usize, q_len: usize, kv_len: usize) -> Result<usize> {
-        self.layer.backward_scratch_len(&self.layer.shape(batch, q_len, kv_len)?)
+    pub fn backward_scratch_len<E: GradientEngine<T>>(
+        &self,
+        engine: &E,
+        batch: usize,
+        q_len: usize,
+        kv_len: usize,
+    ) -> Result<usize> {
+        self.layer.backward_scratch_len(engine, &self.layer.shape(batch, q_len, kv_len)?)
     }
 
     /// The gradients of `Σ y·dy` by inputs, weights, biases, appended key and value: see [`ModuleGradients`] for what
-    /// can be asked for. In `f64` throughout; `dy` has the shape of the result; `scratch` holds
+    /// can be asked for. The engine runs the forward pass again and goes back through the attention: [`Reference`]
+    /// in `f64`, an engine of kernels on them. `dy` has the shape of the result; `scratch` holds
     /// [`backward_scratch_len`](Self::backward_scratch_len) elements.
+    ///
+    /// [`Reference`]: super::Reference
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written; see [`backward::gradients`](attn_core::backward::gradients).
-    pub fn backward<'i, G: Element, O: Element, M: Mods + Sync>(
+    pub fn backward<'i, E: GradientEngine<T>, G: Element, O: Element, M: Mods + Sync>(
         &self,
+        engine: &mut E,
         attn: &Attention<'_, M>,
         inputs: impl Into<Sources<'i, T>>,
         dy: View<'_, G>,
         gradients: ModuleGradients<'_, O>,
-        scratch: &mut [f64],
+        scratch: &mut [E::Mid],
     ) -> Result<()> {
-        self.layer.backward(attn, &inputs.into(), dy, gradients, scratch)
+        self.layer.backward(engine, attn, &inputs.into(), dy, gradients, scratch)
     }
 }
 

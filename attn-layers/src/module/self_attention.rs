@@ -3,7 +3,7 @@
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, Element, Result, View};
 
-use super::engine::Engine;
+use super::engine::{Engine, GradientEngine};
 use super::gradients::ModuleGradients;
 use super::multi_head::MultiHeadAttention;
 use super::outputs::LayerOutputs;
@@ -167,23 +167,24 @@ impl<'a, T: Element> SelfAttention<'a, T> {
     ///
     /// # Errors
     /// [`AttnError::Overflow`].
-    pub fn backward_scratch_len(&self, batch: usize, seq: usize) -> Result<usize> {
-        self.as_multi_head()?.backward_scratch_len(batch, seq, seq)
+    pub fn backward_scratch_len<E: GradientEngine<T>>(&self, engine: &E, batch: usize, seq: usize) -> Result<usize> {
+        self.as_multi_head()?.backward_scratch_len(engine, batch, seq, seq)
     }
 
     /// The gradients of `Σ y·dy`; as [`MultiHeadAttention::backward`].
     ///
     /// # Errors
     /// As there.
-    pub fn backward<G: Element, O: Element, M: Mods + Sync>(
+    pub fn backward<E: GradientEngine<T>, G: Element, O: Element, M: Mods + Sync>(
         &self,
+        engine: &mut E,
         attn: &Attention<'_, M>,
         x: View<'_, T>,
         dy: View<'_, G>,
         gradients: ModuleGradients<'_, O>,
-        scratch: &mut [f64],
+        scratch: &mut [E::Mid],
     ) -> Result<()> {
-        self.as_multi_head()?.backward(attn, x, dy, gradients, scratch)
+        self.as_multi_head()?.backward(engine, attn, x, dy, gradients, scratch)
     }
 }
 

@@ -8,7 +8,10 @@
 //! ```
 //!
 //! O(n·head_dim·value_dim) time whatever the length, and a causal decoder needs `S` and `z` alone to go on. There is no
-//! `1/√head_dim`. It is not softmax attention, nor an approximation of it.
+//! `1/√head_dim`. It is not softmax attention, nor an approximation of it. Its gradient is
+//! [`LinearAttention::backward`].
+
+mod backward;
 
 use attn_core::element::Real;
 use attn_core::engine::product;
@@ -63,6 +66,14 @@ pub struct LinearState<'s, R> {
     pub z: &'s mut [R],
 }
 
+impl<R> LinearState<'_, R> {
+    fn check(&self, shape: &AttnShape) -> Result<()> {
+        let (s_len, z_len) = LinearAttention::state_len(shape)?;
+        AttnError::check_size("state s (batch · kv_heads · head_dim · value_dim)", s_len, self.s.len())?;
+        AttnError::check_size("state z (batch · kv_heads · head_dim)", z_len, self.z.len())
+    }
+}
+
 impl LinearAttention {
     /// Every query sees every key; eps 0.
     pub const fn new() -> Self {
@@ -115,12 +126,8 @@ impl LinearAttention {
     ) -> Result<()> {
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
         shape.check_output(out.sizes())?;
-        if !(self.eps.is_finite() && self.eps >= 0.0) {
-            return Err(AttnError::Option { name: "linear attention eps", must: "finite and not negative" });
-        }
-        let (s_len, z_len) = Self::state_len(&shape)?;
-        AttnError::check_size("state s (batch · kv_heads · head_dim · value_dim)", s_len, state.s.len())?;
-        AttnError::check_size("state z (batch · kv_heads · head_dim)", z_len, state.z.len())?;
+        self.check_eps()?;
+        state.check(&shape)?;
         AttnError::check_len("linear attention scratch", Self::scratch_len(&shape), scratch.len())?;
         let features = scratch.get_mut(..shape.head_dim).unwrap_or_default();
 
@@ -157,6 +164,13 @@ impl LinearAttention {
             }
         }
         Ok(())
+    }
+
+    fn check_eps(&self) -> Result<()> {
+        if self.eps.is_finite() && self.eps >= 0.0 {
+            return Ok(());
+        }
+        Err(AttnError::Option { name: "linear attention eps", must: "finite and not negative" })
     }
 
     /// How many keys a query sees.

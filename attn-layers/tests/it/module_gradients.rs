@@ -51,8 +51,8 @@ fn every_gradient_of_a_module_is_its_difference() {
             .v(layers.next().unwrap())
             .out(layers.next().unwrap())
             .bias_kv(bias_k, bias_v);
-        let mut room = scratch(mha.backward_scratch_len(batch, q_len, kv_len).unwrap());
-        mha.backward(&attn, inputs, tokens(&dy, batch, q_len), gradients, &mut room).unwrap();
+        let mut room = scratch(mha.backward_scratch_len(&Reference, batch, q_len, kv_len).unwrap());
+        mha.backward(&mut Reference, &attn, inputs, tokens(&dy, batch, q_len), gradients, &mut room).unwrap();
     }
     for n in 0..3 {
         let want = differences(&x[n], |moved| {
@@ -95,13 +95,13 @@ fn an_input_used_twice_gets_both_gradients() {
     let mut d_each = [[0.0f64; 12]; 6];
     let [same, query, memory, q, k, v] = &mut d_each;
     let view = |data| ViewMut::matrix(data, len, d).unwrap();
-    let mut room = scratch(mha.backward_scratch_len(1, len, len).unwrap());
+    let mut room = scratch(mha.backward_scratch_len(&Reference, 1, len, len).unwrap());
     for inputs in [
         InputGradients::Same(view(same)),
         InputGradients::Cross { query: view(query), memory: view(memory) },
         InputGradients::Separate { query: view(q), key: view(k), value: view(v) },
     ] {
-        mha.backward(&attn, x, dy, ModuleGradients::new().inputs(inputs), &mut room).unwrap();
+        mha.backward(&mut Reference, &attn, x, dy, ModuleGradients::new().inputs(inputs), &mut room).unwrap();
     }
     let sum = |parts: &[&[f64; 12]]| -> Vec<f64> { (0..12).map(|n| parts.iter().map(|part| part[n]).sum()).collect() };
     assert_close("memory", &memory[..], &sum(&[k, v]), EXACT);
@@ -117,25 +117,27 @@ fn what_does_not_fit_is_refused_before_writing() {
     let (good, short) = (View::matrix(&x, 3, 4).unwrap(), View::matrix(&x, 2, 4).unwrap());
 
     // What is not there; other sizes; too little scratch; a closure without derivative.
-    let needed = mha.backward_scratch_len(1, 3, 3).unwrap();
+    let needed = mha.backward_scratch_len(&Reference, 1, 3, 3).unwrap();
     let mut d = vec![7.0f64; 16];
     let heads_only = weights.heads_only();
     let out = ModuleGradients::new().out(LinearGradients::new(&mut d, 4, 4).unwrap());
-    assert!(heads_only.backward(&Attention::new(), good, good, out, &mut vec![0.0; needed]).is_err());
+    assert!(heads_only.backward(&mut Reference, &Attention::new(), good, good, out, &mut vec![0.0; needed]).is_err());
     let (first, second) = d.split_at_mut(4);
     let bias_kv = ModuleGradients::new().bias_kv(first, &mut second[..4]);
-    assert!(mha.backward(&Attention::new(), good, good, bias_kv, &mut vec![0.0; needed]).is_err());
+    assert!(mha.backward(&mut Reference, &Attention::new(), good, good, bias_kv, &mut vec![0.0; needed]).is_err());
     let small = ModuleGradients::new().q(LinearGradients::new(&mut d[..12], 4, 3).unwrap());
-    assert!(mha.backward(&Attention::new(), good, good, small, &mut vec![0.0; needed]).is_err());
+    assert!(mha.backward(&mut Reference, &Attention::new(), good, good, small, &mut vec![0.0; needed]).is_err());
     fn whole(d: &mut [f64]) -> ModuleGradients<'_, f64> {
         ModuleGradients::new().q(LinearGradients::new(d, 4, 4).unwrap())
     }
     let cut = &mut vec![0.0; needed - 1];
-    assert!(mha.backward(&Attention::new(), good, good, whole(&mut d), cut).is_err());
+    assert!(mha.backward(&mut Reference, &Attention::new(), good, good, whole(&mut d), cut).is_err());
     let closure = Attention::new().score_mod(|s, _| s);
-    assert!(mha.backward(&closure, good, good, whole(&mut d), &mut vec![0.0; needed]).is_err());
-    assert!(mha.backward(&Attention::new(), good, short, whole(&mut d), &mut vec![0.0; needed]).is_err());
+    assert!(mha.backward(&mut Reference, &closure, good, good, whole(&mut d), &mut vec![0.0; needed]).is_err());
+    assert!(
+        mha.backward(&mut Reference, &Attention::new(), good, short, whole(&mut d), &mut vec![0.0; needed]).is_err()
+    );
     assert_eq!(d, [7.0; 16]);
-    mha.backward(&Attention::new(), good, good, whole(&mut d), &mut vec![0.0; needed]).unwrap();
+    mha.backward(&mut Reference, &Attention::new(), good, good, whole(&mut d), &mut vec![0.0; needed]).unwrap();
     assert!(d.iter().all(|&x| x != 7.0));
 }

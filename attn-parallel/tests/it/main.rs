@@ -3,6 +3,7 @@
 mod backward;
 mod laws;
 mod memory;
+mod module_gradients;
 mod steps;
 mod threads;
 mod weights;

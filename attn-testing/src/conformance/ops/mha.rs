@@ -198,8 +198,8 @@ fn gradients<T: Number + Stored>(
     if loaded.optional("bias_k")?.is_some() {
         wanted = wanted.bias_kv(&mut bias_k, &mut bias_v);
     }
-    let mut scratch = vec![0.0; layer.backward_scratch_len(batch, q_len, kv_len)?];
-    layer.backward(attn, inputs, dy, wanted, &mut scratch)?;
+    let mut scratch = vec![0.0; layer.backward_scratch_len(&module::Reference, batch, q_len, kv_len)?];
+    layer.backward(&mut module::Reference, attn, inputs, dy, wanted, &mut scratch)?;
 
     for (role, values) in [("query", &dq), ("key", &dk), ("value", &dv)] {
         if let Some(input) = loaded.optional(role)? {

@@ -133,8 +133,8 @@ fn gradients<T: Number + Stored>(
             _ => wanted.out(slot),
         };
     }
-    let mut scratch = vec![0.0; layer.backward_scratch_len(batch, seq, seq)?];
-    layer.backward(attn, x, dy, wanted, &mut scratch)?;
+    let mut scratch = vec![0.0; layer.backward_scratch_len(&module::Reference, batch, seq, seq)?];
+    layer.backward(&mut module::Reference, attn, x, dy, wanted, &mut scratch)?;
     produced.put("d_x", &[batch, seq, features], &dx);
     for (part, shape, dw, db) in &weights {
         produced.put(&format!("d_w_{part}"), shape, dw);
