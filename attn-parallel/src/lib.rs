@@ -89,6 +89,9 @@ struct Migrating;
 #[doc = include_str!("../../docs/decoding.md")]
 struct Decoding;
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/training.md")]
+struct Training;
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 #[cfg(doctest)]
