@@ -139,7 +139,7 @@ where
 }
 
 /// As [`attention`], with the log-sum-exp of each row: f32, `(batch, q_heads, q_len)`; −∞ for a row that sees no key.
-/// It gives single weights (`attn_core::weights`) and joins results over parts of the keys. Both results are new leaves.
+/// It gives single weights (`attn_core::weights`) and joins results over parts of the keys. Both results are leaves.
 ///
 /// # Errors
 /// As [`attention`].

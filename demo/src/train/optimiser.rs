@@ -1,5 +1,5 @@
-//! AdamW (arXiv 1711.05101), the steps of `candle_nn::AdamW`. That one's state is private, so that a run could not go on
-//! from a checkpoint.
+//! AdamW (arXiv 1711.05101), the steps of `candle_nn::AdamW`. That one's state is private, so that a run could not go
+//! on from a checkpoint.
 
 use anyhow::Result;
 use candle_core::backprop::GradStore;

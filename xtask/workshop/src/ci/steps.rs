@@ -358,8 +358,8 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "demo",
-        proves: "heads of real models give their stored f64 results in every engine and through candle; a training that \
-                 goes on gives the bits of one that did not end",
+        proves: "heads of real models give their stored f64 results in every engine and through candle; a training \
+                 that goes on gives the bits of one that did not end",
         minutes: 20,
         one_core: false,
         needs: &[Need::Packages("demo/Cargo.toml")],
