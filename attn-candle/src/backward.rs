@@ -1,8 +1,8 @@
-//! The backward pass over tensors: on the kernels, and what they do not compute by the reference, in `f64`.
+//! The backward pass over tensors, on the kernels.
 
-use attn_core::backward::{self, Gradients};
+use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, View, ViewMut};
+use attn_core::{Attention, Element, View, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
 use candle_core::{Error, Layout, Result, Tensor, WithDType, bail};
@@ -44,7 +44,7 @@ fn run<T: KernelElement + WithDType, M: Mods + Sync>(
     Saved { q, k, v, out, lse, dy }: &Saved<'_>,
     mask: Option<MaskGradient<'_>>,
 ) -> Result<[Tensor; 3]> {
-    let sizes = shape([q.layout(), k.layout(), v.layout()])?;
+    shape([q.layout(), k.layout(), v.layout()])?; // four axes each, that fit
     let [dq, dk, dv] = reading("q", q, |q, q_at| {
         reading("k", k, |k, k_at| {
             reading("v", v, |v, v_at| {
@@ -58,7 +58,7 @@ fn run<T: KernelElement + WithDType, M: Mods + Sync>(
                             lse,
                             dy: view_of("its gradient", dy, dy_at)?,
                         };
-                        compute(attn, &sizes, inputs, mask).map_err(Error::wrap)
+                        compute(attn, inputs, mask).map_err(Error::wrap)
                     })
                 })
             })
@@ -68,23 +68,15 @@ fn run<T: KernelElement + WithDType, M: Mods + Sync>(
     Ok([tensor(dq, q)?, tensor(dk, k)?, tensor(dv, v)?])
 }
 
-/// On the kernels; by the reference if they refuse, which they do before they write.
+/// On the threads of the current rayon pool.
 fn compute<T: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
-    shape: &AttnShape,
     inputs: Inputs<'_, T, T>,
     mut mask: Option<MaskGradient<'_>>,
 ) -> attn_core::Result<[Vec<T>; 3]> {
     let sizes = [inputs.q, inputs.k, inputs.v].map(|x: View<'_, T>| x.sizes());
     let mut all = sizes.map(|sizes| vec![T::default(); sizes.iter().product()]);
-    let on_kernels = attn_parallel::backward(attn, inputs, places(&mut all, sizes, mask.as_mut())?);
-    if matches!(on_kernels, Err(AttnError::Unsupported { .. })) {
-        let Inputs { q, k, v, dy, .. } = inputs;
-        let mut scratch = vec![0.0; backward::scratch_len(shape)?];
-        backward::gradients(attn, q, k, v, dy, places(&mut all, sizes, mask.as_mut())?, &mut scratch)?;
-    } else {
-        on_kernels?;
-    }
+    attn_parallel::backward(attn, inputs, places(&mut all, sizes, mask.as_mut())?)?;
     Ok(all)
 }
 

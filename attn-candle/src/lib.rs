@@ -53,8 +53,8 @@ use graph::{Graph, Kept, LearnedMask, Masked, Options};
 ///
 /// `do_causal` lets the last query see the last key, as candle's kernels do. `softcapping` of 1 is none, as there.
 ///
-/// Gradients go to q, k, v, and to the mask if it is a variable or computed from one. That of a mask is computed in
-/// `f64` by [`attn_core::backward`] where the kernels have none; [`Tensor::detach`] makes a constant of it.
+/// Gradients go to q, k, v, and to the mask if it is a variable or computed from one; [`Tensor::detach`] makes a constant
+/// of it.
 ///
 /// # Errors
 /// Shapes that do not fit, naming both sizes; dtypes that differ or are none of f32, f16, bf16; tensors that are not on
@@ -107,8 +107,7 @@ pub fn attention<M: Mods + Sync>(attn: &Attention<'_, M>, q: &Tensor, k: &Tensor
 /// borrow from it: in the forward pass, and in the backward pass.
 ///
 /// Both calls must give the same options; dropout draws the same weights by its seed. Options that own all they need
-/// take `()` as data. A `score_mod` needs its derivative ([`Attention::score_mod_with`]); its gradient is computed in
-/// `f64` by [`attn_core::backward`] where the kernels have none.
+/// take `()` as data. A `score_mod` needs its derivative ([`Attention::score_mod_with`]).
 ///
 /// ```
 /// use attn_core::{Align, Attention, Mask};

@@ -1,10 +1,9 @@
 //! The modules of `attn-layers` (self-, cross- and multi-head attention over borrowed weights) on the kernels and
 //! threads of this crate, forward and backward.
 
-use attn_core::backward::{self, Gradients};
-use attn_core::engine::{self, Saved};
+use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, Outputs, Result, View};
+use attn_core::{Attention, AttnShape, Element, Outputs, Result, View};
 use attn_layers::module::{Engine, GradientEngine, SavedHeads};
 use attn_simd::Level;
 use attn_simd::backward::Inputs;
@@ -82,30 +81,13 @@ impl<T: Element<Compute = f32>> GradientEngine<T> for Kernels {
         Ok(0) // threads keep their own
     }
 
-    /// What the kernels refuse, before they write, the reference computes: the gradient of a bias, and a `score_mod`.
     fn gradients<M: Mods + Sync>(
         &mut self,
         attn: &Attention<'_, M>,
         SavedHeads { q, k, v, out, lse, dy }: SavedHeads<'_, f32>,
-        Gradients { mut dq, mut dk, mut dv, mut bias, mut sinks }: Gradients<'_, f32>,
+        gradients: Gradients<'_, f32>,
         _: &mut [f32],
     ) -> Result<()> {
-        let mut runner = Runner::new().level(self.level);
-        let inputs = Inputs { q, k, v, out, lse, dy };
-        let to = Gradients {
-            dq: dq.reborrow(),
-            dk: dk.reborrow(),
-            dv: dv.reborrow(),
-            bias: bias.as_mut().map(|bias| bias.reborrow()),
-            sinks: sinks.as_deref_mut(),
-        };
-        let result = runner.backward(attn, inputs, to);
-        if !matches!(result, Err(AttnError::Unsupported { .. })) {
-            return result;
-        }
-        let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
-        let mut scratch = vec![0.0; backward::scratch_len(&shape)?];
-        let (inputs, saved) = (engine::Inputs { q, k, v, dy }, Saved { out, lse });
-        backward::gradients_saved(attn, &inputs, saved, Gradients { dq, dk, dv, bias, sinks }, &mut scratch)
+        Runner::new().level(self.level).backward(attn, Inputs { q, k, v, out, lse, dy }, gradients)
     }
 }

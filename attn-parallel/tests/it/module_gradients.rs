@@ -1,5 +1,4 @@
-//! Gradients of modules by `Kernels`: those of the reference in f64, with appended keys, options that the kernels
-//! refuse, and for every element type.
+//! Gradients of modules by `Kernels`: those of the reference in f64, with appended keys, a bias and a `score_mod`.
 
 use attn_layers::module::{
     GradientEngine, InputGradients, ModuleGradients, MultiHeadAttention, Reference, SelfAttention, Sources,
@@ -111,9 +110,8 @@ fn kernels_give_the_gradients_of_the_reference() {
     }
 }
 
-/// The kernels have no gradient of a bias, and none of a `score_mod`: the reference computes it from their lse.
 #[test]
-fn the_reference_computes_what_kernels_refuse() {
+fn a_bias_has_a_gradient_and_a_score_mod_is_gone_back_through() {
     let bias: Vec<f32> = (0..LEN).map(|n| (n as f32).sin()).collect();
     for more in [false, true] {
         let biased = Attention::new().bias(View::matrix(&bias, 1, LEN).unwrap());
