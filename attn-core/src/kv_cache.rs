@@ -9,6 +9,8 @@
 //! | [`RingCache`] | `sinks + window` slots per sequence | the first `sinks` tokens and the last `window` |
 //! | [`PageTable`], [`append_paged`] | pages that a table assigns to sequences | all before it |
 //!
+//! Each of them may hold its rows in fewer bytes: see [`formats`](crate::formats) and [`int8`](crate::int8).
+//!
 //! The ring is StreamingLLM's (arXiv 2309.17453), pages are PagedAttention's (arXiv 2309.06180).
 //!
 //! A cache stores; no cache allocates. Each checks every index, length and page before it writes or reads. An engine
@@ -54,15 +56,16 @@
 //! cache. Masks, biases and tables are checked against each of these shapes. For results that do not depend on the
 //! chunks, align windows and ALiBi at the bottom right. Dropout has no place in decoding and is refused.
 
-mod append;
+pub(crate) mod append;
 pub(crate) mod attend;
 mod cache_view;
 pub(crate) mod checks;
-mod layout;
+pub(crate) mod layout;
+pub(crate) mod memory;
 mod page_table;
-mod paged;
+pub(crate) mod paged;
 mod queries;
-mod ring;
+pub(crate) mod ring;
 pub(crate) mod slots;
 
 pub use append::AppendCache;

@@ -24,6 +24,7 @@
 //! | masks: causal, windows, padding, documents, trees, my own tensor | [`Mask`], [`Align`], [`mask`] |
 //! | ALiBi, soft-cap, sinks, dropout, a bias, functions of my own | the methods of [`Attention`] |
 //! | to generate text, token by token | [`kv_cache`], [`streaming::forward_cache`] |
+//! | caches as ggml, vLLM and others store them: `q8_0`, `q4_0`, fp8, int8 | [`formats`], [`hadamard`] |
 //! | the weights | [`weights`], from the lse of any engine; [`Outputs::weights`] |
 //! | gradients | [`backward`] |
 //! | rotary positions | [`position::rope`] |
@@ -65,6 +66,8 @@ pub mod element;
 pub mod engine;
 mod error;
 pub mod fixed;
+pub mod formats;
+pub mod hadamard;
 pub mod int8;
 pub mod kv_cache;
 #[doc = include_str!("../docs/embedded.md")]

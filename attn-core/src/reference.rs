@@ -23,6 +23,10 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod cache;
+
+pub use cache::{forward_stored, stored_scratch_len};
+
 use crate::element::{Element, Real};
 use crate::error::{AttnError, Result};
 use crate::options::Attention;
@@ -100,17 +104,33 @@ pub(crate) fn row_weights<T: Element, M: Mods>(
 ) -> f64 {
     let kv_head = problem.shape().kv_head(head);
     let q_row = q.row(batch, head, query);
+    let dot = |key| {
+        let k_row = k.row(batch, kv_head, key);
+        q_row.iter().zip(k_row.iter()).map(|(q, k)| q.to_f64() * k.to_f64()).sum()
+    };
+    row_weights_by(problem, [batch, head, query], |_| true, dot, weights)
+}
+
+/// As [`row_weights`], of the keys that `is_there` by their products with the query.
+#[inline]
+fn row_weights_by<M: Mods>(
+    problem: &Problem<'_, '_, M>,
+    [batch, head, query]: [usize; 3],
+    is_there: impl Fn(usize) -> bool,
+    mut dot: impl FnMut(usize) -> f64,
+    weights: &mut [f64],
+) -> f64 {
     weights.fill(0.0);
 
     // Scores and their maximum; a sink takes part as a score without a value.
     let sink = problem.sink(head).map(f64::from);
     let mut max = sink.unwrap_or(f64::NEG_INFINITY);
     problem.for_each_visible(batch, head, query, |at| {
-        let k_row = k.row(batch, kv_head, at.key);
-        let dot: f64 = q_row.iter().zip(k_row.iter()).map(|(q, k)| q.to_f64() * k.to_f64()).sum();
-        let score = problem.score(dot, at);
-        max = max.max_nan(score);
-        set(weights, at, score);
+        if is_there(at.key) {
+            let score = problem.score(dot(at.key), at);
+            max = max.max_nan(score);
+            set(weights, at, score);
+        }
     });
     if max == f64::NEG_INFINITY {
         weights.fill(0.0); // nothing visible, or nothing with a weight
@@ -120,9 +140,11 @@ pub(crate) fn row_weights<T: Element, M: Mods>(
     // Exponentials and their sum, then the division.
     let mut sum = sink.map_or(0.0, |sink| Real::exp(sink - max));
     problem.for_each_visible(batch, head, query, |at| {
-        let e = Real::exp(get(weights, at) - max);
-        sum += e;
-        set(weights, at, e);
+        if is_there(at.key) {
+            let e = Real::exp(get(weights, at) - max);
+            sum += e;
+            set(weights, at, e);
+        }
     });
     problem.for_each_visible(batch, head, query, |at| {
         let weight = get(weights, at) / sum;

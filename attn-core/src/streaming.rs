@@ -19,9 +19,9 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
-mod cache;
+pub(crate) mod cache;
 
-pub use cache::{cache_scratch_len, forward_cache};
+pub use cache::{cache_scratch_len, forward_cache, forward_stored, stored_scratch_len};
 
 use core::ops::Range;
 

@@ -14,6 +14,7 @@ mod levels;
 pub mod numbers;
 pub mod paint;
 pub mod random;
+pub mod stored;
 pub mod tolerance;
 pub mod ulp;
 

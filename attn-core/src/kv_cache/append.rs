@@ -4,8 +4,9 @@
 //! keys and values to any other engine without copying.
 
 use super::cache_view::CacheView;
-use super::checks::{check_at_most, check_new, copy_token};
+use super::checks::{check_at_most, check_new};
 use super::layout::{Place, check_rows};
+use super::memory::Memory;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
@@ -85,21 +86,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     }
 
     fn append_counts(&mut self, k_new: View<'_, T>, v_new: View<'_, T>, counts: Option<&[usize]>) -> Result<()> {
-        let given = check_new(self.k.sizes(), self.v.sizes(), k_new.sizes(), v_new.sizes())?;
-        let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
-        for (b, &len) in self.lens.iter().enumerate() {
-            check_at_most("new_lens", b, count(b), given)?;
-            let end = len.checked_add(count(b)).ok_or(AttnError::Overflow { what: "cache lens after appending" })?;
-            check_at_most("cache lens after appending", b, end, self.capacity())?;
-        }
-        for (b, len) in self.lens.iter_mut().enumerate() {
-            for token in 0..count(b) {
-                copy_token(k_new, (b, token), &mut self.k, (b, *len + token));
-                copy_token(v_new, (b, token), &mut self.v, (b, *len + token));
-            }
-            *len += count(b);
-        }
-        Ok(())
+        append_tokens((&mut self.k, &mut self.v), self.lens, k_new, v_new, counts)
     }
 
     /// Forgets all tokens of a sequence from `len` on: the rejected end of a speculation, or all of it.
@@ -107,13 +94,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// # Errors
     /// [`AttnError::Index`] where there is no such sequence or it holds fewer tokens.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<()> {
-        let sequences = self.lens.len();
-        let Some(slot) = self.lens.get_mut(sequence) else {
-            return Err(AttnError::Index { what: "sequence", at: 0, value: sequence, limit: sequences });
-        };
-        check_at_most("truncated length", sequence, len, *slot)?;
-        *slot = len;
-        Ok(())
+        truncate(self.lens, sequence, len)
     }
 
     /// Keys `[1, kv_heads, len, head_dim]` and values `[1, kv_heads, len, value_dim]` of one sequence, for any engine.
@@ -134,4 +115,43 @@ impl<'c, T: Element> AppendCache<'c, T> {
             View::strided(self.v.as_view().data(), [1, heads, len, value_dim], self.v.strides(), v_at)?,
         ))
     }
+}
+
+/// Writes the first `counts[b]` of the new tokens, or all of them, behind those of each sequence.
+#[inline]
+pub(crate) fn append_tokens<T: Element, M: Memory<T>>(
+    (k, v): (&mut M, &mut M),
+    lens: &mut [usize],
+    k_new: View<'_, T>,
+    v_new: View<'_, T>,
+    counts: Option<&[usize]>,
+) -> Result<()> {
+    let (k_sizes, v_sizes) = (k.of_numbers(), v.of_numbers());
+    let (given, [_, _, capacity, _]) = (check_new(k_sizes, v_sizes, k_new.sizes(), v_new.sizes())?, k_sizes);
+    let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
+    for (b, &len) in lens.iter().enumerate() {
+        check_at_most("new_lens", b, count(b), given)?;
+        let end = len.checked_add(count(b)).ok_or(AttnError::Overflow { what: "cache lens after appending" })?;
+        check_at_most("cache lens after appending", b, end, capacity)?;
+    }
+    for (b, len) in lens.iter_mut().enumerate() {
+        for token in 0..count(b) {
+            k.store(k_new, (b, token), (b, *len + token));
+            v.store(v_new, (b, token), (b, *len + token));
+        }
+        *len += count(b);
+    }
+    Ok(())
+}
+
+/// Forgets all tokens of a sequence from `len` on.
+#[inline]
+pub(crate) fn truncate(lens: &mut [usize], sequence: usize, len: usize) -> Result<()> {
+    let sequences = lens.len();
+    let Some(slot) = lens.get_mut(sequence) else {
+        return Err(AttnError::Index { what: "sequence", at: 0, value: sequence, limit: sequences });
+    };
+    check_at_most("truncated length", sequence, len, *slot)?;
+    *slot = len;
+    Ok(())
 }

@@ -64,7 +64,7 @@ pub(crate) fn row_with<R: Real, M: Mods, P: Copy>(
     problem: &Problem<'_, '_, M>,
     (batch, head, query): (usize, usize, usize),
     find: impl Fn(usize) -> Option<P>,
-    dot: impl Fn(P) -> R,
+    mut dot: impl FnMut(P) -> R,
     add: impl Fn(&mut [R], R, P),
     acc: &mut [R],
 ) -> RowState<R> {

@@ -214,8 +214,13 @@ impl<'c, T: Copy> CacheView<'c, T> {
 
     /// Checks that there is a row of the tables for every token.
     fn check_rope(&self) -> Result<()> {
-        let Some(rope) = &self.rope else { return Ok(()) };
-        let ([batch, heads, rows, pairs], [.., head_dim]) = (rope.sizes(), self.k.sizes());
+        let (Some(rope), [.., head_dim]) = (&self.rope, self.k.sizes()) else { return Ok(()) };
+        self.check_rope_of(rope, head_dim)
+    }
+
+    /// The same of tables for keys of `head_dim` numbers.
+    pub(crate) fn check_rope_of(&self, rope: &CacheRope<'_>, head_dim: usize) -> Result<()> {
+        let [batch, heads, rows, pairs] = rope.sizes();
         AttnError::check_size("rope tables batch", 1, batch)?;
         AttnError::check_size("rope tables heads", 1, heads)?;
         let longest = (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0);

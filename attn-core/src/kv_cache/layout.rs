@@ -78,7 +78,7 @@ impl Tokens<'_> {
 }
 
 /// Checks a cache's sizes, and every length against the capacity.
-pub(super) fn check_rows(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result<()> {
+pub(crate) fn check_rows(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result<()> {
     let [batch, kv_heads, capacity, head_dim] = k;
     AttnShape::new([batch, kv_heads, 0, head_dim], k, v)?;
     AttnError::check_size("cache lens against batch", batch, lens.len())?;
@@ -86,7 +86,7 @@ pub(super) fn check_rows(k: [usize; 4], v: [usize; 4], lens: &[usize]) -> Result
 }
 
 /// Checks a ring's sizes.
-pub(super) fn check_ring(
+pub(crate) fn check_ring(
     k: [usize; 4],
     v: [usize; 4],
     seen: &[usize],

@@ -3,7 +3,8 @@
 //! The layout is PagedAttention's (Kwon et al. 2023, vLLM, arXiv 2309.06180). The caller decides which page belongs to
 //! which sequence. Every entry of the table is checked before use, and a page that is used twice is not written.
 
-use super::checks::{check_at_most, check_new, copy_token};
+use super::checks::{check_at_most, check_new};
+use super::memory::Memory;
 use super::page_table::{PageTable, Pages};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
@@ -43,10 +44,24 @@ pub fn append_paged<T: Element>(
     v_new: View<'_, T>,
     new_lens: Option<&[usize]>,
 ) -> Result<()> {
-    let pages = Pages::new(k.sizes(), v.sizes(), table)?;
+    append_to_pages(k, v, table, k_new, v_new, new_lens)
+}
+
+/// The same for any memory.
+#[inline]
+pub(crate) fn append_to_pages<T: Element>(
+    k: &mut impl Memory<T>,
+    v: &mut impl Memory<T>,
+    table: PageTable<'_>,
+    k_new: View<'_, T>,
+    v_new: View<'_, T>,
+    new_lens: Option<&[usize]>,
+) -> Result<()> {
+    let (k_sizes, v_sizes) = (k.of_numbers(), v.of_numbers());
+    let pages = Pages::new(k_sizes, v_sizes, table)?;
     let batch = pages.batch();
     let of_batch = |[_, heads, slots, dim]: [usize; 4]| [batch, heads, slots, dim];
-    let given = check_new(of_batch(k.sizes()), of_batch(v.sizes()), k_new.sizes(), v_new.sizes())?;
+    let given = check_new(of_batch(k_sizes), of_batch(v_sizes), k_new.sizes(), v_new.sizes())?;
     if let Some(new_lens) = new_lens {
         AttnError::check_size("new_lens against batch", batch, new_lens.len())?;
     }
@@ -61,8 +76,8 @@ pub fn append_paged<T: Element>(
         let first = pages.len(b).saturating_sub(count(b));
         for token in 0..count(b) {
             let to = pages.place(b, first.saturating_add(token));
-            copy_token(k_new, (b, token), k, to);
-            copy_token(v_new, (b, token), v, to);
+            k.store(k_new, (b, token), to);
+            v.store(v_new, (b, token), to);
         }
     }
     Ok(())

@@ -12,6 +12,7 @@ use super::attend::{self, Tensors};
 use super::cache_view::{CacheRope, CacheView};
 use super::checks::{check_at_most, check_count, check_new, copy_token};
 use super::layout::{Place, check_ring};
+use super::memory::Memory;
 use super::slots::{Held, Slots};
 use crate::element::Element;
 use crate::error::{AttnError, Result};
@@ -176,24 +177,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     /// # Errors
     /// [`AttnError::Size`], before anything is written.
     pub fn insert(&mut self, k_new: View<'_, T>, v_new: View<'_, T>) -> Result<()> {
-        let n = check_new(self.k.sizes(), self.v.sizes(), k_new.sizes(), v_new.sizes())?;
-        check_count(self.seen, n)?;
-        for sequence in 0..self.seen.len() {
-            for token in 0..n {
-                self.insert_token(sequence, token, k_new, v_new);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes one token over the oldest that is not a sink.
-    fn insert_token(&mut self, sequence: usize, token: usize, k_new: View<'_, T>, v_new: View<'_, T>) {
-        let slot = self.slots.of_position(self.seen.get(sequence).copied().unwrap_or(0));
-        copy_token(k_new, (sequence, token), &mut self.k, (sequence, slot));
-        copy_token(v_new, (sequence, token), &mut self.v, (sequence, slot));
-        if let Some(seen) = self.seen.get_mut(sequence) {
-            *seen += 1;
-        }
+        insert_tokens((&mut self.k, &mut self.v), self.seen, self.slots, k_new, v_new)
     }
 
     /// Takes `n` tokens of every sequence and attends with each: `q` `[batch, q_heads, n, head_dim]`, `k_new`
@@ -229,7 +213,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         };
         for sequence in 0..shape.batch {
             for token in 0..n {
-                self.insert_token(sequence, token, k_new, v_new);
+                insert_token((&mut self.k, &mut self.v), self.seen, self.slots, (sequence, token), (k_new, v_new));
                 let (tensors, held) = (self.tensors(), self.held(sequence));
                 let problem = Problem::of_shape(attn, attend::own_shape(&shape, 1, held.len))?;
                 let find = |i| Some((sequence, held.slot(i))); // the keys are those held
@@ -248,4 +232,40 @@ impl<'c, T: Element> RingCache<'c, T> {
 #[inline]
 fn held_row<T: Element>(x: View<'_, T>, (sequence, head): (usize, usize), held: Held, i: usize) -> Row<'_, T> {
     x.row(sequence, head, if i < held.len { held.slot(i) } else { usize::MAX })
+}
+
+/// Takes tokens: each is written over the oldest that is not a sink.
+#[inline]
+pub(crate) fn insert_tokens<T: Element, M: Memory<T>>(
+    (k, v): (&mut M, &mut M),
+    seen: &mut [usize],
+    slots: Slots,
+    k_new: View<'_, T>,
+    v_new: View<'_, T>,
+) -> Result<()> {
+    let n = check_new(k.of_numbers(), v.of_numbers(), k_new.sizes(), v_new.sizes())?;
+    check_count(seen, n)?;
+    for sequence in 0..seen.len() {
+        for token in 0..n {
+            insert_token((&mut *k, &mut *v), seen, slots, (sequence, token), (k_new, v_new));
+        }
+    }
+    Ok(())
+}
+
+/// Writes one token over the oldest that is not a sink.
+#[inline]
+fn insert_token<T: Element, M: Memory<T>>(
+    (k, v): (&mut M, &mut M),
+    seen: &mut [usize],
+    slots: Slots,
+    (sequence, token): (usize, usize),
+    (k_new, v_new): (View<'_, T>, View<'_, T>),
+) {
+    let slot = slots.of_position(seen.get(sequence).copied().unwrap_or(0));
+    k.store(k_new, (sequence, token), (sequence, slot));
+    v.store(v_new, (sequence, token), (sequence, slot));
+    if let Some(seen) = seen.get_mut(sequence) {
+        *seen += 1;
+    }
 }

@@ -2,11 +2,14 @@
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};
+use crate::formats::StoredView;
 use crate::kv_cache::attend::{self, Tensors};
 use crate::kv_cache::checks::check_at_most;
+use crate::kv_cache::layout::Tokens;
 use crate::kv_cache::{CacheRope, CacheView, Queries};
 use crate::options::Attention;
 use crate::outputs::Outputs;
+use crate::row::Row;
 use crate::score::Problem;
 use crate::score_mod::Mods;
 use crate::shape::AttnShape;
@@ -50,48 +53,160 @@ pub fn forward_cache<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     outputs: impl Into<Outputs<'o, O>>,
     scratch: &mut [T::Compute],
 ) -> Result<()> {
-    let mut outputs = outputs.into();
-    let [rows, q_heads, q_len, head_dim] = q.sizes();
-    queries.check(q.sizes(), cache.batch())?;
-    let shape = cache.shape([cache.batch(), q_heads, q_len, head_dim])?;
-    let rows = AttnShape { batch: rows, ..shape }; // of q and the outputs
+    let shape = cache.shape(cache_queries(q.sizes(), cache.batch()))?;
     let rope = cache.rope().and_then(CacheRope::tables);
     let tensors = Tensors { k: cache.k(), v: cache.v(), rope: rope.as_ref() };
     if rope.is_none() && cache.rope().is_some() {
         return Err(AttnError::Unsupported { what: "rope tables of another type than the cache is computed in" });
     }
-    attend::check(attn, &rows, &outputs, (cache_scratch_len(&cache), scratch.len()))?;
-    let attn = attend::causal(attn);
-    for sequence in 0..cache.batch() {
-        let (q_len, kv_len) = (queries.len(sequence, q_len), cache.len(sequence));
-        let here = kv_len.saturating_sub(cache.first());
-        check_at_most("queries of a sequence against its cached tokens", sequence, q_len, here)?;
-        if q_len > 1 && cache.has_dropped(sequence) {
-            let what = "several queries over a ring cache that has dropped tokens which they see";
-            return Err(AttnError::Unsupported { what });
-        }
-        Problem::of_shape(&attn, attend::own_shape(&shape, q_len, kv_len))?;
-    }
-    let Some((acc, query_row)) = scratch.split_at_mut_checked(shape.value_dim) else {
-        return Ok(());
-    };
-    for sequence in 0..cache.batch() {
-        let (own_len, kv_len) = (queries.len(sequence, q_len), cache.len(sequence));
-        let problem = Problem::of_shape(&attn, attend::own_shape(&shape, own_len, kv_len))?;
-        let (tokens, [row, start]) = (cache.tokens(sequence), queries.start(sequence));
-        let find = |token: usize| tokens.find(token.checked_sub(cache.first())?);
-        for head in 0..q_heads {
-            for query in 0..own_len {
-                let to = start.saturating_add(query);
-                let q = (q.row(row, head, to), kv_len.saturating_sub(own_len).saturating_add(query));
-                let state = tensors.row(&problem, (sequence, head, query), q, find, (&mut *acc, &mut *query_row));
-                attend::write(&mut outputs, &rows, (row, head, to), acc, &state);
+    let call = OverCache { attn, q, queries, cache: &cache, shape };
+    call.run(outputs.into(), scratch, cache_scratch_len(&cache), |problem, at, query, find, (acc, scratch)| {
+        tensors.row(problem, at, query, |token| find.find(token), (acc, scratch))
+    })
+}
+
+/// Elements of scratch that [`forward_stored`] needs: one output row, and a query and a key if the cache has RoPE
+/// tables.
+#[inline]
+pub fn stored_scratch_len(cache: &StoredView<'_>) -> usize {
+    let [head_dim, value_dim] = cache.dims();
+    if cache.rope().is_some() { value_dim.saturating_add(head_dim.saturating_mul(2)) } else { value_dim }
+}
+
+/// As [`forward_cache`], over a cache in bytes of any [format](crate::formats). Queries are f32, f16 or bf16.
+///
+/// # Errors
+/// As [`forward_cache`].
+pub fn forward_stored<'o, T: Element<Compute = f32>, O: Element<Compute = f32>, M: Mods>(
+    attn: &Attention<'_, M>,
+    q: View<'_, T>,
+    queries: Queries<'_>,
+    cache: StoredView<'_>,
+    outputs: impl Into<Outputs<'o, O>>,
+    scratch: &mut [f32],
+) -> Result<()> {
+    let shape = cache.shape(cache_queries(q.sizes(), cache.bytes().batch()))?;
+    let call = OverCache { attn, q, queries, cache: cache.bytes(), shape };
+    call.run(outputs.into(), scratch, stored_scratch_len(&cache), |problem, at, (q, position), find, (acc, scratch)| {
+        let kv_head = shape.kv_head(at.1);
+        let (keys, values) = (cache.key_row(kv_head), cache.value_row(kv_head));
+        let add = |acc: &mut [f32], weight, (_, place)| values.add_scaled(acc, weight, place);
+        let find = |token| find.find(token).map(|place| (token, place));
+        match (cache.rope(), scratch.split_at_mut_checked(q.len())) {
+            (Some(tables), Some((query, key))) => {
+                tables.apply_to_row(q, position, query);
+                let key = key.get_mut(..q.len()).unwrap_or_default();
+                let dot = |(token, place)| {
+                    keys.read(place, key);
+                    let key = Row { data: key, start: 0, stride: 1, len: key.len() };
+                    tables.dot_with_rope(query, key, token)
+                };
+                attend::row_with(problem, at, find, dot, add, acc)
             }
-            acc.fill(T::Compute::default());
-            for query in queries.padding(sequence, shape.batch, q_len) {
-                attend::write(&mut outputs, &rows, (row, head, start.saturating_add(query)), acc, &RowState::new());
+            _ => attend::row_with(problem, at, find, |(_, place)| keys.dot(q, place), add, acc),
+        }
+    })
+}
+
+/// Sizes of the queries of a batch of sequences.
+fn cache_queries([_, q_heads, q_len, head_dim]: [usize; 4], batch: usize) -> [usize; 4] {
+    [batch, q_heads, q_len, head_dim]
+}
+
+/// Where the tokens of a sequence are.
+#[derive(Clone, Copy)]
+pub(crate) struct Find<'x, 'c> {
+    tokens: &'x Tokens<'c>,
+    first: usize,
+}
+
+impl<'x, 'c> Find<'x, 'c> {
+    /// Of a cache whose first token is `first`.
+    pub(crate) const fn new(tokens: &'x Tokens<'c>, first: usize) -> Self {
+        Self { tokens, first }
+    }
+
+    /// Row and slot of a token; `None` if it is not there.
+    #[inline]
+    pub(crate) fn find(&self, token: usize) -> Option<(usize, usize)> {
+        self.tokens.find(token.checked_sub(self.first)?)
+    }
+}
+
+/// A call over a cache of any numbers: what is the same for all of them.
+pub(crate) struct OverCache<'x, 'a, 'c, M, T, C> {
+    pub(crate) attn: &'x Attention<'a, M>,
+    pub(crate) q: View<'x, T>,
+    pub(crate) queries: Queries<'x>,
+    /// Where tokens lie.
+    pub(crate) cache: &'x CacheView<'c, C>,
+    /// With the sizes of numbers, and the longest sequence.
+    pub(crate) shape: AttnShape,
+}
+
+impl<M: Mods, T: Element, C: Copy> OverCache<'_, '_, '_, M, T, C> {
+    /// Sizes of q and the outputs. Checks the options against every sequence, and what the cache must hold.
+    #[inline]
+    pub(crate) fn check<O: Element>(&self, outputs: &Outputs<'_, O>, scratch: (usize, usize)) -> Result<AttnShape> {
+        let Self { attn, q, queries, cache, shape } = self;
+        let [rows, _, q_len, _] = q.sizes();
+        queries.check(q.sizes(), cache.batch())?;
+        let rows = AttnShape { batch: rows, ..*shape };
+        attend::check(attn, &rows, outputs, scratch)?;
+        let attn = attend::causal(attn);
+        for sequence in 0..cache.batch() {
+            let (q_len, kv_len) = (queries.len(sequence, q_len), cache.len(sequence));
+            let here = kv_len.saturating_sub(cache.first());
+            check_at_most("queries of a sequence against its cached tokens", sequence, q_len, here)?;
+            if q_len > 1 && cache.has_dropped(sequence) {
+                let what = "several queries over a ring cache that has dropped tokens which they see";
+                return Err(AttnError::Unsupported { what });
+            }
+            Problem::of_shape(&attn, attend::own_shape(shape, q_len, kv_len))?;
+        }
+        Ok(rows)
+    }
+
+    /// Row by row: `row` leaves the output in the first of the two parts of the scratch, of `value_dim` numbers.
+    #[inline]
+    fn run<O: Element<Compute = T::Compute>>(
+        &self,
+        mut outputs: Outputs<'_, O>,
+        scratch: &mut [T::Compute],
+        needed: usize,
+        mut row: impl FnMut(
+            &Problem<'_, '_, &M>,
+            (usize, usize, usize),
+            (Row<'_, T>, usize),
+            Find<'_, '_>,
+            (&mut [T::Compute], &mut [T::Compute]),
+        ) -> RowState<T::Compute>,
+    ) -> Result<()> {
+        let rows = self.check(&outputs, (needed, scratch.len()))?;
+        let Self { q, queries, cache, shape, .. } = self;
+        let (attn, [_, q_heads, q_len, _]) = (attend::causal(self.attn), q.sizes());
+        let Some((acc, rest)) = scratch.split_at_mut_checked(shape.value_dim) else {
+            return Ok(());
+        };
+        for sequence in 0..cache.batch() {
+            let (own_len, kv_len) = (queries.len(sequence, q_len), cache.len(sequence));
+            let problem = Problem::of_shape(&attn, attend::own_shape(shape, own_len, kv_len))?;
+            let (tokens, [q_row, start]) = (cache.tokens(sequence), queries.start(sequence));
+            let find = Find::new(&tokens, cache.first());
+            for head in 0..q_heads {
+                for query in 0..own_len {
+                    let to = start.saturating_add(query);
+                    let q = (q.row(q_row, head, to), kv_len.saturating_sub(own_len).saturating_add(query));
+                    let state = row(&problem, (sequence, head, query), q, find, (&mut *acc, &mut *rest));
+                    attend::write(&mut outputs, &rows, (q_row, head, to), acc, &state);
+                }
+                acc.fill(T::Compute::default());
+                for query in queries.padding(sequence, shape.batch, q_len) {
+                    let to = start.saturating_add(query);
+                    attend::write(&mut outputs, &rows, (q_row, head, to), acc, &RowState::new());
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }

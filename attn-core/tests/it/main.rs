@@ -3,6 +3,7 @@
 #[cfg(feature = "ndarray")]
 mod array;
 mod backward;
+mod formats;
 mod int8;
 mod int8_caches;
 mod kv_caches;
