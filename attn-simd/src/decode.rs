@@ -15,7 +15,8 @@
 //! kernel      computes one piece
 //! phases      what happens to one tile of keys, compiled per level
 //! rows        where the rows of a tile are, in place or in a copy
-//! scales      int8 keys and values; rope applied to keys
+//! scales      int8 and fp8 keys and values; rope applied to keys
+//! widen       rows in packed formats, widened tile by tile
 //! (gemv)      the products: a vector of a key or value meets all rows in registers
 //! score       soft-cap, bias, ALiBi, mods
 //! mask        which keys rows see
@@ -43,6 +44,7 @@ mod score;
 mod softmax;
 mod tensors;
 mod tree;
+mod widen;
 
 pub use crate::dtype::{RowTarget, Source};
 pub use pieces::{Piece, Pieces};

@@ -1,6 +1,7 @@
 //! Tensors and caches of any element type behind one type each, so that kernels are compiled once per instruction set:
 //! inputs, caches and outputs of the decode kernel. [`Target`] is the output of the other kernels.
 
+use attn_core::formats::{StoredRows, StoredView};
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
@@ -102,6 +103,8 @@ pub enum Source<'c> {
     Bf16(CacheView<'c, bf16>),
     /// int8 with scales.
     I8(QuantizedView<'c>),
+    /// Bytes in packed formats: q8_0, q4_0, fp8 and others.
+    Stored(StoredView<'c>),
 }
 
 impl<'c, T: KernelElement> From<CacheView<'c, T>> for Source<'c> {
@@ -116,7 +119,13 @@ impl<'c> From<QuantizedView<'c>> for Source<'c> {
     }
 }
 
-/// Evaluates an expression with the cache of numbers that a source is.
+impl<'c> From<StoredView<'c>> for Source<'c> {
+    fn from(cache: StoredView<'c>) -> Self {
+        Self::Stored(cache)
+    }
+}
+
+/// Evaluates an expression with the cache of numbers, or of bytes, that a source is.
 macro_rules! numbers {
     ($source:expr, $cache:ident => $body:expr) => {
         match $source {
@@ -127,25 +136,35 @@ macro_rules! numbers {
                 let $cache = quantized.numbers();
                 $body
             }
+            Source::Stored(stored) => {
+                let $cache = stored.bytes();
+                $body
+            }
         }
     };
 }
 
 impl<'c> Source<'c> {
-    /// Which type it holds; `None` for int8, which is no type of a tensor.
+    /// Which type it holds; `None` for int8 and packed formats, which are no types of a tensor.
     pub fn dtype(&self) -> Option<Dtype> {
         match self {
             Self::F32(_) => Some(Dtype::F32),
             Self::F16(_) => Some(Dtype::F16),
             Self::Bf16(_) => Some(Dtype::Bf16),
-            Self::I8(_) => None,
+            Self::I8(_) | Self::Stored(_) => None,
         }
     }
 
     /// Bytes of a token of one head: its key and its value, with scales of their own.
     pub fn token_bytes(&self) -> usize {
         let numbers = numbers!(self, cache => cache.k().sizes()[3].saturating_add(cache.v().sizes()[3]));
-        let (element, scales) = self.dtype().map_or((1, 2 * size_of::<f32>()), |dtype| (dtype.bytes(), 0));
+        let per_token = |rows: StoredRows<'_>| rows.scales().is_some_and(|scales| scales.strides()[2] != 0);
+        let (element, scales) = match self {
+            Self::I8(_) => (1, 2),
+            Self::Stored(cache) => (1, usize::from(per_token(cache.keys())) + usize::from(per_token(cache.values()))),
+            _ => (self.dtype().map_or(1, Dtype::bytes), 0),
+        };
+        let scales = scales * size_of::<f32>();
         numbers.saturating_mul(element).saturating_add(scales)
     }
 
@@ -171,20 +190,29 @@ impl<'c> Source<'c> {
             Self::F16(cache) => Self::F16(cache.after(before)?),
             Self::Bf16(cache) => Self::Bf16(cache.after(before)?),
             Self::I8(cache) => Self::I8(cache.after(before)?),
+            Self::Stored(cache) => Self::Stored(cache.after(before)?),
         })
     }
 
     /// Sizes of k or v without their third: rows, heads, dims.
     pub(crate) fn sizes(&self) -> [usize; 3] {
-        numbers!(self, cache => {
+        let [heads, head_dim, value_dim] = numbers!(self, cache => {
             let ([_, heads, _, head_dim], [.., value_dim]) = (cache.k().sizes(), cache.v().sizes());
             [heads, head_dim, value_dim]
-        })
+        });
+        let [head_dim, value_dim] = match self {
+            Self::Stored(cache) => cache.dims(),
+            _ => [head_dim, value_dim],
+        };
+        [heads, head_dim, value_dim]
     }
 
     /// [`CacheView::shape`].
     pub(crate) fn shape(&self, q: [usize; 4]) -> Result<AttnShape> {
-        numbers!(self, cache => cache.shape(q))
+        match self {
+            Self::Stored(cache) => cache.shape(q),
+            _ => numbers!(self, cache => cache.shape(q)),
+        }
     }
 
     /// Whether a ring has dropped tokens of a sequence.
@@ -192,10 +220,18 @@ impl<'c> Source<'c> {
         numbers!(self, cache => cache.has_dropped(sequence))
     }
 
+    /// Rope tables.
+    fn rope(&self) -> Option<CacheRope<'c>> {
+        match self {
+            Self::Stored(cache) => cache.rope().map(CacheRope::Single),
+            _ => numbers!(self, cache => cache.rope()),
+        }
+    }
+
     /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand
     /// behind both.
     pub(crate) fn check_rope_before(&self, behind: &Self) -> Result<()> {
-        let rows = |source: &Self| match numbers!(source, cache => cache.rope())? {
+        let rows = |source: &Self| match source.rope()? {
             CacheRope::Single(tables) => Some(tables.sizes()[2]),
             CacheRope::Double(tables) => Some(tables.sizes()[2]),
         };
@@ -213,7 +249,7 @@ impl<'c> Source<'c> {
 
     /// Refuses tables that the kernels do not read.
     pub(crate) fn check(&self) -> Result<()> {
-        match numbers!(self, cache => cache.rope()) {
+        match self.rope() {
             Some(CacheRope::Double(_)) => {
                 Err(AttnError::Unsupported { what: "rope tables of f64 for a cache of another type" })
             }

@@ -38,6 +38,8 @@ pub(crate) const TILE: usize = 64;
 
 /// A number type that rows can be stored in. Any bits are a value of it.
 pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
+    /// Whether each of its values is finite.
+    const FINITE: bool;
     /// Widens `LANES` elements.
     ///
     /// # Safety
@@ -48,8 +50,9 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
 }
 
 macro_rules! stored {
-    ($($t:ty => $load:ident, $widen:expr;)*) => {$(
+    ($($t:ty => $load:ident, $widen:expr, $finite:literal;)*) => {$(
         impl Stored for $t {
+            const FINITE: bool = $finite;
             #[inline(always)]
             unsafe fn load<I: Isa>(isa: I, src: *const Self) -> I::F {
                 // SAFETY: the caller vouches for LANES elements.
@@ -63,10 +66,10 @@ macro_rules! stored {
     )*};
 }
 stored! {
-    f32 => load_ptr, |x| x;
-    f16 => load_f16_ptr, crate::isa::widen_f16;
-    bf16 => load_bf16_ptr, bf16::to_f32;
-    i8 => load_i8_ptr, f32::from;
+    f32 => load_ptr, |x| x, false;
+    f16 => load_f16_ptr, crate::isa::widen_f16, false;
+    bf16 => load_bf16_ptr, bf16::to_f32, false;
+    i8 => load_i8_ptr, f32::from, true;
 }
 
 /// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one

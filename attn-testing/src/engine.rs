@@ -7,9 +7,10 @@
 
 mod calls;
 
+use attn_core::formats::StoredView;
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
-use attn_core::kv_cache::CacheView;
+use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Outputs, Result, View, reference, streaming};
 
@@ -118,6 +119,26 @@ pub trait Engine: Sync {
     /// bfloat16 over int8.
     #[doc(hidden)]
     fn bf16_int8<'c, M: Mods + Sync>(&self, _: StepCall<'c, bf16, M, QuantizedView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+
+    /// Whether the engine reads caches in packed formats where they lie.
+    fn reads_stored(&self) -> bool {
+        false
+    }
+    /// Singles over packed formats.
+    #[doc(hidden)]
+    fn f32_stored<'c, M: Mods + Sync>(&self, _: StepCall<'c, f32, M, StoredView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// Half precision over packed formats.
+    #[doc(hidden)]
+    fn f16_stored<'c, M: Mods + Sync>(&self, _: StepCall<'c, f16, M, StoredView<'c>>) -> Result<()> {
+        Err(NO_STEP)
+    }
+    /// bfloat16 over packed formats.
+    #[doc(hidden)]
+    fn bf16_stored<'c, M: Mods + Sync>(&self, _: StepCall<'c, bf16, M, StoredView<'c>>) -> Result<()> {
         Err(NO_STEP)
     }
 
@@ -258,6 +279,11 @@ pub trait Number: Element {
         call: StepCall<'c, Self, M, QuantizedView<'c>>,
     ) -> Result<()>;
     #[doc(hidden)]
+    fn call_stored<'c, E: Engine, M: Mods + Sync>(
+        engine: &E,
+        call: StepCall<'c, Self, M, StoredView<'c>>,
+    ) -> Result<()>;
+    #[doc(hidden)]
     fn call_part<E: Engine, M: Mods + Sync>(engine: &E, call: PartCall<'_, Self, M>) -> Result<()>;
     #[doc(hidden)]
     fn call_gradients<E: Engine, M: Mods + Sync>(engine: &E, call: GradientCall<'_, Self, M>) -> Result<()>;
@@ -266,7 +292,7 @@ pub trait Number: Element {
 }
 
 macro_rules! number {
-    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $part:expr, $gradients:expr) => {
+    ($t:ident, $wide:ident, |$engine:ident, $call:ident| $step:expr, $int8:expr, $stored:expr, $part:expr, $gradients:expr) => {
         impl Number for $t {
             fn call_step<E: Engine, M: Mods + Sync>($engine: &E, $call: StepCall<'_, Self, M>) -> Result<()> {
                 $step
@@ -276,6 +302,12 @@ macro_rules! number {
                 $call: StepCall<'c, Self, M, QuantizedView<'c>>,
             ) -> Result<()> {
                 $int8
+            }
+            fn call_stored<'c, E: Engine, M: Mods + Sync>(
+                $engine: &E,
+                $call: StepCall<'c, Self, M, StoredView<'c>>,
+            ) -> Result<()> {
+                $stored
             }
             fn call_part<E: Engine, M: Mods + Sync>($engine: &E, $call: PartCall<'_, Self, M>) -> Result<()> {
                 $part
@@ -296,12 +328,13 @@ macro_rules! number {
     };
 }
 
-number!(f64, f64, |_engine, _call| Err(NO_STEP), Err(NO_STEP), Err(NO_PART), Err(NO_GRADIENTS));
+number!(f64, f64, |_engine, _call| Err(NO_STEP), Err(NO_STEP), Err(NO_STEP), Err(NO_PART), Err(NO_GRADIENTS));
 number!(
     f32,
     f32,
     |engine, call| engine.f32_step(call),
     engine.f32_int8(call),
+    engine.f32_stored(call),
     engine.f32_part(call),
     engine.f32_gradients(call)
 );
@@ -310,6 +343,7 @@ number!(
     f16_wide,
     |engine, call| engine.f16_step(call),
     engine.f16_int8(call),
+    engine.f16_stored(call),
     engine.f16_part(call),
     engine.f16_gradients(call)
 );
@@ -318,6 +352,7 @@ number!(
     bf16_wide,
     |engine, call| engine.bf16_step(call),
     engine.bf16_int8(call),
+    engine.bf16_stored(call),
     engine.bf16_part(call),
     engine.bf16_gradients(call)
 );
@@ -383,6 +418,10 @@ impl Engine for Reference {
         let mut scratch = vec![0.0; call.k.sizes()[2]];
         reference::forward(call.attn, call.q, call.k, call.v, call.outputs, &mut scratch)
     });
+    crate::stored_calls!(|_this, call| {
+        let mut scratch = vec![0.0; reference::stored_scratch_len(&call.cache)];
+        reference::forward_stored(call.attn, call.q, Queries::All, call.cache, call.outputs, &mut scratch)
+    });
 }
 
 /// `attn_core::streaming`.
@@ -399,5 +438,9 @@ impl Engine for Streaming {
     engine_calls!(f64, f32, f16, bf16; |_this, call| {
         let mut scratch = vec![Default::default(); call.v.sizes()[3]];
         streaming::forward(call.attn, call.q, call.k, call.v, call.outputs, &mut scratch)
+    });
+    crate::stored_calls!(|_this, call| {
+        let mut scratch = vec![0.0; streaming::stored_scratch_len(&call.cache)];
+        streaming::forward_stored(call.attn, call.q, Queries::All, call.cache, call.outputs, &mut scratch)
     });
 }

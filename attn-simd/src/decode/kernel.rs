@@ -11,10 +11,11 @@
 //!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
 //! Every element of K and V comes from memory once, whatever the number of rows. Rope is
-//! applied to keys in a copy of the tile.
+//! applied to keys in a copy of the tile, and rows in packed formats are widened into one.
 
 use core::ops::Range;
 
+use attn_core::formats::StoredView;
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::position::rope::RopeTables;
@@ -23,11 +24,12 @@ use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, ti
 use super::mask::{RowMask, present};
 use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
 use super::pieces::Piece;
-use super::rows::Located;
-use super::scales::{ScaleColumns, Scaling, keys_with_rope};
+use super::rows::{Located, TileRows};
+use super::scales::{ScaleColumns, Scales, Scaling, keys_with_rope};
 use super::score;
 use super::softmax::State;
 use super::tree::Fold;
+use super::widen::Widened;
 use crate::dtype::Source;
 use crate::gemv::{self, Stored, TILE};
 use crate::workspace::{Cutter, Line};
@@ -73,10 +75,11 @@ pub(crate) fn compute(call: &Call<'_>, piece: &Piece, state: &mut [f32], buffers
     let (group, mut places) = (*piece.group(), [RowAt::default(); MAX_ROWS]);
     let over = Over { call, group, rows: call.rows_of(&group, &mut places), chunks: piece.chunks(), state, buffers };
     match call.prefix.as_ref().filter(|_| group.shared).unwrap_or(&call.source) {
-        Source::F32(cache) => over.run(cache, None),
-        Source::F16(cache) => over.run(cache, None),
-        Source::Bf16(cache) => over.run(cache, None),
-        Source::I8(cache) => over.run(cache.numbers(), Some(cache)),
+        Source::F32(cache) => over.numbers(cache, None),
+        Source::F16(cache) => over.numbers(cache, None),
+        Source::Bf16(cache) => over.numbers(cache, None),
+        Source::I8(cache) => over.numbers(cache.numbers(), Some(cache)),
+        Source::Stored(cache) => over.stored(cache),
     }
 }
 
@@ -91,23 +94,62 @@ struct Over<'p, 'w> {
 }
 
 impl Over<'_, '_> {
-    /// The loop over groups of tiles. It is compiled once per type of cache; only the phases that it calls are compiled
-    /// per level.
-    fn run<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
-        let Self { call, group, rows, chunks, state, buffers: b } = self;
-        let (shape, scoring, n) = (rows.shape(), &call.scoring, rows.at.len());
-        let (level, lanes) = (scoring.level, scoring.level.lanes());
-        let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
-        let padded = gemv::padded(n, lanes);
-        // Shared keys are one sequence.
-        let of = [if group.shared { 0 } else { group.sequence }, group.kv_head];
+    /// Over numbers, read where they lie.
+    fn numbers<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
+        let (level, of) = (self.call.scoring.level, self.of());
         let rope = match cache.rope() {
             Some(CacheRope::Single(tables)) => Some(tables),
             _ => None, // others are refused before
         };
-        let scaling = scales.map(|scales| Scaling { cache, scales, of });
+        let key = |token: usize, out: &mut [f32]| match scales {
+            Some(scales) => scales.key(of[0], of[1], token, out),
+            None => {
+                let Some(run) = cache.run(of[0], token) else { return };
+                let key = cache.k().row(run.row, of[1], run.slot);
+                out.iter_mut().zip(key.iter()).for_each(|(x, k)| *x = k.widen());
+            }
+        };
+        let rows = |[columns, wide]: [usize; 2], first| {
+            let keys = Located::new(level, cache, cache.k(), of, columns, first);
+            (keys, Located::new(level, cache, cache.v(), of, wide, first))
+        };
+        self.run((cache, scales.map_or(Scales::NONE, Scales::quantized), rope), &key, rows);
+    }
+
+    /// Over bytes, widened tile by tile.
+    fn stored(self, cache: &StoredView<'_>) {
+        let (level, of) = (self.call.scoring.level, self.of());
+        let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
+        let rows = |[columns, wide]: [usize; 2], _| {
+            let keys = Widened::new(level, cache.bytes(), (cache.bytes().k(), cache.keys().format()), of, columns);
+            (keys, Widened::new(level, cache.bytes(), (cache.bytes().v(), cache.values().format()), of, wide))
+        };
+        self.run((cache.bytes(), Scales::stored(cache), cache.rope()), &key, rows);
+    }
+
+    /// Sequence of the cache, and key/value head. Shared keys are one sequence.
+    fn of(&self) -> [usize; 2] {
+        [if self.group.shared { 0 } else { self.group.sequence }, self.group.kv_head]
+    }
+
+    /// The loop over groups of tiles. It is compiled once per type of cache; only the phases that it calls are compiled
+    /// per level. `cache` says where tokens lie, `key` writes one in real numbers, and `located` gives keys and values
+    /// of so many columns from a first tile on.
+    fn run<T: Copy, K: TileRows, V: TileRows>(
+        self,
+        (cache, scales, rope): (&CacheView<'_, T>, Scales<'_>, Option<RopeTables<'_, f32>>),
+        key: &dyn Fn(usize, &mut [f32]),
+        located: impl FnOnce([usize; 2], (usize, usize)) -> (K, V),
+    ) {
+        let of = self.of();
+        let Self { call, rows, chunks, state, buffers: b, .. } = self;
+        let (shape, scoring, n) = (rows.shape(), &call.scoring, rows.at.len());
+        let (level, lanes) = (scoring.level, scoring.level.lanes());
+        let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
+        let padded = gemv::padded(n, lanes);
+        let scaling = Scaling { cache, scales, of };
         // Scales of channels belong to keys if rope is applied to them, and to queries otherwise.
-        let channels = scaling.as_ref().and_then(|scaling| scaling.channels()).filter(|_| rope.is_none());
+        let channels = scaling.channels().filter(|_| rope.is_none());
         let (factor, head_dim) = (scoring.q_sign, shape.head_dim);
         level.run(Queries { factor, head_dim, q: &call.q, rows: rows.at, columns, padded, channels, dst: b.q });
         if let Some(tables) = &rope {
@@ -126,11 +168,12 @@ impl Over<'_, '_> {
         let end = mask.any.end.min(cache.len(of[0]));
         let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
         let first = (start, tile_at(start, end));
+        let (keys_at, values_at) = located([columns, wide], first);
         let mut tiles = Tiles {
             call,
             rows,
             cache,
-            scales,
+            key,
             scaling,
             rope,
             of,
@@ -138,15 +181,15 @@ impl Over<'_, '_> {
             wide,
             padded,
             end,
-            keys_at: Located::new(level, cache, cache.k(), of, columns, first),
-            values_at: Located::new(level, cache, cache.v(), of, wide, first),
+            keys_at,
+            values_at,
             mask,
             visible: [Visible::NONE; TILES],
         };
         let (value_dim, ln_scale) = (shape.value_dim, scoring.ln_scale);
         let mut fold = Fold::new(b.states, n * (value_dim + 2), value_dim);
-        let (mut key, mut fresh) = (start, true);
-        while key < end {
+        let (mut at, mut fresh) = (start, true);
+        while at < end {
             if fresh {
                 b.state.reset();
                 b.o[..padded * wide].fill(0.0);
@@ -155,12 +198,12 @@ impl Over<'_, '_> {
             }
             // The scores of several tiles, then their values: each stream of memory goes on for longer before the other
             // one comes.
-            let count = tiles.score_tiles(key, (b.q, b.k), b.s);
-            key = tiles.weigh_tiles(key, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
-            if key.is_multiple_of(CHUNK) || key == end {
+            let count = tiles.score_tiles(at, (b.q, b.k), b.s);
+            at = tiles.weigh_tiles(at, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
+            if at.is_multiple_of(CHUNK) || at == end {
                 let o = [&*b.o, &*b.rest];
                 level.run(Close { ln_scale, state: &b.state, rows: n, o, wide, value_dim, slot: fold.slot() });
-                fold.push(0, (key - 1) / CHUNK);
+                fold.push(0, (at - 1) / CHUNK);
                 fresh = true;
             }
         }
@@ -177,12 +220,13 @@ fn tile_at(key: usize, end: usize) -> usize {
 }
 
 /// The tiles of a piece.
-struct Tiles<'p, 'c, T> {
+struct Tiles<'p, 'c, T, K, V> {
     call: &'p Call<'p>,
     rows: Rows<'p>,
     cache: &'p CacheView<'c, T>,
-    scales: Option<&'p QuantizedView<'c>>,
-    scaling: Option<Scaling<'p, 'c, T>>,
+    /// Writes a key in real numbers.
+    key: &'p dyn Fn(usize, &mut [f32]),
+    scaling: Scaling<'p, 'c, T>,
     rope: Option<RopeTables<'c, f32>>,
     /// Sequence of the cache, and key/value head.
     of: [usize; 2],
@@ -192,17 +236,17 @@ struct Tiles<'p, 'c, T> {
     padded: usize,
     /// The last key, excluded.
     end: usize,
-    keys_at: Located<'p, 'c, T>,
-    values_at: Located<'p, 'c, T>,
+    keys_at: K,
+    values_at: V,
     mask: RowMask,
     /// What rows see of the tiles whose scores are there.
     visible: [Visible; TILES],
 }
 
-impl<T: Stored> Tiles<'_, '_, T> {
+impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
     /// Scores of some tiles from a key on, within a chunk. Returns how many.
     fn score_tiles(&mut self, key: usize, (q, copy): (&[f32], &mut [f32]), s: &mut [f32]) -> usize {
-        let Self { call, rows, cache, scales, of, columns, padded, end, .. } = *self;
+        let Self { call, rows, cache, key: read, of, columns, padded, end, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
         let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
         let lanes = level.lanes();
@@ -217,12 +261,13 @@ impl<T: Stored> Tiles<'_, '_, T> {
                 if columns == 0 {
                     s[..n * TILE].fill(0.0);
                 } else if let Some(tables) = rope {
-                    let keys = keys_with_rope(cache, scales, (tables, of), (at, keys), columns, copy);
+                    let head_dim = call.sequences.shape.head_dim;
+                    let keys = keys_with_rope(read, tables, (at, keys), (head_dim, columns), copy);
                     level.run(Dots { n, keys: keys.as_unchecked(), q, s });
                 } else {
                     let rows = keys_at.rows(at, keys, copy);
                     level.run(Dots { n, keys: rows, q, s });
-                    if let Some(scales) = scaling.as_ref().and_then(|scaling| scaling.of_keys(at, keys)) {
+                    if let Some(scales) = scaling.of_keys(at, keys) {
                         level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                     }
                 }
@@ -251,7 +296,7 @@ impl<T: Stored> Tiles<'_, '_, T> {
         copy: &mut [f32],
         s: &mut [f32],
     ) -> usize {
-        let Self { call, rows, cache, of, wide, padded, end, .. } = *self;
+        let Self { call, rows, wide, padded, end, .. } = *self;
         let Self { scaling, values_at, visible, .. } = self;
         let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
         let lanes = level.lanes();
@@ -270,8 +315,8 @@ impl<T: Stored> Tiles<'_, '_, T> {
                 if wide > 0 {
                     let values = values_at.rows(key, keys, copy);
                     let guarded = !all || scoring.bias.is_some();
-                    if let Some(scaling) = scaling {
-                        level.run(ScaleColumns { rows: n, vectors, scales: &scaling.of_values(key, keys), s });
+                    if let Some(scales) = scaling.of_values(key, keys) {
+                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                         // A hidden value's scale may be anything, and 0·NaN is NaN.
                         for (r, &visible) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
                             level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
@@ -279,8 +324,8 @@ impl<T: Stored> Tiles<'_, '_, T> {
                     }
                     let waiting = waiting.each_mut().map(|array| &mut **array);
                     let sums = gemv::Sums { o: &mut *o, rest: &mut *rest, waiting };
-                    if guarded && scaling.is_none() && !level.run(IsFinite(values)) {
-                        let nonfinite = Nonfinite { cache, view: cache.v(), at: [of[0], of[1], key], keys };
+                    if guarded && !V::Number::FINITE && !level.run(IsFinite(values)) {
+                        let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
                         nonfinite.weighted(level, &words[..n], wide, (s, state.factor), sums, copy);
                     } else {
                         level.run(Weighted { n, values, p: s, factor: state.factor, sums });

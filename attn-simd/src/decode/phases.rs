@@ -1,11 +1,10 @@
 //! The phases of the [kernel](super::kernel) that are compiled per level: what happens to one tile, and to a chunk when
 //! it ends.
 
-use attn_core::View;
-use attn_core::kv_cache::CacheView;
 use attn_core::row::Row;
 
 use super::call::{MAX_ROWS, RowAt, Rows};
+use super::rows::TileRows;
 use super::score;
 use super::softmax::State;
 use crate::dtype::Input;
@@ -196,14 +195,14 @@ impl Run<()> for Close<'_, '_> {
 }
 
 /// A tile with values that are NaN or infinite, some of which some rows must not see: 0·NaN is NaN.
-pub(super) struct Nonfinite<'p, 'c, T> {
-    pub(super) cache: &'p CacheView<'c, T>,
-    pub(super) view: View<'c, T>,
-    pub(super) at: [usize; 3],
-    pub(super) keys: usize,
+pub(super) struct Nonfinite<'p, V> {
+    pub(super) rows: &'p V,
+    /// The first, and how many.
+    pub(super) token: usize,
+    pub(super) tokens: usize,
 }
 
-impl<T: Stored> Nonfinite<'_, '_, T> {
+impl<V: TileRows> Nonfinite<'_, V> {
     /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words`
     /// say which keys each row sees.
     pub(super) fn weighted(
@@ -216,33 +215,28 @@ impl<T: Stored> Nonfinite<'_, '_, T> {
         copy: &mut [f32],
     ) {
         let mut starts: Starts = [0; 2 * TILE];
-        let [sequence, head, token] = self.at;
-        for (j, (row, start)) in copy.chunks_exact_mut(wide).zip(starts.iter_mut()).enumerate().take(self.keys) {
+        for (j, (row, start)) in copy.chunks_exact_mut(wide).zip(starts.iter_mut()).enumerate().take(self.tokens) {
             *start = j * wide;
             row.fill(0.0);
-            let Some(run) = self.cache.run(sequence, token + j) else { continue };
-            for (x, value) in row.iter_mut().zip(self.view.row(run.row, head, run.slot).iter()) {
-                let value = value.widen();
-                *x = if value.is_finite() { value } else { 0.0 };
-            }
+            self.rows.read(self.token + j, row);
+            row.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
         let values = Unchecked {
             data: &*copy,
             starts: &starts,
             base: 0,
-            len: self.keys,
+            len: self.tokens,
             columns: wide,
             prefetch: Prefetch::OTHER,
         };
         level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
-        for j in 0..self.keys {
-            let Some(run) = self.cache.run(sequence, token + j) else { continue };
-            for (c, value) in self.view.row(run.row, head, run.slot).iter().enumerate() {
-                let value = value.widen();
-                if !value.is_finite() {
-                    for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
-                        sums.o[r * wide + c] += p[r * TILE + j] * value;
-                    }
+        let row = &mut copy[..wide];
+        for j in 0..self.tokens {
+            row.fill(0.0);
+            self.rows.read(self.token + j, row);
+            for (c, value) in row.iter().enumerate().filter(|(_, value)| !value.is_finite()) {
+                for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
+                    sums.o[r * wide + c] += p[r * TILE + j] * value;
                 }
             }
         }

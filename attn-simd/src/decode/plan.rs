@@ -57,8 +57,9 @@ pub struct DecodePlan<'p, 'a, 'c, M = ()> {
 
 impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// Checks every sequence: its queries against its tokens, the options against its shape. `cache` is a
-    /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, or one in int8
-    /// ([`QuantizedView`](attn_core::int8::QuantizedView)).
+    /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, one in int8
+    /// ([`QuantizedView`](attn_core::int8::QuantizedView)), or one in packed formats
+    /// ([`StoredView`](attn_core::formats::StoredView)).
     ///
     /// # Errors
     /// [`AttnError`] if sizes disagree, lengths do not fit, or an option has no meaning in a decode step, such as

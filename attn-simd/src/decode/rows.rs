@@ -10,6 +10,21 @@ use crate::prefetch::Prefetch;
 use crate::workspace::elements_of;
 
 /// The rows of one head of k or of v, tile by tile.
+pub(super) trait TileRows {
+    /// What the products read.
+    type Number: Stored;
+    /// Finds the rows of the tile after this one: `tokens` from a token on.
+    fn find_next(&mut self, level: Level, token: usize, tokens: usize);
+    /// Goes on to the next tile.
+    fn advance(&mut self);
+    /// The rows of this tile, which begins at a token: in place, or copied into `scratch`.
+    fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, Self::Number>;
+    /// Writes the numbers of a row as the products read them, without scales of tokens. Nothing where the token is not
+    /// there.
+    fn read(&self, token: usize, out: &mut [f32]);
+}
+
+/// The rows of one head that are stored as the products read them.
 pub(super) struct Located<'s, 'c, T> {
     cache: &'s CacheView<'c, T>,
     view: View<'c, T>,
@@ -68,9 +83,12 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
         this.advance();
         this
     }
+}
 
-    /// Finds the rows of the tile after this one: `tokens` from a token on.
-    pub(super) fn find_next(&mut self, level: Level, token: usize, tokens: usize) {
+impl<T: Stored> TileRows for Located<'_, '_, T> {
+    type Number = T;
+
+    fn find_next(&mut self, level: Level, token: usize, tokens: usize) {
         if !self.direct || tokens == 0 {
             return;
         }
@@ -106,13 +124,11 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
         }
     }
 
-    /// Goes on to the next tile.
-    pub(super) fn advance(&mut self) {
+    fn advance(&mut self) {
         self.base = TILE - self.base;
     }
 
-    /// The rows of this tile, which begins at a token: in place, or copied into `scratch`.
-    pub(super) fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
+    fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
         if self.direct {
             let (data, starts, base, columns) = (self.view.data(), &self.starts, self.base, self.padded);
             return Unchecked { data, starts, base, len: tokens, columns, prefetch: self.prefetch };
@@ -137,6 +153,12 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
             columns: self.padded,
             prefetch: self.prefetch,
         }
+    }
+
+    fn read(&self, token: usize, out: &mut [f32]) {
+        let Some(run) = self.cache.run(self.sequence, token) else { return };
+        let row = self.view.row(run.row, self.head, run.slot);
+        out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = x.widen());
     }
 }
 

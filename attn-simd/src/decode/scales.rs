@@ -1,13 +1,14 @@
-//! Keys and values that change as the kernel reads them: int8, whose scales meet scores and weights, and keys to which
-//! rope is applied by their index in the cache.
+//! Keys and values that change as the kernel reads them: int8 and fp8, whose scales meet scores and weights, and keys to
+//! which rope is applied by their index in the cache.
 
 use attn_core::View;
+use attn_core::formats::StoredView;
 use attn_core::int8::{KeyScales, QuantizedView};
 use attn_core::kv_cache::CacheView;
 use attn_core::position::rope::RopeTables;
 use attn_core::row::Row;
 
-use crate::gemv::{Starts, Stored, TILE, Unchecked};
+use crate::gemv::{Starts, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::Run;
 use crate::prefetch::Prefetch;
@@ -16,15 +17,36 @@ use crate::prefetch::Prefetch;
 pub(super) struct Scaling<'s, 'c, T> {
     /// Where tokens lie.
     pub(super) cache: &'s CacheView<'c, T>,
-    pub(super) scales: &'s QuantizedView<'c>,
+    pub(super) scales: Scales<'c>,
     /// Sequence and key/value head.
     pub(super) of: [usize; 2],
+}
+
+/// The scales of a cache, if keys and if values have some. Those of tokens are `[batch or pages, kv_heads, slots, 1]`.
+#[derive(Clone, Copy)]
+pub(super) struct Scales<'c> {
+    pub(super) keys: Option<KeyScales<'c>>,
+    pub(super) values: Option<View<'c, f32>>,
+}
+
+impl<'c> Scales<'c> {
+    pub(super) const NONE: Self = Self { keys: None, values: None };
+
+    /// Of int8.
+    pub(super) fn quantized(cache: &QuantizedView<'c>) -> Self {
+        Self { keys: Some(cache.key_scales()), values: Some(cache.value_scales()) }
+    }
+
+    /// Of a cache in packed formats, where they lie beside the bytes.
+    pub(super) fn stored(cache: &StoredView<'c>) -> Self {
+        Self { keys: cache.keys().scales().map(KeyScales::PerToken), values: cache.values().scales() }
+    }
 }
 
 impl<'c, T: Copy> Scaling<'_, 'c, T> {
     /// Scales of the channels of keys, if keys have such.
     pub(super) fn channels(&self) -> Option<Row<'c, f32>> {
-        match self.scales.key_scales() {
+        match self.scales.keys? {
             KeyScales::PerToken(_) => None,
             KeyScales::PerChannel(scales) => Some(scales.row(0, self.of[1], 0)),
         }
@@ -32,15 +54,15 @@ impl<'c, T: Copy> Scaling<'_, 'c, T> {
 
     /// Scales of some keys, if they have one each.
     pub(super) fn of_keys(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
-        match self.scales.key_scales() {
+        match self.scales.keys? {
             KeyScales::PerToken(scales) => Some(self.gather(scales, token, tokens)),
             KeyScales::PerChannel(_) => None,
         }
     }
 
-    /// Scales of some values.
-    pub(super) fn of_values(&self, token: usize, tokens: usize) -> [f32; TILE] {
-        self.gather(self.scales.value_scales(), token, tokens)
+    /// Scales of some values, if they have one each.
+    pub(super) fn of_values(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
+        Some(self.gather(self.scales.values?, token, tokens))
     }
 
     /// 0 behind the last token, and where there is none.
@@ -112,26 +134,20 @@ impl Copied<'_> {
     }
 }
 
-/// The keys of a tile in `f32`. Rope is applied to each, by its index in the cache.
-pub(super) fn keys_with_rope<'r, T: Stored>(
-    cache: &CacheView<'_, T>,
-    scales: Option<&QuantizedView<'_>>,
-    (tables, [sequence, head]): (&RopeTables<'_, f32>, [usize; 2]),
+/// The keys of a tile in `f32`, as `read` writes them. Rope is applied to each, by its index in the cache.
+pub(super) fn keys_with_rope<'r>(
+    read: &dyn Fn(usize, &mut [f32]),
+    tables: &RopeTables<'_, f32>,
     (token, tokens): (usize, usize),
-    columns: usize,
+    (head_dim, columns): (usize, usize),
     copy: &'r mut [f32],
 ) -> Copied<'r> {
     let mut starts: Starts = [0; 2 * TILE];
     for (n, (row, start)) in copy.chunks_exact_mut(columns).zip(&mut starts).enumerate().take(tokens) {
         *start = n * columns;
         row.fill(0.0);
-        let Some(run) = cache.run(sequence, token + n) else { continue };
-        let key = cache.k().row(run.row, head, run.slot);
-        let row = &mut row[..key.len()];
-        match scales {
-            None => row.iter_mut().zip(key.iter()).for_each(|(x, k)| *x = k.widen()),
-            Some(scales) => scales.key(sequence, head, token + n, row),
-        }
+        let row = &mut row[..head_dim];
+        read(token + n, row);
         tables.apply_to_slice(row, token + n);
     }
     Copied { data: copy, starts, len: tokens, columns }

@@ -17,6 +17,7 @@ mod prefix;
 mod quantized;
 mod random;
 mod small;
+mod stored;
 mod strips;
 mod tiles;
 

@@ -49,6 +49,7 @@ pub fn scope(op: &str) -> Option<Scope> {
         "mha_backward" | "self_attention_backward" | "multihead_fused_backward" => Scope::Once,
         "rope" | "alibi" | "sinusoidal" | "onnx_rotary_embedding" => Scope::Once,
         "linear_attention" | "mla" | "differential_attention" => Scope::Once,
+        "kv_quantize" | "hadamard" => Scope::Once,
         "merge_states" => Scope::Parts,
         _ => return None,
     })
@@ -59,8 +60,6 @@ pub fn not_built(op: &str) -> String {
     let what = match op {
         "gated_delta" | "mamba2_ssd" | "decay_gate" => "recurrent layers with gates",
         "lightning_indexer" | "block_topk" => "choosing the keys that a query sees",
-        "kv_quantize" => "q8_0, q4_0 and fp8",
-        "hadamard" => "Hadamard rotations",
         _ => return format!("op {op} is unknown to this runner"),
     };
     format!("op {op} is not built ({what})")
@@ -78,6 +77,8 @@ pub fn run<E: Engine>(engine: &E, suite: &Suite, case: &Case) -> Result<Produced
         "wide_attention" => wide::attention(engine, loaded),
         "selected_attention" => selected::attention(engine, loaded),
         "kv_format_attention" => formats::attention(engine, loaded),
+        "kv_quantize" => formats::quantize(loaded),
+        "hadamard" => formats::hadamard(loaded),
         "ring_attention" => parts::ring(engine, loaded),
         "merge_states" => parts::merge_states(engine, loaded),
         "onnx_attention" => onnx::attention(engine, loaded),

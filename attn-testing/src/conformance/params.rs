@@ -17,6 +17,8 @@ fn known(op: &str) -> Option<&'static str> {
         "wide_attention" | "wide_attention_backward" => "scale causal window softcap v_dim",
         "selected_attention" => "scale causal query_block key_block v_dim",
         "kv_format_attention" => "scale causal window k_format v_format k_hadamard v_hadamard",
+        "kv_quantize" => "format",
+        "hadamard" => "block scale",
         "ring_attention" => "scale softcap causal window_left q_start kv_start q_shards kv_shards",
         "merge_states" => "",
         "onnx_attention" => {

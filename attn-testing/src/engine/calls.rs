@@ -1,5 +1,5 @@
-//! Calls that only the kernels have: steps over caches, in int8 too, parts of the keys, and gradients; and the macros
-//! that write them.
+//! Calls that not all engines have: steps over caches, in int8 and packed formats too, parts of the keys, and gradients;
+//! and the macros that write them.
 
 use attn_core::backward::Gradients;
 use attn_core::kv_cache::CacheView;
@@ -58,8 +58,8 @@ pub struct GradientCall<'c, T: Element, M> {
     pub gradients: Gradients<'c, T::Compute>,
 }
 
-/// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in `f32`, halves and int8, from one
-/// body that is generic over them.
+/// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in `f32`, halves, int8 and
+/// packed formats, from one body that is generic over them.
 #[macro_export]
 macro_rules! step_calls {
     (|$this:ident, $call:ident| $body:expr) => {
@@ -80,6 +80,7 @@ macro_rules! step_calls {
         $crate::step_calls!(@one f32_int8, f32, attn_core::int8::QuantizedView<'c>, $this, $call, $body);
         $crate::step_calls!(@one f16_int8, attn_core::half::f16, attn_core::int8::QuantizedView<'c>, $this, $call, $body);
         $crate::step_calls!(@one bf16_int8, attn_core::half::bf16, attn_core::int8::QuantizedView<'c>, $this, $call, $body);
+        $crate::stored_calls!(|$this, $call| $body);
     };
     (@one $name:ident, $t:ty, $cache:ty, $this:ident, $call:ident, $body:expr) => {
         fn $name<'c, M: attn_core::score_mod::Mods + Sync>(
@@ -89,6 +90,24 @@ macro_rules! step_calls {
             let $this = self;
             $body
         }
+    };
+}
+
+/// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in packed formats, from one body that
+/// is generic over the queries.
+#[macro_export]
+macro_rules! stored_calls {
+    (|$this:ident, $call:ident| $body:expr) => {
+        fn reads_stored(&self) -> bool {
+            true
+        }
+        $crate::step_calls!(@one f32_stored, f32, attn_core::formats::StoredView<'c>, $this, $call, $body);
+        $crate::step_calls!(
+            @one f16_stored, attn_core::half::f16, attn_core::formats::StoredView<'c>, $this, $call, $body
+        );
+        $crate::step_calls!(
+            @one bf16_stored, attn_core::half::bf16, attn_core::formats::StoredView<'c>, $this, $call, $body
+        );
     };
 }
 

@@ -1,0 +1,99 @@
+//! Rows in packed formats, widened into scratch tile by tile: what the products read then is `f32`.
+//!
+//! A tile of 64 rows is widened once for all rows of queries, and stays in the first or second cache until the products
+//! have read it; from memory come the packed bytes alone. Scales that lie beside the bytes are those of
+//! [`scales`](super::scales).
+
+use attn_core::View;
+use attn_core::formats::Format;
+use attn_core::kv_cache::CacheView;
+
+use super::rows::TileRows;
+use crate::gemv::{Starts, TILE, Unchecked};
+use crate::isa::Isa;
+use crate::level::{Level, Run};
+use crate::prefetch::Prefetch;
+
+/// The rows of one head of k or of v, in a packed format.
+pub(super) struct Widened<'s, 'c> {
+    level: Level,
+    cache: &'s CacheView<'c, u8>,
+    bytes: View<'c, u8>,
+    format: Format,
+    sequence: usize,
+    head: usize,
+    /// Columns rounded up to whole vectors.
+    padded: usize,
+    starts: Starts,
+}
+
+impl<'s, 'c> Widened<'s, 'c> {
+    /// Of the head of a sequence.
+    pub(super) fn new(
+        level: Level,
+        cache: &'s CacheView<'c, u8>,
+        (bytes, format): (View<'c, u8>, Format),
+        [sequence, head]: [usize; 2],
+        padded: usize,
+    ) -> Self {
+        Self { level, cache, bytes, format, sequence, head, padded, starts: [0; 2 * TILE] }
+    }
+
+    /// The bytes of a row.
+    #[inline(always)]
+    fn row(&self, token: usize) -> Option<&'c [u8]> {
+        let run = self.cache.run(self.sequence, token)?;
+        self.bytes.row(run.row, self.head, run.slot).as_slice()
+    }
+}
+
+impl TileRows for Widened<'_, '_> {
+    type Number = f32;
+
+    fn find_next(&mut self, _: Level, _: usize, _: usize) {}
+
+    fn advance(&mut self) {}
+
+    fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, f32> {
+        for (n, start) in self.starts.iter_mut().enumerate() {
+            *start = n.min(tokens.saturating_sub(1)) * self.padded;
+        }
+        self.level.run(Tile { rows: self, token, tokens, to: scratch });
+        Unchecked {
+            data: scratch,
+            starts: &self.starts,
+            base: 0,
+            len: tokens,
+            columns: self.padded,
+            prefetch: Prefetch::OTHER,
+        }
+    }
+
+    fn read(&self, token: usize, out: &mut [f32]) {
+        if let Some(bytes) = self.row(token) {
+            self.format.widen(bytes, out);
+        }
+    }
+}
+
+/// Widens a tile: a row to each `padded` numbers, with zeros behind it and in the place of one that is not there.
+struct Tile<'a, 's, 'c> {
+    rows: &'a Widened<'s, 'c>,
+    token: usize,
+    tokens: usize,
+    to: &'a mut [f32],
+}
+
+impl Run<()> for Tile<'_, '_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        let Self { rows, token, tokens, to } = self;
+        for (n, row) in to.chunks_exact_mut(rows.padded.max(1)).enumerate().take(tokens) {
+            let bytes = rows.row(token + n).unwrap_or_default();
+            let len = bytes.len() / rows.format.block_bytes() * rows.format.block();
+            let (numbers, rest) = row.split_at_mut(len.min(rows.padded));
+            rows.format.widen(bytes, numbers);
+            rest.fill(0.0);
+        }
+    }
+}
