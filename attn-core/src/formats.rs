@@ -15,6 +15,7 @@
 //! [rotation](crate::hadamard) before.
 
 mod append;
+mod blocks;
 mod e4m3;
 mod e5m2;
 mod format;
@@ -32,6 +33,3 @@ pub use e5m2::E5m2;
 pub use format::Format;
 pub use stored::{StoredRows, StoredView};
 pub use written::StoredRowsMut;
-
-/// Numbers of a block of ggml's formats.
-const BLOCK: usize = 32;

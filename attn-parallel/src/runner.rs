@@ -48,10 +48,10 @@ pub fn forward<'o, T: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// Attends with the last tokens of many sequences to one cache: decode steps and prefill chunks in one call, shared by
 /// the threads of the current rayon pool. [`Runner`] sets level, threads and scratch.
 ///
-/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, or
-/// int8 with scales ([`attn_core::int8::QuantizedView`]). Always causal; see [`attn_core::kv_cache`] for the options.
-/// The result has the same bits for every thread count, every layout of the cache and every way to cut the stream into
-/// calls.
+/// `q`: `[batch, q_heads, q_len, head_dim]`, or packed (see [`Queries`]); the cache may hold another element type, int8
+/// with scales ([`attn_core::int8::QuantizedView`]), or bytes in packed formats ([`attn_core::formats::StoredView`]).
+/// Always causal; see [`attn_core::kv_cache`] for the options. The result has the same bits for every thread count,
+/// every layout of the cache and every way to cut the stream into calls.
 ///
 /// ```
 /// use attn_core::kv_cache::{AppendCache, Queries};

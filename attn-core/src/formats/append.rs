@@ -2,7 +2,8 @@
 //!
 //! They check and place tokens as those do. A token is encoded when it comes, and never again.
 
-use super::{StoredRows, StoredRowsMut, StoredView};
+use super::stored::{StoredRows, StoredView};
+use super::written::StoredRowsMut;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::kv_cache::append::{append_tokens, truncate};

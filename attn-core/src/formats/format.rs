@@ -2,7 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::{BLOCK, E4m3, E5m2, q4_0, q8_0};
+use super::blocks::{BLOCK, decode_blocks, decode_pairs, encode_blocks, encode_pairs};
+use super::e4m3::E4m3;
+use super::e5m2::E5m2;
+use super::{q4_0, q8_0};
 use crate::error::{AttnError, Result};
 
 /// How a row of numbers is stored in bytes.
@@ -210,36 +213,6 @@ impl Format {
             f(x.get(..len).unwrap_or_default());
         }
     }
-}
-
-#[inline]
-fn encode_blocks<const N: usize>(
-    mut x: impl Iterator<Item = f32>,
-    bytes: &mut [u8],
-    encode: impl Fn(&[f32; BLOCK], &mut [u8; N]),
-) {
-    for block in bytes.as_chunks_mut::<N>().0 {
-        let mut numbers = [0.0; BLOCK];
-        numbers.iter_mut().zip(&mut x).for_each(|(number, x)| *number = x);
-        encode(&numbers, block);
-    }
-}
-
-#[inline]
-fn encode_pairs(x: impl Iterator<Item = f32>, bytes: &mut [u8], encode: impl Fn(f32) -> [u8; 2]) {
-    bytes.as_chunks_mut::<2>().0.iter_mut().zip(x).for_each(|(pair, x)| *pair = encode(x));
-}
-
-#[inline(always)]
-fn decode_blocks<const N: usize>(bytes: &[u8], x: &mut [f32], decode: impl Fn(&[u8; N], &mut [f32; BLOCK])) {
-    for (block, x) in bytes.as_chunks::<N>().0.iter().zip(x.as_chunks_mut::<BLOCK>().0) {
-        decode(block, x);
-    }
-}
-
-#[inline(always)]
-fn decode_pairs(bytes: &[u8], x: &mut [f32], decode: impl Fn([u8; 2]) -> f32) {
-    x.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(x, &pair)| *x = decode(pair));
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::BLOCK;
+use super::blocks::BLOCK;
 
 /// Bytes of a block: the scale, little-endian, and 16 bytes of two numbers. Byte `n` holds number `n` in its lower half
 /// and number `n + 16` in its upper half.

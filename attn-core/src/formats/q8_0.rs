@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::BLOCK;
+use super::blocks::BLOCK;
 
 /// Bytes of a block: the scale, little-endian, and 32 integers.
 pub(super) const BYTES: usize = 34;

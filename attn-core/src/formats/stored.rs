@@ -1,6 +1,6 @@
 //! A cache whose keys and values are bytes in a format, to be read by any engine, wherever its tokens lie.
 
-use super::Format;
+use super::format::Format;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::kv_cache::{CacheRope, CacheView, TokenRun};

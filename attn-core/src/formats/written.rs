@@ -1,6 +1,7 @@
 //! Rows of bytes that tokens are written to.
 
-use super::{Format, StoredRows};
+use super::format::Format;
+use super::stored::StoredRows;
 use crate::element::Element;
 use crate::error::{AttnError, Result};
 use crate::kv_cache::memory::Memory;
