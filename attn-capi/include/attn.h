@@ -89,7 +89,17 @@ typedef enum AttnDtype {
   /* double; for a bias only */
   ATTN_DTYPE_F64 = 4,
   /* One byte, 0 or 1; for masks */
-  ATTN_DTYPE_BOOL = 5
+  ATTN_DTYPE_BOOL = 5,
+  /* int8, times AttnCache.k_scales or v_scales; for caches */
+  ATTN_DTYPE_I8 = 6,
+  /* fp8 e4m3fn, times scales; for caches */
+  ATTN_DTYPE_F8E4M3 = 7,
+  /* fp8 e5m2, times scales; for caches */
+  ATTN_DTYPE_F8E5M2 = 8,
+  /* ggml's q8_0: blocks of 32 numbers in 34 bytes; for caches */
+  ATTN_DTYPE_Q8_0 = 9,
+  /* ggml's q4_0: blocks of 32 numbers in 18 bytes; for caches */
+  ATTN_DTYPE_Q4_0 = 10
 } AttnDtype;
 
 /* The key at which query 0 stands, for causal masks, windows and ALiBi. */
@@ -142,7 +152,8 @@ typedef struct AttnPlan AttnPlan;
 typedef struct AttnWorkspace AttnWorkspace;
 
 /* A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
- * memory. */
+ * memory. Of the dtypes Q8_0 and Q4_0, shape counts numbers, whole blocks of 32 to a row, and len, strides and offset
+ * count bytes; the blocks of a row lie side by side (strides[3] is 1). */
 typedef struct AttnTensor {
   /* sizeof(AttnTensor) */
   size_t struct_size;
@@ -319,9 +330,9 @@ typedef struct AttnCache {
   uint32_t kind;
   /* Zero. */
   uint32_t reserved;
-  /* Keys; f32, f16 or bf16. */
+  /* Keys; f32, f16, bf16, or a dtype for caches. */
   const struct AttnTensor *k;
-  /* Values, of the dtype of k. */
+  /* Values, of the dtype of k. If one of them has a dtype for caches, the other has such a dtype too, f16 or bf16. */
   const struct AttnTensor *v;
   /* Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
    * forget the last tokens (not in a ring that has dropped tokens). Null with kv_indptr. */
@@ -348,6 +359,12 @@ typedef struct AttnCache {
   /* Tokens in the last page of each sequence, from 1 to page_size; batch entries. The entry of a sequence without
    * pages is not read. attn_cache_append() does not change it. */
   const int32_t *kv_last_page_len;
+  /* Scales of keys in int8 or fp8, f32; null for others. A scale for each token of a head has the sizes of k but for
+   * the last, which is 1: attn_cache_append() chooses and writes it. Sizes that are 1 where those of k are not
+   * broadcast ([1, 1, 1, 1] or [1, kv_heads, 1, 1]), and are only read. */
+  const struct AttnTensor *k_scales;
+  /* The same of values. */
+  const struct AttnTensor *v_scales;
 } AttnCache;
 
 /* Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already
@@ -413,7 +430,7 @@ const char *attn_last_error(void);
 
 /* Fills *tensor to describe a contiguous buffer of batch * heads * seq * dim elements.
  *
- * dtype is an AttnDtype, layout an AttnLayout.
+ * dtype is an AttnDtype, layout an AttnLayout. Of Q8_0 and Q4_0, dim is a multiple of 32.
  *
  * The caller vouches for this:
  * tensor points to an AttnTensor. */

@@ -72,7 +72,7 @@ pub extern "C" fn attn_last_error() -> *const c_char {
 
 /// Fills *tensor to describe a contiguous buffer of batch * heads * seq * dim elements.
 ///
-/// dtype is an AttnDtype, layout an AttnLayout.
+/// dtype is an AttnDtype, layout an AttnLayout. Of Q8_0 and Q4_0, dim is a multiple of 32.
 ///
 /// # Safety
 /// tensor points to an AttnTensor.
@@ -89,10 +89,10 @@ pub unsafe extern "C" fn attn_tensor_contiguous(
 ) -> AttnStatus {
     guard(|| {
         let shape = [batch, heads, seq, dim];
-        let strides = tensor::layout(layout)?.strides(shape)?;
-        tensor::dtype("dtype", dtype)?;
+        let stored = [batch, heads, seq, tensor::row_len(tensor::dtype("dtype", dtype)?, dim)?];
+        let strides = tensor::layout(layout)?.strides(stored)?;
         // The product fits, because the strides were computed from it.
-        let len = if shape.contains(&0) { 0 } else { shape.into_iter().product() };
+        let len = if stored.contains(&0) { 0 } else { stored.into_iter().product() };
         let struct_size = size_of::<AttnTensor>();
         let value = AttnTensor { struct_size, data, len, shape, strides, offset: 0, dtype, reserved: 0 };
         // SAFETY: the caller vouches for the struct.

@@ -1,6 +1,7 @@
 //! Caches: from the kinds of the header to those of `attn_core::kv_cache`.
 
 use attn_core::Element;
+use attn_core::formats::{StoredCache, StoredRing, StoredRows, StoredRowsMut, StoredView, append_paged_stored};
 use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{AppendCache, CacheView, PageTable, RingCache, append_paged};
 use attn_core::{AttnError, View, ViewMut};
@@ -77,24 +78,37 @@ impl<'a> Place<'a> {
 /// A cache to be read.
 #[derive(Debug)]
 pub(crate) struct Tokens<'a> {
-    pub(crate) k: Input<'a>,
-    pub(crate) v: Input<'a>,
+    pub(crate) rows: Rows<'a>,
     pub(crate) lens: &'a [usize],
     pub(crate) place: Place<'a>,
+}
+
+/// Keys and values.
+#[derive(Debug)]
+pub(crate) enum Rows<'a> {
+    /// Numbers.
+    Plain([Input<'a>; 2]),
+    /// Bytes, and what they mean.
+    Stored([(View<'a, u8>, StoredRows<'a>); 2]),
 }
 
 impl<'a> Tokens<'a> {
     /// The cache as the kernels read it.
     pub(crate) fn source(&self) -> Result<Source<'a>> {
-        match (self.k, self.v) {
-            (Input::F32(k), Input::F32(v)) => Ok(Source::F32(self.view(k, v)?)),
-            (Input::F16(k), Input::F16(v)) => Ok(Source::F16(self.view(k, v)?)),
-            (Input::Bf16(k), Input::Bf16(v)) => Ok(Source::Bf16(self.view(k, v)?)),
-            _ => Err(AttnError::Unsupported { what: "a cache whose k and v have different dtypes" }.into()),
+        match self.rows {
+            Rows::Plain([Input::F32(k), Input::F32(v)]) => Ok(Source::F32(self.view(k, v)?)),
+            Rows::Plain([Input::F16(k), Input::F16(v)]) => Ok(Source::F16(self.view(k, v)?)),
+            Rows::Plain([Input::Bf16(k), Input::Bf16(v)]) => Ok(Source::Bf16(self.view(k, v)?)),
+            Rows::Plain(_) => {
+                Err(AttnError::Unsupported { what: "a cache whose k and v have different dtypes" }.into())
+            }
+            Rows::Stored([(k, keys), (v, values)]) => {
+                Ok(Source::Stored(StoredView::new(self.view(k, v)?, keys, values)?))
+            }
         }
     }
 
-    fn view<T: Element>(&self, k: View<'a, T>, v: View<'a, T>) -> Result<CacheView<'a, T>> {
+    fn view<T: Copy>(&self, k: View<'a, T>, v: View<'a, T>) -> Result<CacheView<'a, T>> {
         Ok(match self.place {
             Place::Slots => CacheView::of_slots(k, v, self.lens)?,
             Place::Ring { sinks, window } => CacheView::of_ring(k, v, self.lens, sinks, window)?,
@@ -104,11 +118,90 @@ impl<'a> Tokens<'a> {
     }
 }
 
+/// Memory of a cache that tokens are written to.
+pub(crate) trait Rooms<T>: Sized {
+    fn slots(self, lens: &mut [usize], new: [View<'_, T>; 2], counts: Option<&[usize]>) -> attn_core::Result<()>;
+    fn ring(self, lens: &mut [usize], sizes: [usize; 2], new: [View<'_, T>; 2]) -> attn_core::Result<()>;
+    fn pages(&mut self, table: PageTable<'_>, new: [View<'_, T>; 2], counts: Option<&[usize]>)
+    -> attn_core::Result<()>;
+}
+
+impl<T: Element> Rooms<T> for [ViewMut<'_, T>; 2] {
+    fn slots(
+        self,
+        lens: &mut [usize],
+        [k_new, v_new]: [View<'_, T>; 2],
+        counts: Option<&[usize]>,
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        let mut cache = AppendCache::new(k, v, lens)?;
+        match counts {
+            None => cache.append(k_new, v_new),
+            Some(counts) => cache.append_ragged(k_new, v_new, counts),
+        }
+    }
+
+    fn ring(
+        self,
+        lens: &mut [usize],
+        [sinks, window]: [usize; 2],
+        [k_new, v_new]: [View<'_, T>; 2],
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        RingCache::new(k, v, lens, sinks, window)?.insert(k_new, v_new)
+    }
+
+    fn pages(
+        &mut self,
+        table: PageTable<'_>,
+        [k_new, v_new]: [View<'_, T>; 2],
+        counts: Option<&[usize]>,
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        append_paged(k, v, table, k_new, v_new, counts)
+    }
+}
+
+impl<T: Element<Compute = f32>> Rooms<T> for [StoredRowsMut<'_>; 2] {
+    fn slots(
+        self,
+        lens: &mut [usize],
+        [k_new, v_new]: [View<'_, T>; 2],
+        counts: Option<&[usize]>,
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        let mut cache = StoredCache::new(k, v, lens)?;
+        match counts {
+            None => cache.append(k_new, v_new),
+            Some(counts) => cache.append_ragged(k_new, v_new, counts),
+        }
+    }
+
+    fn ring(
+        self,
+        lens: &mut [usize],
+        [sinks, window]: [usize; 2],
+        [k_new, v_new]: [View<'_, T>; 2],
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        StoredRing::new(k, v, lens, sinks, window)?.insert(k_new, v_new)
+    }
+
+    fn pages(
+        &mut self,
+        table: PageTable<'_>,
+        [k_new, v_new]: [View<'_, T>; 2],
+        counts: Option<&[usize]>,
+    ) -> attn_core::Result<()> {
+        let [k, v] = self;
+        append_paged_stored(k, v, table, k_new, v_new, counts)
+    }
+}
+
 /// A cache, and tokens to be appended to it.
 #[derive(Debug)]
-pub(crate) struct Append<'a, T> {
-    pub(crate) k: ViewMut<'a, T>,
-    pub(crate) v: ViewMut<'a, T>,
+pub(crate) struct Append<'a, T, R> {
+    pub(crate) rooms: R,
     pub(crate) lens: &'a mut [usize],
     pub(crate) place: Place<'a>,
     /// Keys and values of the new tokens.
@@ -120,9 +213,12 @@ pub(crate) struct Append<'a, T> {
 /// The same for any element type.
 #[derive(Debug)]
 pub(crate) enum Appended<'a> {
-    F32(Append<'a, f32>),
-    F16(Append<'a, f16>),
-    Bf16(Append<'a, bf16>),
+    F32(Append<'a, f32, [ViewMut<'a, f32>; 2]>),
+    F16(Append<'a, f16, [ViewMut<'a, f16>; 2]>),
+    Bf16(Append<'a, bf16, [ViewMut<'a, bf16>; 2]>),
+    F32Stored(Append<'a, f32, [StoredRowsMut<'a>; 2]>),
+    F16Stored(Append<'a, f16, [StoredRowsMut<'a>; 2]>),
+    Bf16Stored(Append<'a, bf16, [StoredRowsMut<'a>; 2]>),
 }
 
 impl Appended<'_> {
@@ -132,30 +228,31 @@ impl Appended<'_> {
             Self::F32(append) => append.run(),
             Self::F16(append) => append.run(),
             Self::Bf16(append) => append.run(),
+            Self::F32Stored(append) => append.run(),
+            Self::F16Stored(append) => append.run(),
+            Self::Bf16Stored(append) => append.run(),
         }
     }
 }
 
-impl<T: Element> Append<'_, T> {
+impl<T: Element, R: Rooms<T>> Append<'_, T, R> {
     fn run(self) -> Result<()> {
-        let Self { mut k, mut v, lens, place, new: [k_new, v_new], new_lens } = self;
+        let Self { mut rooms, lens, place, new, new_lens } = self;
         match (place, new_lens) {
-            (Place::Slots, None) => AppendCache::new(k, v, lens)?.append(k_new, v_new)?,
-            (Place::Slots, Some(counts)) => AppendCache::new(k, v, lens)?.append_ragged(k_new, v_new, counts)?,
+            (Place::Slots, counts) => rooms.slots(lens, new, counts)?,
             (Place::Pages(block_table), counts) => {
-                let [.., given, _] = k_new.sizes();
+                let [.., given, _] = new[0].sizes();
                 let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
                 // A table counts the new tokens already. A call that fails leaves the lengths as they were.
                 lens.iter_mut().enumerate().for_each(|(b, len)| *len = len.wrapping_add(count(b)));
-                let appended = PageTable::padded(block_table, lens)
-                    .and_then(|table| append_paged(&mut k, &mut v, table, k_new, v_new, counts));
+                let appended = PageTable::padded(block_table, lens).and_then(|table| rooms.pages(table, new, counts));
                 if appended.is_err() {
                     lens.iter_mut().enumerate().for_each(|(b, len)| *len = len.wrapping_sub(count(b)));
                 }
                 appended?;
             }
-            (Place::Csr(table), counts) => append_paged(&mut k, &mut v, table, k_new, v_new, counts)?,
-            (Place::Ring { sinks, window }, None) => RingCache::new(k, v, lens, sinks, window)?.insert(k_new, v_new)?,
+            (Place::Csr(table), counts) => rooms.pages(table, new, counts)?,
+            (Place::Ring { sinks, window }, None) => rooms.ring(lens, [sinks, window], new)?,
             (Place::Ring { .. }, Some(_)) => {
                 return Err(AttnError::Unsupported { what: "new_lens with a ring cache" }.into());
             }

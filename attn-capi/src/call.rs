@@ -110,9 +110,7 @@ fn kernel_dtype(dtype: AttnDtype) -> Result<attn_core::Dtype> {
         AttnDtype::F32 => Ok(attn_core::Dtype::F32),
         AttnDtype::F16 => Ok(attn_core::Dtype::F16),
         AttnDtype::Bf16 => Ok(attn_core::Dtype::Bf16),
-        AttnDtype::F64 | AttnDtype::Bool => {
-            Err(Error::Dtype { what: "dtype", wanted: "F32, F16 or BF16", value: dtype as u32 })
-        }
+        _ => Err(Error::Dtype { what: "dtype", wanted: "F32, F16 or BF16", value: dtype as u32 }),
     }
 }
 

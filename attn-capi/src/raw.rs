@@ -204,9 +204,7 @@ pub(crate) unsafe fn input<'a>(
             AttnDtype::F32 => Ok(Input::F32(view::<f32>(what, &tensor, extents)?)),
             AttnDtype::F16 => Ok(Input::F16(view::<f16>(what, &tensor, extents)?)),
             AttnDtype::Bf16 => Ok(Input::Bf16(view::<bf16>(what, &tensor, extents)?)),
-            AttnDtype::F64 | AttnDtype::Bool => {
-                Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype })
-            }
+            _ => Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype }),
         }
     }
 }
@@ -447,9 +445,7 @@ unsafe fn output<'a>(what: &'static str, from: *const AttnTensor, extents: &mut 
             AttnDtype::F32 => Ok(Output::F32(view_mut::<f32>(what, &tensor, extents)?)),
             AttnDtype::F16 => Ok(Output::F16(view_mut::<f16>(what, &tensor, extents)?)),
             AttnDtype::Bf16 => Ok(Output::Bf16(view_mut::<bf16>(what, &tensor, extents)?)),
-            AttnDtype::F64 | AttnDtype::Bool => {
-                Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype })
-            }
+            _ => Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype }),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use core::ops::Range;
 
+use attn_core::formats::Format;
 use attn_core::{AttnError, Layout};
 
 use crate::error::{Error, Result};
@@ -52,6 +53,52 @@ pub(crate) fn reach(what: &'static str, tensor: &AttnTensor) -> Result<Reach> {
 /// The number type of a tensor, by its number.
 pub(crate) fn dtype(what: &'static str, value: u32) -> Result<AttnDtype> {
     AttnDtype::of(value).ok_or(Error::Dtype { what, wanted: "an AttnDtype", value })
+}
+
+/// The format of rows of a dtype that caches may have in bytes.
+pub(crate) fn format(dtype: AttnDtype) -> Option<Format> {
+    Some(match dtype {
+        AttnDtype::I8 => Format::Int8,
+        AttnDtype::F8e4m3 => Format::E4m3,
+        AttnDtype::F8e5m2 => Format::E5m2,
+        AttnDtype::Q8_0 => Format::Q8_0,
+        AttnDtype::Q4_0 => Format::Q4_0,
+        AttnDtype::F16 => Format::F16,
+        AttnDtype::Bf16 => Format::Bf16,
+        _ => return None,
+    })
+}
+
+/// Whether a dtype is one for caches only.
+pub(crate) fn is_packed(dtype: AttnDtype) -> bool {
+    format(dtype).is_some_and(|format| !matches!(format, Format::F16 | Format::Bf16))
+}
+
+/// What strides count of a row of `dim` numbers: elements, or bytes where blocks are larger than a number.
+pub(crate) fn row_len(dtype: AttnDtype, dim: usize) -> Result<usize> {
+    match format(dtype).filter(|format| format.block() > 1) {
+        Some(format) => Ok(format.row_bytes(dim)?),
+        None => Ok(dim),
+    }
+}
+
+/// The same tensor with its sizes in bytes, of a dtype that caches may have.
+pub(crate) fn in_bytes(what: &'static str, tensor: &AttnTensor) -> Result<(AttnTensor, Format)> {
+    let dtype = dtype(what, tensor.dtype)?;
+    let Some(format) = format(dtype) else {
+        let wanted = "F16, BF16 or one for caches";
+        return Err(Error::Dtype { what, wanted, value: tensor.dtype });
+    };
+    let ([batch, heads, seq, dim], overflow) = (tensor.shape, AttnError::Overflow { what });
+    let shape = [batch, heads, seq, format.row_bytes(dim)?];
+    // Halves count elements of two bytes, all others bytes.
+    let size = if is_packed(dtype) { 1 } else { format.block_bytes() };
+    let times = |n: usize| n.checked_mul(size).ok_or(overflow);
+    let mut strides = tensor.strides;
+    for stride in &mut strides[..3] {
+        *stride = stride.checked_mul(size as isize).ok_or(overflow)?;
+    }
+    Ok((AttnTensor { shape, strides, len: times(tensor.len)?, offset: times(tensor.offset)?, ..*tensor }, format))
 }
 
 /// A layout, by its number.

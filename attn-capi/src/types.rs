@@ -55,12 +55,24 @@ pub enum AttnDtype {
     F64 = 4,
     /// One byte, 0 or 1; for masks
     Bool = 5,
+    /// int8, times AttnCache.k_scales or v_scales; for caches
+    I8 = 6,
+    /// fp8 e4m3fn, times scales; for caches
+    F8e4m3 = 7,
+    /// fp8 e5m2, times scales; for caches
+    F8e5m2 = 8,
+    /// ggml's q8_0: blocks of 32 numbers in 34 bytes; for caches
+    Q8_0 = 9,
+    /// ggml's q4_0: blocks of 32 numbers in 18 bytes; for caches
+    Q4_0 = 10,
 }
 
 impl AttnDtype {
     /// The number type that a number names.
     pub(crate) fn of(value: u32) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::F64, Self::Bool].into_iter().find(|&dtype| dtype as u32 == value)
+        let plain = [Self::F32, Self::F16, Self::Bf16, Self::F64, Self::Bool];
+        let packed = [Self::I8, Self::F8e4m3, Self::F8e5m2, Self::Q8_0, Self::Q4_0];
+        plain.into_iter().chain(packed).find(|&dtype| dtype as u32 == value)
     }
 
     /// Its name in texts: as the constant ends.
@@ -71,6 +83,11 @@ impl AttnDtype {
             Self::Bf16 => "BF16",
             Self::F64 => "F64",
             Self::Bool => "BOOL",
+            Self::I8 => "I8",
+            Self::F8e4m3 => "F8E4M3",
+            Self::F8e5m2 => "F8E5M2",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
         }
     }
 }
@@ -118,7 +135,8 @@ pub const ATTN_UNBOUNDED: usize = usize::MAX;
 pub const ATTN_EXPLAIN_SIZE: usize = 512;
 
 /// A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
-/// memory.
+/// memory. Of the dtypes Q8_0 and Q4_0, shape counts numbers, whole blocks of 32 to a row, and len, strides and offset
+/// count bytes; the blocks of a row lie side by side (strides[3] is 1).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnTensor {
@@ -187,9 +205,9 @@ pub struct AttnCache {
     pub kind: u32,
     /// Zero.
     pub reserved: u32,
-    /// Keys; f32, f16 or bf16.
+    /// Keys; f32, f16, bf16, or a dtype for caches.
     pub k: *const AttnTensor,
-    /// Values, of the dtype of k.
+    /// Values, of the dtype of k. If one of them has a dtype for caches, the other has such a dtype too, f16 or bf16.
     pub v: *const AttnTensor,
     /// Tokens of each sequence: attn_decode() reads them, attn_cache_append() increases them. Write a smaller number to
     /// forget the last tokens (not in a ring that has dropped tokens). Null with kv_indptr.
@@ -216,6 +234,12 @@ pub struct AttnCache {
     /// Tokens in the last page of each sequence, from 1 to page_size; batch entries. The entry of a sequence without
     /// pages is not read. attn_cache_append() does not change it.
     pub kv_last_page_len: *const i32,
+    /// Scales of keys in int8 or fp8, f32; null for others. A scale for each token of a head has the sizes of k but for
+    /// the last, which is 1: attn_cache_append() chooses and writes it. Sizes that are 1 where those of k are not
+    /// broadcast ([1, 1, 1, 1] or [1, kv_heads, 1, 1]), and are only read.
+    pub k_scales: *const AttnTensor,
+    /// The same of values.
+    pub v_scales: *const AttnTensor,
 }
 
 /// Which rows of q are queries of which sequence. The queries of a sequence are its last tokens; the cache already

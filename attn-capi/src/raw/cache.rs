@@ -2,15 +2,16 @@
 
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
-use attn_core::AttnError;
+use attn_core::formats::{StoredRows, StoredRowsMut};
 use attn_core::kv_cache::Queries;
+use attn_core::{AttnError, View};
 use attn_simd::Input;
 
-use super::{copy, input, measured, outputs, table, table_mut, view_mut};
+use super::{copy, input, measured, outputs, table, table_mut, view, view_mut};
 use crate::args::Decode;
-use crate::cache::{Append, Appended, Fields, Place, Tokens};
+use crate::cache::{Append, Appended, Fields, Place, Rows, Tokens};
 use crate::error::{Error, Result};
-use crate::tensor::{Extents, dtype};
+use crate::tensor::{Extents, dtype, in_bytes, is_packed};
 use crate::types::{AttnCache, AttnDtype, AttnQueries, AttnTensor};
 
 /// The structs of a cache.
@@ -19,6 +20,24 @@ struct Structs {
     cache: AttnCache,
     k: AttnTensor,
     v: AttnTensor,
+    /// Scales of both.
+    scales: [Option<AttnTensor>; 2],
+}
+
+impl Structs {
+    /// Whether keys and values are read as bytes.
+    fn is_stored(&self) -> Result<bool> {
+        Ok(is_packed(dtype("cache k", self.k.dtype)?) || is_packed(dtype("cache v", self.v.dtype)?))
+    }
+
+    /// Refuses scales that nothing would read.
+    fn check_plain(&self) -> Result<()> {
+        let names = ["AttnCache.k_scales", "AttnCache.v_scales"];
+        match names.into_iter().zip(self.scales).find(|(_, scales)| scales.is_some()) {
+            Some((what, _)) => Err(Error::Idle { what, needs: "k and v must have dtypes for caches" }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Copies the structs of a cache.
@@ -37,7 +56,9 @@ unsafe fn structs(cache: *const AttnCache) -> Result<Structs> {
         if cache.reserved != 0 {
             return Err(Error::Unknown { what: "AttnCache.reserved", value: cache.reserved });
         }
-        Ok(Structs { cache, k, v })
+        let scales = |from: *const AttnTensor| if from.is_null() { Ok(None) } else { copy(from).map(Some) };
+        let scales = [scales(cache.k_scales)?, scales(cache.v_scales)?];
+        Ok(Structs { cache, k, v, scales })
     }
 }
 
@@ -51,8 +72,94 @@ pub(crate) unsafe fn measured_cache(cache: *const AttnCache) -> Result<()> {
     }
     // SAFETY: the caller's promise is the same for each.
     unsafe {
-        let AttnCache { k, v, .. } = copy(cache)?;
-        measured([k, v])
+        let AttnCache { k, v, k_scales, v_scales, .. } = copy(cache)?;
+        measured([k, v, k_scales, v_scales])
+    }
+}
+
+/// Names of a cache's tensors, and of their scales.
+const NAMES: [[&str; 2]; 2] = [["cache k", "cache k_scales"], ["cache v", "cache v_scales"]];
+
+/// Keys or values in bytes, to be read.
+///
+/// # Safety
+/// As [`decode`].
+unsafe fn stored<'a>(
+    [what, of_scales]: [&'static str; 2],
+    tensor: &AttnTensor,
+    scales: Option<&AttnTensor>,
+    extents: &mut Extents,
+) -> Result<(View<'a, u8>, StoredRows<'a>)> {
+    let (bytes, format) = in_bytes(what, tensor)?;
+    // SAFETY: the caller vouches for both; as many bytes as elements times their size.
+    let (bytes, scales) = unsafe {
+        let scales = match scales {
+            Some(scales) => Some(singles(of_scales, scales, extents)?),
+            None => None,
+        };
+        (view::<u8>(what, &bytes, extents)?, scales)
+    };
+    Ok((bytes, StoredRows::new(format, scales)?))
+}
+
+/// Scales that are read when tokens are written: those that are not one for each token of a head.
+///
+/// # Safety
+/// As [`append`].
+unsafe fn fixed_scales<'a>(
+    what: &'static str,
+    tensor: &AttnTensor,
+    scales: Option<&AttnTensor>,
+    extents: &mut Extents,
+) -> Result<Option<View<'a, f32>>> {
+    let [rows, heads, slots, _] = tensor.shape;
+    match scales {
+        // SAFETY: the caller vouches for them.
+        Some(scales) if scales.shape != [rows, heads, slots, 1] => unsafe { singles(what, scales, extents).map(Some) },
+        _ => Ok(None),
+    }
+}
+
+/// Keys or values in bytes, to be written, and scales with them that are not `fixed`. Whatever is read has been noted
+/// in `extents` before.
+///
+/// # Safety
+/// As [`append`].
+unsafe fn stored_mut<'a>(
+    [what, of_scales]: [&'static str; 2],
+    tensor: &AttnTensor,
+    (scales, fixed): (Option<&AttnTensor>, Option<View<'a, f32>>),
+    extents: &mut Extents,
+) -> Result<StoredRowsMut<'a>> {
+    let (bytes, format) = in_bytes(what, tensor)?;
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        let bytes = view_mut::<u8>(what, &bytes, extents)?;
+        Ok(match (fixed, scales) {
+            (Some(fixed), _) => StoredRowsMut::with_scales(format, bytes, fixed)?,
+            (None, None) => StoredRowsMut::new(format, bytes)?,
+            (None, Some(scales)) => {
+                check_singles(of_scales, scales)?;
+                StoredRowsMut::with_scales_per_token(format, bytes, view_mut::<f32>(of_scales, scales, extents)?)?
+            }
+        })
+    }
+}
+
+/// A tensor of f32 to be read.
+///
+/// # Safety
+/// As [`decode`].
+unsafe fn singles<'a>(what: &'static str, tensor: &AttnTensor, extents: &mut Extents) -> Result<View<'a, f32>> {
+    check_singles(what, tensor)?;
+    // SAFETY: the caller vouches for it.
+    unsafe { view::<f32>(what, tensor, extents) }
+}
+
+fn check_singles(what: &'static str, tensor: &AttnTensor) -> Result<()> {
+    match dtype(what, tensor.dtype)? {
+        AttnDtype::F32 => Ok(()),
+        _ => Err(Error::Dtype { what, wanted: "F32", value: tensor.dtype }),
     }
 }
 
@@ -92,16 +199,22 @@ pub(crate) unsafe fn decode<'a>(
 ) -> Result<Decode<'a>> {
     // SAFETY: the caller's promise is the same for each.
     unsafe {
-        let Structs { cache, k, v } = structs(cache)?;
+        let structs = structs(cache)?;
+        let Structs { cache, k, v, scales } = structs;
         let place = place(&cache, extents)?;
         let lens = table("lens", cache.lens.cast_const(), cache.lens_len, extents)?.unwrap_or_default();
         let q = input("q", q, extents)?;
-        let tokens = Tokens {
-            k: input("cache k", &raw const k, extents)?,
-            v: input("cache v", &raw const v, extents)?,
-            lens,
-            place,
+        let rows = if structs.is_stored()? {
+            let [k_scales, v_scales] = scales;
+            Rows::Stored([
+                stored(NAMES[0], &k, k_scales.as_ref(), extents)?,
+                stored(NAMES[1], &v, v_scales.as_ref(), extents)?,
+            ])
+        } else {
+            structs.check_plain()?;
+            Rows::Plain([input("cache k", &raw const k, extents)?, input("cache v", &raw const v, extents)?])
         };
+        let tokens = Tokens { rows, lens, place };
         let queries = if queries.is_null() {
             Queries::All
         } else {
@@ -132,17 +245,39 @@ pub(crate) unsafe fn append<'a>(
     let mut extents = Extents::new();
     // SAFETY: the caller's promise is the same for each.
     unsafe {
-        let Structs { cache, k, v } = structs(cache)?;
+        let structs = structs(cache)?;
+        let Structs { cache, k, v, scales } = structs;
         let new = [input("k_new", k_new, &mut extents)?, input("v_new", v_new, &mut extents)?];
         let new_lens = table("new_lens", new_lens, new_lens_len, &mut extents)?;
         let place = place(&cache, &mut extents)?;
+        if structs.is_stored()? {
+            let [k_scales, v_scales] = scales;
+            let k_fixed = fixed_scales(NAMES[0][1], &k, k_scales.as_ref(), &mut extents)?;
+            let v_fixed = fixed_scales(NAMES[1][1], &v, v_scales.as_ref(), &mut extents)?;
+            let k = stored_mut(NAMES[0], &k, (k_scales.as_ref(), k_fixed), &mut extents)?;
+            let rooms = [k, stored_mut(NAMES[1], &v, (v_scales.as_ref(), v_fixed), &mut extents)?];
+            let lens = table_mut("lens", cache.lens, cache.lens_len, &mut extents)?.unwrap_or_default();
+            return match new {
+                [Input::F32(k), Input::F32(v)] => {
+                    Ok(Appended::F32Stored(Append { rooms, lens, place, new: [k, v], new_lens }))
+                }
+                [Input::F16(k), Input::F16(v)] => {
+                    Ok(Appended::F16Stored(Append { rooms, lens, place, new: [k, v], new_lens }))
+                }
+                [Input::Bf16(k), Input::Bf16(v)] => {
+                    Ok(Appended::Bf16Stored(Append { rooms, lens, place, new: [k, v], new_lens }))
+                }
+                _ => Err(AttnError::Unsupported { what: "k_new and v_new with different dtypes" }.into()),
+            };
+        }
+        structs.check_plain()?;
         // Borrows the cache and its lengths, the right type being known.
         macro_rules! of {
             ($Variant:ident, $new:expr) => {{
                 let k = view_mut("cache k", &k, &mut extents)?;
-                let v = view_mut("cache v", &v, &mut extents)?;
+                let rooms = [k, view_mut("cache v", &v, &mut extents)?];
                 let lens = table_mut("lens", cache.lens, cache.lens_len, &mut extents)?.unwrap_or_default();
-                Ok(Appended::$Variant(Append { k, v, lens, place, new: $new, new_lens }))
+                Ok(Appended::$Variant(Append { rooms, lens, place, new: $new, new_lens }))
             }};
         }
         match (dtype("cache k", k.dtype)?, dtype("cache v", v.dtype)?, new) {

@@ -94,7 +94,7 @@ unsafe fn bias<'a>(what: &'static str, tensor: Option<&AttnTensor>, extents: &mu
             AttnDtype::F16 => Bias::F16(view::<f16>(what, tensor, extents)?),
             AttnDtype::Bf16 => Bias::Bf16(view::<bf16>(what, tensor, extents)?),
             AttnDtype::F64 => Bias::F64(view::<f64>(what, tensor, extents)?),
-            AttnDtype::Bool => {
+            _ => {
                 return Err(Error::Dtype { what, wanted: "F32, F16, BF16 or F64", value: tensor.dtype });
             }
         }))

@@ -138,6 +138,8 @@ pub(crate) fn cache(k: &AttnTensor, v: &AttnTensor, lens: &mut [usize]) -> AttnC
         kv_indices: ptr::null(),
         kv_indices_len: 0,
         kv_last_page_len: ptr::null(),
+        k_scales: ptr::null(),
+        v_scales: ptr::null(),
     }
 }
 

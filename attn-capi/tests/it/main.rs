@@ -9,5 +9,6 @@ mod fork;
 mod header;
 mod level;
 mod merge;
+mod packed;
 mod results;
 mod structs;

@@ -134,8 +134,10 @@ impl Places {
             let cxx = self.compile("c++", CXX, &format!("examples/{name}.cpp"), &format!("{name}-cxx"), &link)?;
             succeed(&mut self.shared(cxx))?;
         }
-        let gradients = self.compile("cc", C, "examples/gradients.c", "gradients-c", &link)?;
-        succeed(&mut self.shared(gradients))?;
+        for name in ["gradients", "packed"] {
+            let program = self.compile("cc", C, &format!("examples/{name}.c"), &format!("{name}-c"), &link)?;
+            succeed(&mut self.shared(program))?;
+        }
         let program =
             self.compile("cc", C, "examples/attention.c", "attention-static", &self.pkg_config("attn-static")?)?;
         succeed(&mut Command::new(program))?;
