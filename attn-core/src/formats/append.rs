@@ -30,7 +30,8 @@ use crate::view::View;
 /// let x = View::matrix(&x, 2, 32)?;
 /// cache.append(x, x)?;
 /// assert_eq!((cache.lens(), cache.view()?.dims()), (&[2][..], [32, 32]));
-/// assert!(cache.append(View::matrix(&[0.0f32; 96], 3, 32)?, View::matrix(&[0.0f32; 96], 3, 32)?).is_err()); // room for two
+/// let three = View::matrix(&[0.0f32; 96], 3, 32)?;
+/// assert!(cache.append(three, three).is_err()); // there is room for two
 /// let mut value = [0.0; 32];
 /// cache.view()?.value(0, 0, 1, &mut value);
 /// assert!((value[0] - 32f32.sin()).abs() < 1.0 / 16.0);

@@ -139,7 +139,8 @@ impl Format {
     /// for a NaN.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the row is no whole number of blocks, or the bytes are not its [bytes](Self::row_bytes).
+    /// [`AttnError::Size`] where the row is no whole number of blocks, or the bytes are not its
+    /// [bytes](Self::row_bytes).
     #[inline]
     pub fn encode(self, x: &[f32], bytes: &mut [u8]) -> Result<()> {
         AttnError::check_size("bytes of a stored row", self.row_bytes(x.len())?, bytes.len())?;
@@ -234,7 +235,7 @@ mod tests {
                 format.for_each_piece(&bytes, |piece| pieces.extend_from_slice(piece));
                 assert_eq!(whole, pieces, "{format:?} {dim}");
                 let worst = x.iter().zip(&whole).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
-                // Of 40: half a step in e5m2, which has two bits of mantissa, and in q4_0, whose other end has a code less.
+                // Of 40: half a step in e5m2, which has two bits of mantissa, and a step in q4_0 at the other end.
                 assert!(worst <= 5.01, "{format:?}: {worst}");
             }
         }

@@ -1,5 +1,5 @@
-//! Keys and values that change as the kernel reads them: int8 and fp8, whose scales meet scores and weights, and keys to
-//! which rope is applied by their index in the cache.
+//! Keys and values that change as the kernel reads them: int8 and fp8, whose scales meet scores and weights, and keys
+//! to which rope is applied by their index in the cache.
 
 use attn_core::View;
 use attn_core::formats::StoredView;

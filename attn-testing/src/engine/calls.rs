@@ -1,5 +1,5 @@
-//! Calls that not all engines have: steps over caches, in int8 and packed formats too, parts of the keys, and gradients;
-//! and the macros that write them.
+//! Calls that not all engines have: steps over caches, in int8 and packed formats too, parts of the keys, and
+//! gradients; and the macros that write them.
 
 use attn_core::backward::Gradients;
 use attn_core::kv_cache::CacheView;
@@ -93,8 +93,8 @@ macro_rules! step_calls {
     };
 }
 
-/// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in packed formats, from one body that
-/// is generic over the queries.
+/// Writes the methods of [`Engine`](crate::Engine) for an engine that reads caches in packed formats, from one body
+/// that is generic over the queries.
 #[macro_export]
 macro_rules! stored_calls {
     (|$this:ident, $call:ident| $body:expr) => {
