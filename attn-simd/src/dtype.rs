@@ -94,6 +94,7 @@ kernel_element!(f32 => F32, f16 => F16, bf16 => Bf16);
 
 /// A cache of any element type that the kernels read.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one or two for a call, copied as views are")]
 pub enum Source<'c> {
     /// Single precision.
     F32(CacheView<'c, f32>),
