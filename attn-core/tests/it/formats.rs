@@ -128,7 +128,7 @@ fn tokens_are_appended_to_slots_rings_and_pages() {
     }
     assert_eq!(ring.seen(), [24, 24]);
     let got = steps(&attn, inputs.q.view(), ring.view().unwrap()).expect("accepted");
-    let keep: Vec<bool> = (0..24).map(|j| j < 2 || j >= 17).collect();
+    let keep: Vec<bool> = (0..24).map(|j| !(2..17).contains(&j)).collect();
     let rule = attn.mask(Mask::keep(View::broadcast(&keep, &[1, 24]).unwrap()));
     for got in got {
         oracle(&rule, &stored.decoded(&inputs)).check(ETA, &got, &"ring");

@@ -27,7 +27,6 @@ fn budget(suite: &str) -> usize {
         // Options that others have too, in new places.
         "torch_sdpa_backward_wide" | "selected_keys" => 96 << 10,
         "ring" => 64 << 10,
-        "kv_formats" => 32 << 10,
         _ => 160 << 10,
     }
 }
