@@ -106,7 +106,7 @@ mod tests {
             for (n, got) in got.iter().enumerate() {
                 let (piece, row) = (n / block * block, n % block);
                 // Sylvester's matrix: the sign is the parity of the bits that both indices have.
-                let sign = |column: usize| if (row & column).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = |column: usize| if (row & column).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let want: f64 = (0..block).map(|c| sign(c) * x[piece + c]).sum::<f64>() / libm::sqrt(block as f64);
                 assert!((got - want).abs() < 1e-12, "{block} {n}");
             }
