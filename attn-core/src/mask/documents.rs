@@ -47,6 +47,18 @@ impl<'a> Documents<'a> {
         self
     }
 
+    /// The tables, for engines that compute a part of a call.
+    #[doc(hidden)]
+    pub const fn bounds(&self) -> [&'a [usize]; 2] {
+        [self.cu_q, self.cu_k]
+    }
+
+    /// Whether a query sees all keys of its document.
+    #[doc(hidden)]
+    pub const fn is_plain(&self) -> bool {
+        self.causal.is_none() && self.window.is_none()
+    }
+
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<()> {
         AttnError::check_size("cu_k length against cu_q length", self.cu_q.len(), self.cu_k.len())?;
         if self.cu_q.is_empty() {

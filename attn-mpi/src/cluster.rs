@@ -1,0 +1,144 @@
+//! The ranks of a job, and how they work together: what a program makes once.
+
+use std::time::Duration;
+
+use attn_simd::Level;
+use mpi::traits::Communicator;
+
+use crate::cost::Link;
+use crate::wire::{Traffic, Wire};
+
+/// The ranks of a communicator, and how their calls run. Made once by all ranks together.
+///
+/// Messages go over a duplicate of the communicator: they never meet the program's own.
+///
+/// ```no_run
+/// use attn_mpi::{Cluster, mpi};
+/// let universe = mpi::initialize().expect("MPI is not initialised yet");
+/// let cluster = Cluster::new(&universe.world()).timeout(std::time::Duration::from_secs(20));
+/// println!("rank {} of {}", cluster.rank(), cluster.ranks());
+/// ```
+pub struct Cluster {
+    pub(crate) wire: Wire,
+    pub(crate) level: Level,
+    pub(crate) mixed: bool,
+    pub(crate) threads: usize,
+    pub(crate) method: Option<Method>,
+    pub(crate) link: Link,
+}
+
+/// How a prefill is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Method {
+    /// Queries stay; keys and values travel from rank to rank. Any number of ranks.
+    Ring,
+    /// Every rank computes some heads over the whole sequence: two all-to-alls (Jacobs et al. 2023, DeepSpeed Ulysses,
+    /// arXiv 2309.14509). At most as many ranks as heads.
+    Heads,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster")
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .field("level", &self.level)
+            .field("method", &self.method)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The ranks of a communicator. All of them call this, and measure the latency and the bandwidth of their links by
+    /// some messages.
+    pub fn new(comm: &impl Communicator) -> Self {
+        let mut wire = Wire::new(comm);
+        let link = Link::measure(&mut wire);
+        Self { wire, level: Level::detect(), mixed: false, threads: usize::MAX, method: None, link }
+    }
+
+    /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life for
+    /// as long again, names those that gave none on standard error, and aborts the job with code 70. Another rank may
+    /// be late for as long as this, not longer: a rank that computes alone for an hour between two calls needs more.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.wire.timeout = timeout;
+        self
+    }
+
+    /// Computes at this level instead of the machine's best.
+    #[must_use]
+    pub fn level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
+    /// Permits ranks of different instruction-set levels: results are right, but their bits depend on the rank that
+    /// computes them.
+    #[must_use]
+    pub fn allow_mixed_levels(mut self) -> Self {
+        self.mixed = true;
+        self
+    }
+
+    /// At most so many threads of the current rayon pool for each call.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Shares every prefill out in this way, instead of the one that is predicted to be faster.
+    #[must_use]
+    pub fn method(mut self, method: Method) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    /// The most bytes of one message of MPI, at most 2³¹ − 1; longer ones are sent in pieces. 2³⁰ unless said.
+    #[must_use]
+    pub fn message_bytes(mut self, most: usize) -> Self {
+        self.wire.most = most.clamp(1, i32::MAX as usize);
+        self
+    }
+
+    /// The links as these, instead of as measured: for predictions that do not change from run to run. Every rank
+    /// passes the same.
+    #[must_use]
+    pub fn link(mut self, link: Link) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// The links as measured, or as given.
+    pub fn get_link(&self) -> Link {
+        self.link
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.wire.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.wire.ranks()
+    }
+
+    /// What all ranks have, in their order; all have as many bytes. With the time-out of the cluster.
+    pub fn all_gather(&self, mine: &[u8]) -> Vec<u8> {
+        self.wire.all_gather("a gathering of the program", 2, mine).0
+    }
+}
+
+/// What a call did: its method, bytes sent and seconds waited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// How the call was shared out.
+    pub method: Method,
+    /// Messages of this rank.
+    pub traffic: Traffic,
+    /// Seconds of the whole call, on this rank.
+    pub seconds: f64,
+}

@@ -1,0 +1,145 @@
+//! Prefill: many queries over keys, both sharded along the sequence. Checks, agrees, and runs one of the methods.
+
+use std::time::Instant;
+
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Outputs, View};
+use attn_simd::{KernelElement, Plan};
+use bytemuck::Pod;
+
+use crate::agree::{Record, text};
+use crate::cluster::{Cluster, Method, Report};
+use crate::error::Result;
+use crate::heads::Split;
+use crate::part::check_parts;
+use crate::sharding::Sharding;
+use crate::{heads, ring};
+
+/// A call whose arguments have been checked on this rank.
+pub(crate) struct Call<'c, 'a, T, M> {
+    pub(crate) cluster: &'c Cluster,
+    pub(crate) attn: &'c Attention<'a, M>,
+    /// Of the whole call.
+    pub(crate) shape: AttnShape,
+    pub(crate) queries: &'c Sharding,
+    pub(crate) keys: &'c Sharding,
+    pub(crate) q: View<'c, T>,
+    pub(crate) k: View<'c, T>,
+    pub(crate) v: View<'c, T>,
+}
+
+impl Cluster {
+    /// Attention over the whole sequence, of which each rank holds a shard. All ranks call it together.
+    ///
+    /// | tensor | shape on a rank |
+    /// |---|---|
+    /// | q | `[batch, q_heads, positions of queries, head_dim]` |
+    /// | k | `[batch, kv_heads, positions of keys, head_dim]` |
+    /// | v | `[batch, kv_heads, positions of keys, value_dim]` |
+    /// | out, lse | as q, with `value_dim`; lse `[batch, q_heads, positions of queries]` |
+    ///
+    /// `queries` and `keys` say which positions each rank holds; for self-attention they are the same. Options mean the
+    /// whole call: masks, biases and mods see global positions and heads, and tensors among them are passed whole to
+    /// every rank (or broadcast).
+    ///
+    /// With [`Attention::reproducible`] the result has the bits of one process, for any number of ranks, any sharding
+    /// and either method. Without it, results differ from those of one process by rounding.
+    ///
+    /// ```no_run
+    /// use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
+    /// use attn_mpi::{Cluster, Sharding, mpi};
+    /// let universe = mpi::initialize().expect("MPI is not initialised yet");
+    /// let cluster = Cluster::new(&universe.world());
+    /// let sharding = Sharding::zigzag(100_000, cluster.ranks());
+    /// let n = sharding.local_len(cluster.rank());
+    /// let (q, kv, mut out) = (vec![0.5f32; 8 * n * 64], vec![0.25f32; 2 * n * 64], vec![0.0f32; 8 * n * 64]);
+    /// let attn = Attention::new().mask(Mask::causal(Align::BottomRight)).reproducible();
+    /// let (q, kv) = (View::new(&q, Layout::Bhsd, [1, 8, n, 64])?, View::new(&kv, Layout::Bhsd, [1, 2, n, 64])?);
+    /// let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 8, n, 64])?;
+    /// cluster.prefill(&attn, &sharding, &sharding, q, kv, kv, to)?;
+    /// # Ok::<(), attn_mpi::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// On every rank if one of them has arguments that do not fit, or if they disagree; see
+    /// [`Error`](crate::Error). No output has been written then. Seeded dropout and the weights as an output are
+    /// refused.
+    #[expect(clippy::too_many_arguments, reason = "the three tensors, two shardings, options and outputs of a call")]
+    pub fn prefill<'o, T, O, M>(
+        &self,
+        attn: &Attention<'_, M>,
+        queries: &Sharding,
+        keys: &Sharding,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<Report>
+    where
+        T: KernelElement + Pod,
+        O: KernelElement + Pod,
+        M: Mods + Sync,
+    {
+        let (start, outputs) = (Instant::now(), outputs.into());
+        let call = Call { cluster: self, attn, shape: whole(queries, keys, q, k, v), queries, keys, q, k, v };
+        let local = call.check(&outputs).map_err(Into::into);
+        let explain = self.explain(&call.shape, [T::DTYPE.bytes(), O::DTYPE.bytes()]);
+        Record::new("prefill", self.level, self.mixed)
+            .with("batch", call.shape.batch as u64)
+            .with("q_heads", call.shape.q_heads as u64)
+            .with("kv_heads", call.shape.kv_heads as u64)
+            .with("head_dim", call.shape.head_dim as u64)
+            .with("value_dim", call.shape.value_dim as u64)
+            .with("q_len", call.shape.q_len as u64)
+            .with("kv_len", call.shape.kv_len as u64)
+            .with("the element type of the inputs", text(T::DTYPE.name()))
+            .with("the element type of the output", text(O::DTYPE.name()))
+            .with("whether an lse is wanted", u64::from(outputs.lse.is_some()))
+            .with("the method", text(&format!("{:?}", explain.method)))
+            .with("the bytes of a message", self.wire.most as u64)
+            .with_sharding("the sharding of the queries", queries)
+            .with_sharding("the sharding of the keys", keys)
+            .with_options(attn)
+            .agree(&self.wire, local)?;
+        let traffic = match explain.method {
+            Method::Ring => ring::run(&call, outputs)?,
+            Method::Heads => heads::run(&call, outputs)?,
+        };
+        Ok(Report { method: explain.method, traffic, seconds: start.elapsed().as_secs_f64() })
+    }
+}
+
+/// The sizes of the whole call; those of k and v are checked later.
+fn whole<T: Copy>(queries: &Sharding, keys: &Sharding, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> AttnShape {
+    let ([batch, q_heads, _, head_dim], [_, kv_heads, ..], [.., value_dim]) = (q.sizes(), k.sizes(), v.sizes());
+    AttnShape { batch, q_heads, kv_heads, q_len: queries.len(), kv_len: keys.len(), head_dim, value_dim }
+}
+
+impl<T: KernelElement, M: Mods + Sync> Call<'_, '_, T, M> {
+    /// What this rank can see of its own arguments.
+    fn check<O: KernelElement>(&self, outputs: &Outputs<'_, O>) -> attn_core::Result<()> {
+        let (me, ranks) = (self.cluster.rank(), self.cluster.ranks());
+        AttnError::check_size("ranks of the sharding of the queries", ranks, self.queries.ranks())?;
+        AttnError::check_size("ranks of the sharding of the keys", ranks, self.keys.ranks())?;
+        AttnError::check_size("q positions against the sharding", self.queries.local_len(me), self.q.sizes()[2])?;
+        AttnError::check_size("k positions against the sharding", self.keys.local_len(me), self.k.sizes()[2])?;
+        outputs.check(&AttnShape::new(self.q.sizes(), self.k.sizes(), self.v.sizes())?)?;
+        if outputs.weights.is_some() {
+            return Err(AttnError::Unsupported { what: "weights over ranks (attn_core::weights with the lse)" });
+        }
+        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        let (k, v) = ([batch, kv_heads, kv_len, head_dim], [batch, kv_heads, kv_len, value_dim]);
+        let shape = AttnShape::new([batch, q_heads, q_len, head_dim], k, v)?;
+        Plan::new(self.attn, shape, self.cluster.level)?;
+        check_parts(self.attn)?;
+        if self.cluster.method == Some(Method::Heads) && Split::of(q_heads, kv_heads, ranks).is_none() {
+            return Err(AttnError::Beyond { what: "ranks of the method Heads", value: ranks, most: q_heads });
+        }
+        Ok(())
+    }
+
+    /// `[batch, kv_heads, head_dim, value_dim]`.
+    pub(crate) fn kv_sizes(&self) -> [usize; 4] {
+        [self.shape.batch, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim]
+    }
+}

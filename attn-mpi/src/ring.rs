@@ -1,0 +1,128 @@
+//! The ring: each rank keeps its queries; shards of keys and values travel from rank to rank, each to the right.
+//!
+//! While a rank computes with the shard that it holds, that shard is sent on and the next one received: after
+//! `ranks − 1` transfers every rank has seen all keys (Liu et al. 2023, Ring Attention, arXiv 2310.01889). Two buffers
+//! of one shard are all that it takes.
+
+mod fixed;
+mod merged;
+
+use attn_core::dropout::Dropout;
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Outputs, Result, View};
+use attn_simd::{KernelElement, Plan};
+use bytemuck::Pod;
+
+use crate::prefill::Call;
+use crate::tensors::{Shard, pack, zeros};
+use crate::wire::Traffic;
+
+/// Tag of travelling shards.
+const TAG: i32 = 4;
+
+/// Runs a call that has been agreed on.
+pub(crate) fn run<T, O, M>(call: &Call<'_, '_, T, M>, outputs: Outputs<'_, O>) -> Result<Traffic>
+where
+    T: KernelElement + Pod,
+    O: KernelElement,
+    M: Mods + Sync,
+{
+    if call.attn.is_reproducible() {
+        let mut blocks = fixed::Blocks::new(call);
+        let traffic = travel(call, |owner, shard, poll| blocks.take(call, owner, shard, poll))?;
+        finish(call, blocks.rows(call)?, true, outputs)?;
+        return Ok(traffic);
+    }
+    let mut blocks = merged::Blocks::new(call)?;
+    let traffic = travel(call, |owner, shard, poll| blocks.take(call, owner, shard, poll))?;
+    finish(call, blocks.rows(call)?, false, outputs)?;
+    Ok(traffic)
+}
+
+/// Calls `take` with every shard, its owner, and the function that lets MPI work.
+fn travel<T, M>(
+    call: &Call<'_, '_, T, M>,
+    mut take: impl FnMut(usize, Shard<'_, T>, &mut dyn FnMut()) -> Result<()>,
+) -> Result<Traffic>
+where
+    T: KernelElement + Pod,
+    M: Mods + Sync,
+{
+    let (me, ranks, sizes) = (call.cluster.rank(), call.cluster.ranks(), call.kv_sizes());
+    let [batch, heads, head_dim, value_dim] = sizes;
+    let floats = |rank: usize| batch * heads * call.keys.local_len(rank) * (head_dim + value_dim);
+    let longest = (0..ranks).map(floats).max().unwrap_or(0);
+    let mut held: Vec<T> = Vec::with_capacity(longest);
+    pack(call.k, 0..heads, &mut held);
+    pack(call.v, 0..heads, &mut held);
+    held.resize(longest, T::zeroed());
+    let mut next: Vec<T> = zeros(if ranks > 1 { longest } else { 0 });
+    let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+    let mut traffic = Traffic::default();
+    for step in 0..ranks {
+        let (owner, after) = ((me + ranks - step) % ranks, (me + 2 * ranks - step - 1) % ranks);
+        let bytes: &[u8] = bytemuck::cast_slice(&held[..floats(owner)]);
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        if step + 1 < ranks {
+            sends.push((right, bytes));
+            receives.push((left, bytemuck::cast_slice_mut::<T, u8>(&mut next[..floats(after)])));
+        }
+        let shard = Shard::new(&held, sizes, call.keys.local_len(owner))?;
+        let what = "keys and values of the ring";
+        let (result, more) = call.cluster.wire.exchange(what, TAG, &sends, receives, |poll| take(owner, shard, poll));
+        result?;
+        traffic.add(more);
+        std::mem::swap(&mut held, &mut next);
+    }
+    Ok(traffic)
+}
+
+/// Takes the sinks in, divides, and writes. `dropped`: whether weights still have to be multiplied by dropout's factor.
+fn finish<T, O, M>(
+    call: &Call<'_, '_, T, M>,
+    rows: Vec<f32>,
+    dropped: bool,
+    outputs: Outputs<'_, O>,
+) -> Result<()>
+where
+    T: KernelElement,
+    O: KernelElement,
+    M: Mods + Sync,
+{
+    let mut attn = Attention::new();
+    if let Some(sinks) = call.attn.get_sinks() {
+        attn = attn.sinks(sinks);
+    }
+    if let (true, Dropout::Keep { p, .. }) = (dropped, call.attn.get_dropout()) {
+        attn = attn.dropout(Dropout::Keep { mask: View::broadcast(&[true], &[])?, p: *p });
+    }
+    let shape = AttnShape { q_len: call.q.sizes()[2], kv_len: 0, ..call.shape };
+    Plan::new(&attn, shape, call.cluster.level)?.finish(&rows, outputs)
+}
+
+/// Queries that are computed together: a range of the whole, and the row at which it begins in the rank's tensor.
+#[derive(Clone, Debug)]
+struct Queries {
+    row: usize,
+    range: std::ops::Range<usize>,
+}
+
+/// A rank's queries in blocks of at most so many.
+fn blocks<T, M>(call: &Call<'_, '_, T, M>, most: usize) -> Vec<Queries> {
+    let cut = |(row, range): (usize, std::ops::Range<usize>)| {
+        range.clone().step_by(most).map(move |start| {
+            let end = (start + most).min(range.end);
+            Queries { row: row + start - range.start, range: start..end }
+        })
+    };
+    call.queries.rows(call.cluster.rank()).flat_map(cut).collect()
+}
+
+/// Copies the rows of a block, `[batch, q_heads, n]`, to those of the rank, `[batch, q_heads, all]`.
+fn place(shape: &AttnShape, queries: &Queries, all: usize, from: &[f32], to: &mut [f32]) {
+    let (row, n) = (shape.value_dim + 2, queries.range.len());
+    for (pair, rows) in from.chunks_exact((n * row).max(1)).enumerate() {
+        let start = (pair * all + queries.row) * row;
+        to[start..start + n * row].copy_from_slice(rows);
+    }
+}

@@ -1,0 +1,115 @@
+//! Calls about which ranks disagree, and jobs whose ranks fall silent or die.
+
+use std::time::{Duration, Instant};
+
+
+use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
+use attn_mpi::{Cluster, Error, Sharding};
+use attn_simd::Level;
+
+use crate::run;
+
+/// A small call of self-attention over 40 positions with this rank's options.
+fn call(cluster: &Cluster, attn: &Attention<'_>, len: usize, dim: usize) -> Result<(), Error> {
+    let sharding = Sharding::even(len, cluster.ranks());
+    let n = sharding.local_len(cluster.rank());
+    let (x, mut out) = (vec![0.5f32; 2 * n * dim], vec![7.0f32; 2 * n * dim]);
+    let x = View::new(&x, Layout::Bhsd, [1, 2, n, dim])?;
+    let result = cluster.prefill(attn, &sharding, &sharding, x, x, x, ViewMut::new(&mut out, Layout::Bhsd, x.sizes())?);
+    // An error comes before any write.
+    assert!(out.iter().all(|&x| if result.is_err() { x == 7.0 } else { (x - 0.5).abs() < 1e-6 }));
+    result.map(|_| ())
+}
+
+/// Every disagreement is an error on every rank.
+pub(crate) fn disagree(cluster: Cluster) {
+    let (me, ranks) = (cluster.rank(), cluster.ranks());
+    let odd = me + 1 == ranks && ranks > 1;
+    let good = Attention::new().mask(Mask::causal(Align::BottomRight));
+    let window = |left| Mask::window(left, 0, Align::BottomRight);
+    let check = |what: &str, result: Result<(), Error>| match result {
+        Err(Error::Disagree { what: found, rank, first, found: other }) => {
+            assert!(ranks > 1 && found == what && rank == ranks - 1 && first != other, "{what}: {found}");
+        }
+        other => assert!(ranks == 1 && other.is_ok(), "{what}: {other:?}"),
+    };
+    check("q_len", call(&cluster, &good, 40 + usize::from(odd), 8));
+    check("head_dim", call(&cluster, &good, 40, if odd { 16 } else { 8 }));
+    check("the scale", call(&cluster, &if odd { good.scale(0.3) } else { good }, 40, 8));
+    check("the mask", call(&cluster, &good.mask(window(if odd { 3 } else { 4 })), 40, 8));
+    check("the mask", call(&cluster, &if odd { Attention::new() } else { good }, 40, 8));
+    check("reproducible", call(&cluster, &if odd { good.reproducible() } else { good }, 40, 8));
+    let sinks = [0.5, if odd { 0.25 } else { 0.75 }];
+    check("the sinks", call(&cluster, &good.sinks(&sinks), 40, 8));
+    let dense: Vec<bool> = (0..1600).map(|n| n % 3 == 0 || (odd && n == 1598)).collect();
+    let dense = View::broadcast(&dense, &[40, 40]).expect("made for it");
+    check("the mask", call(&cluster, &good.mask(Mask::keep(dense)), 40, 8));
+
+    // Arguments that do not fit on one rank: it gets the reason, the others its number.
+    let result = call(&cluster, &if odd { good.scale(f64::NAN) } else { good }, 40, 8);
+    match result {
+        Err(Error::Attn(AttnError::Option { name: "scale", .. })) => assert!(odd),
+        Err(Error::Refused { rank }) => assert!(!odd && rank == ranks - 1),
+        other => assert!(ranks == 1 && other.is_ok(), "{other:?}"),
+    }
+    // And a good call afterwards is a good call.
+    call(&cluster, &good, 40, 8).expect("nothing is wrong with it");
+
+    // Ranks at different levels, unless that is allowed.
+    if Level::detect() != Level::portable() {
+        let cluster = if odd { cluster.level(Level::portable()) } else { cluster };
+        match call(&cluster, &good, 40, 8) {
+            Err(Error::MixedLevels { rank, .. }) => assert_eq!(rank, ranks - 1),
+            other => assert!(ranks == 1 && other.is_ok(), "{other:?}"),
+        }
+        call(&cluster.allow_mixed_levels(), &good, 40, 8).expect("mixed levels are allowed");
+    }
+}
+
+/// How long the ranks of a broken job wait.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Rank 1 computes something else for ever.
+pub(crate) fn as_silent_rank(cluster: Cluster) {
+    let cluster = cluster.timeout(PATIENCE);
+    call(&cluster, &Attention::new(), 40, 8).expect("the first call is good");
+    if cluster.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// Rank 1 dies.
+pub(crate) fn as_killed_rank(cluster: Cluster) {
+    let cluster = cluster.timeout(PATIENCE);
+    call(&cluster, &Attention::new(), 40, 8).expect("the first call is good");
+    if cluster.rank() == 1 {
+        std::process::abort();
+    }
+    let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// A rank that falls silent is named, and the job ends.
+pub(crate) fn silent_rank() -> bool {
+    let start = Instant::now();
+    let (what, output) = run("silent", 4);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let good = !output.status.success()
+        && said.contains("no sign of life from ranks [1]")
+        && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+    println!("{what}, a silent rank is {}", if good { "named" } else { "NOT NAMED" });
+    said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A rank that dies is named, by MPI or by us, and the job ends.
+pub(crate) fn killed_rank() -> bool {
+    let start = Instant::now();
+    let (what, output) = run("killed", 4);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let named = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("from ranks [1]");
+    let good = !output.status.success() && named && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+    println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
+    said.lines().filter(|line| line.contains("rank 1")).for_each(|line| println!("    {line}"));
+    good
+}

@@ -1,0 +1,80 @@
+//! Runs the checks under `mpirun`, with 1 to 8 ranks on this machine, and looks at how jobs with a broken rank end.
+//!
+//! This program starts itself: with the argument `rank` it is one rank of a job. `cargo test --test ranks` runs
+//! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. Ranks share cores, so each computes
+//! on one thread.
+
+mod calls;
+mod compare;
+mod decode;
+mod failure;
+mod prefill;
+#[path = "../../../attn-testing/src/tolerance.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the one table of tolerances; the test crate itself would build a test framework")]
+mod tolerance;
+
+use std::process::{Command, ExitCode, Output};
+use std::time::{Duration, Instant};
+
+use attn_mpi::{Cluster, mpi};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["rank", suite] => as_rank(suite),
+        [suite, ranks] => ended(run(suite, ranks.parse().expect("a number of ranks"))),
+        [] => {
+            let mut all = true;
+            for ranks in 1..=8 {
+                for suite in ["prefill", "decode", "disagree"] {
+                    all &= ended(run(suite, ranks)) == ExitCode::SUCCESS;
+                }
+            }
+            all &= failure::silent_rank() && failure::killed_rank();
+            if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// One rank of a job.
+fn as_rank(suite: &str) -> ExitCode {
+    let universe = mpi::initialize().expect("MPI starts");
+    let cluster = Cluster::new(&universe.world()).timeout(Duration::from_secs(120)).threads(1);
+    match suite {
+        "prefill" => prefill::run(cluster),
+        "decode" => decode::run(cluster),
+        "disagree" => failure::disagree(cluster),
+        "silent" => failure::as_silent_rank(cluster),
+        "killed" => failure::as_killed_rank(cluster),
+        _ => panic!("no suite {suite}"),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Starts this program on so many ranks.
+fn run(suite: &str, ranks: usize) -> (String, Output) {
+    let start = Instant::now();
+    let version = Command::new("mpirun").arg("--version").output().expect("mpirun is there");
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &ranks.to_string()]);
+    if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+        command.args(["--oversubscribe", "--allow-run-as-root", "--mca", "btl_vader_single_copy_mechanism", "none"]);
+        // Ranks that wait let others have their core.
+        command.args(["--mca", "mpi_yield_when_idle", "1"]);
+    }
+    command.arg(std::env::current_exe().expect("this program has a path")).args(["rank", suite]);
+    let output = command.env("RAYON_NUM_THREADS", "1").output().expect("mpirun starts");
+    (format!("{suite} on {ranks} ranks: {:.1} s", start.elapsed().as_secs_f64()), output)
+}
+
+/// Shows how a job ended.
+fn ended((what, output): (String, Output)) -> ExitCode {
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    if output.status.success() {
+        println!("{what}, passed");
+        return ExitCode::SUCCESS;
+    }
+    println!("{what}, FAILED\n{}", String::from_utf8_lossy(&output.stderr));
+    ExitCode::FAILURE
+}
