@@ -1,9 +1,9 @@
 //! Whether all ranks mean the same call: a small all-gather of numbers and hashes before anything is computed.
 
+use attn_core::dropout::Dropout;
 use attn_core::mask::{Lengths, Term};
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, Bias, View};
-use attn_core::dropout::Dropout;
+use attn_core::{Attention, Bias, Element, View};
 use attn_simd::Level;
 
 use crate::error::{Error, LEVELS, Result};
@@ -149,6 +149,13 @@ impl Hash {
 pub(crate) fn text(text: &str) -> u64 {
     let mut hash = Hash::default();
     hash.bytes(text.as_bytes());
+    hash.0
+}
+
+/// The numbers of a tensor as one.
+pub(crate) fn view_hash<T: Element>(view: View<'_, T>) -> u64 {
+    let mut hash = Hash::default();
+    hash.tensor(view, |x| x.to_f64().to_bits());
     hash.0
 }
 

@@ -1,8 +1,10 @@
 //! Exact attention over the ranks of an MPI job.
 
 mod agree;
+mod cache;
 mod cluster;
 mod cost;
+mod decode;
 mod error;
 mod heads;
 mod nodes;
@@ -13,6 +15,7 @@ mod sharding;
 mod tensors;
 mod wire;
 
+pub use cache::ShardedCache;
 pub use cluster::{Cluster, Method, Report};
 pub use cost::{Cost, Explain, Link, predict};
 pub use error::{Error, Result};

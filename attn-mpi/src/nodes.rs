@@ -3,7 +3,7 @@
 //! The tree is that of `attn_simd`'s decode kernel: leaves are chunks of 512 keys, and a node of level `l` covers `2ˡ`
 //! chunks from a multiple of `2ˡ` on. A node is merged with its sibling as soon as both are there, the left one first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use attn_core::{Result, state};
@@ -37,6 +37,11 @@ impl Nodes {
         }
     }
 
+    /// The states that wait, in the order of [`joined`].
+    pub(crate) fn into_rows(self) -> Vec<Vec<f32>> {
+        self.waiting.into_values().collect()
+    }
+
     /// What all nodes together are, if there is any. All chunks from 0 on must have been taken in: what is missing at
     /// the right of a node are chunks that do not exist.
     pub(crate) fn finish(self, value_dim: usize) -> Result<Option<Vec<f32>>> {
@@ -50,6 +55,18 @@ impl Nodes {
         }
         Ok(None)
     }
+}
+
+/// Which nodes wait in the end if these are taken in.
+pub(crate) fn joined(nodes: impl IntoIterator<Item = Node>) -> Vec<Node> {
+    let mut waiting = BTreeSet::new();
+    for mut node in nodes {
+        while waiting.remove(&(node.0, node.1 ^ 1)) {
+            node = (node.0 + 1, node.1 / 2);
+        }
+        waiting.insert(node);
+    }
+    waiting.into_iter().collect()
 }
 
 /// The largest nodes that make up a range of chunks, in order.

@@ -32,12 +32,17 @@ pub(crate) fn shardings(len: usize, ranks: usize) -> Vec<(&'static str, Sharding
 
 pub(crate) fn run(mut cluster: Cluster) {
     // GQA, and cross-attention with more keys than queries: chunks of 512 keys that shards cut.
-    let self_attention = AttnShape::new([2, 4, 600, 16], [2, 2, 600, 16], [2, 2, 600, 24]).expect("good sizes");
+    let self_attention = AttnShape::new([2, 4, 560, 16], [2, 2, 560, 16], [2, 2, 560, 24]).expect("good sizes");
     let cross = AttnShape::new([1, 8, 130, 32], [1, 4, 1300, 32], [1, 4, 1300, 16]).expect("good sizes");
     for shape in [self_attention, cross] {
         let (inputs, tables) = (Inputs::new(shape), Tables::new(shape));
         let s = score_bound(&inputs, attn_core::score::default_scale(shape.head_dim));
-        for (name, mask) in tables.masks() {
+        // All of them on some numbers of ranks, a third on each of the others: a minute less.
+        let all = matches!(cluster.ranks(), 1..=3 | 8);
+        for (n, (name, mask)) in tables.masks().into_iter().enumerate() {
+            if !all && n % 3 != cluster.ranks() % 3 {
+                continue;
+            }
             cluster = both(cluster, name, &Attention::new().mask(mask), &inputs, s);
         }
         cluster = options(cluster, &inputs, s);
