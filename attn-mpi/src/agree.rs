@@ -92,9 +92,7 @@ impl Record {
             }
         }
         match records().find(|(_, record)| record[1] != first[1]) {
-            Some((rank, record)) if !self.mixed => {
-                Err(Error::MixedLevels { rank, first: first[1], found: record[1] })
-            }
+            Some((rank, record)) if !self.mixed => Err(Error::MixedLevels { rank, first: first[1], found: record[1] }),
             _ => Ok(value),
         }
     }

@@ -66,13 +66,7 @@ impl<T: Element + Pod> ShardedCache<T> {
     ///
     /// # Errors
     /// On every rank, if one has shards that do not fit or if they disagree.
-    pub fn of_shards(
-        cluster: &Cluster,
-        keys: &Sharding,
-        k: View<'_, T>,
-        v: View<'_, T>,
-        block: usize,
-    ) -> Result<Self> {
+    pub fn of_shards(cluster: &Cluster, keys: &Sharding, k: View<'_, T>, v: View<'_, T>, block: usize) -> Result<Self> {
         let ([batch, heads, n, head_dim], [.., value_dim]) = (k.sizes(), v.sizes());
         let me = cluster.rank();
         let check = || {
@@ -115,7 +109,7 @@ impl<T: Element + Pod> ShardedCache<T> {
         let homes: Vec<usize> = pieces
             .iter()
             .map(|(rank, _, range)| {
-                home = if range.start % CHUNK == 0 { *rank } else { home };
+                home = if range.start.is_multiple_of(CHUNK) { *rank } else { home };
                 home
             })
             .collect();
@@ -197,7 +191,7 @@ impl<T: Element + Pod> ShardedCache<T> {
 
     /// Who keeps the next token: the rank that keeps the rest of its chunk, or the next in turn.
     fn next_owner(&self) -> usize {
-        let last = self.len.checked_sub(1).filter(|_| self.len % CHUNK != 0);
+        let last = self.len.checked_sub(1).filter(|_| !self.len.is_multiple_of(CHUNK));
         let holder = last.and_then(|last| {
             self.held.iter().position(|ranges| ranges.last().is_some_and(|range| range.contains(&last)))
         });

@@ -88,11 +88,7 @@ where
 }
 
 /// This rank's heads of q, k and v over all positions.
-fn gather_heads<T, M>(
-    call: &Call<'_, '_, T, M>,
-    splits: &[Split],
-    shape: &AttnShape,
-) -> Result<([Vec<T>; 3], Traffic)>
+fn gather_heads<T, M>(call: &Call<'_, '_, T, M>, splits: &[Split], shape: &AttnShape) -> Result<([Vec<T>; 3], Traffic)>
 where
     T: KernelElement + Pod,
     M: Mods + Sync,
@@ -118,8 +114,9 @@ where
     let what = "heads of the all-to-all";
     let ((), traffic) = call.cluster.wire.exchange(what, TAGS[0], &outgoing, incoming, |_| ());
     drop(sends);
-    let mut all = [(call.queries, q_heads, head_dim), (call.keys, kv_heads, head_dim), (call.keys, kv_heads, value_dim)]
-        .map(|(sharding, heads, dim)| zeros(batch * heads * sharding.len() * dim));
+    let mut all =
+        [(call.queries, q_heads, head_dim), (call.keys, kv_heads, head_dim), (call.keys, kv_heads, value_dim)]
+            .map(|(sharding, heads, dim)| zeros(batch * heads * sharding.len() * dim));
     for (rank, buffer) in received.iter().enumerate() {
         let [q_part, k_part, _] = parts(rank);
         let (q, kv) = buffer.split_at(q_part);

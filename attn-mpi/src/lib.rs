@@ -1,4 +1,57 @@
-//! Exact attention over the ranks of an MPI job.
+//! Exact attention over the ranks of an MPI job, for sequences that are sharded over machines.
+//!
+//! ```no_run
+//! use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
+//! use attn_mpi::{Cluster, Sharding, mpi};
+//!
+//! let universe = mpi::initialize().expect("MPI is not initialised yet");
+//! let cluster = Cluster::new(&universe.world());
+//! let sharding = Sharding::zigzag(1_000_000, cluster.ranks()); // causal work is the same on every rank
+//! let n = sharding.local_len(cluster.rank());
+//! let (q, kv, mut out) = (vec![0.5f32; 8 * n * 64], vec![0.25f32; 2 * n * 64], vec![0.0f32; 8 * n * 64]);
+//!
+//! let attn = Attention::new().mask(Mask::causal(Align::BottomRight)); // global positions, whatever the shards
+//! let (q, kv) = (View::new(&q, Layout::Bhsd, [1, 8, n, 64])?, View::new(&kv, Layout::Bhsd, [1, 2, n, 64])?);
+//! let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 8, n, 64])?;
+//! let report = cluster.prefill(&attn, &sharding, &sharding, q, kv, kv, to)?;
+//! println!("{:?}: {} bytes sent, {} s waited", report.method, report.traffic.sent, report.traffic.waited);
+//! # Ok::<(), attn_mpi::Error>(())
+//! ```
+//!
+//! | I want … | take … |
+//! |---|---|
+//! | attention of many queries, both sides sharded | [`Cluster::prefill`] |
+//! | to decode over a cache that does not fit one machine | [`ShardedCache`], [`Cluster::decode`] |
+//! | the bits of one process, for any number of ranks | `Attention::reproducible` |
+//! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`predict`] |
+//! | to share positions out | [`Sharding`] |
+//!
+//! # What ranks agree on
+//!
+//! Before anything is computed, every rank sends a record of sizes, options, tables, element types, version and level.
+//! If two differ, or one rank's arguments do not fit, **every** rank returns an [`Error`], and no output has been
+//! written. Of mods (the caller's functions) only their presence can be compared.
+//!
+//! # Masks by global positions
+//!
+//! A part of the call is computed by the kernels with rows that are numbered from 0 on. Causal masks, windows, prefixes,
+//! lengths and ALiBi get other offsets; dense masks, biases and block tables are sliced without a copy. An order inside
+//! documents, a tree, and blocks that a shard cuts are looked up in the global mask for each position that the other
+//! terms leave visible: right, but slower. Tensors of a mask or a bias are passed whole to every rank, or broadcast.
+//! Refused: seeded dropout (its draws are numbered by position; pass `Dropout::Keep`), and the weights as an output.
+//!
+//! # Bits
+//!
+//! Without `reproducible()`, results depend on the shards by rounding, within the bounds of one process, twice.
+//! With it, the states of chunks of 512 keys are merged in a tree that is a function of positions alone. It costs the
+//! speed of the decode kernel, and in the ring the memory of up to `log₂(kv_len / 512)` states of a rank's rows.
+//!
+//! # When a rank is silent
+//!
+//! No wait lasts longer than twice [`Cluster::timeout`]. Then the ranks that wait name those that gave no sign of life,
+//! and abort the job with code 70. The death of a process is noticed by `mpirun`, which ends the job and names it.
+//!
+//! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
 mod agree;
 mod cache;

@@ -3,7 +3,8 @@
 //! A rank calls the kernels with the rows that it holds, numbered from 0 on. Masks mean global positions. What can be
 //! moved is moved: alignments get an offset, tables are cut, tensors are sliced without a copy. What cannot (an order
 //! inside documents, blocks that a part cuts, a tree) stays the global mask, and is looked up there for each
-//! position by a `mask_mod`, which the kernels call at what the other terms leave visible. The caller's own mods see global positions in the same way.
+//! position by a `mask_mod`, which the kernels call at what the other terms leave visible. The caller's own mods see
+//! global positions in the same way.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use attn_core::mask::{BlockSparse, DenseMask, Documents, Lengths, Term, Window};
 use attn_core::position::alibi::Alibi;
 use attn_core::score::At;
 use attn_core::score_mod::Mods;
-use attn_core::{Align, AttnError, AttnShape, Attention, Bias, Mask, Result, View};
+use attn_core::{Align, Attention, AttnError, AttnShape, Bias, Mask, Result, View};
 
 /// Which part of a call: ranges of the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,9 +185,7 @@ fn moved<'a>(term: &Term<'a>, shape: &AttnShape, part: &Part) -> (Option<Moved<'
     };
     let term = match *term {
         Term::Causal(a) => Moved::Term(Term::Causal(align(a, shape, part))),
-        Term::Window(window) => {
-            Moved::Term(Term::Window(Window { align: align(window.align, shape, part), ..window }))
-        }
+        Term::Window(window) => Moved::Term(Term::Window(Window { align: align(window.align, shape, part), ..window })),
         Term::Prefix { prefix, align: a } => Moved::Prefix(lens(&prefix, keys), align(a, shape, part)),
         Term::KvLens(l) => Moved::KvLens(lens(&l, keys)),
         Term::KvStarts(l) => Moved::KvStarts(lens(&l, keys)),

@@ -78,12 +78,7 @@ where
 }
 
 /// Takes the sinks in, divides, and writes. `dropped`: whether weights still have to be multiplied by dropout's factor.
-fn finish<T, O, M>(
-    call: &Call<'_, '_, T, M>,
-    rows: Vec<f32>,
-    dropped: bool,
-    outputs: Outputs<'_, O>,
-) -> Result<()>
+fn finish<T, O, M>(call: &Call<'_, '_, T, M>, rows: Vec<f32>, dropped: bool, outputs: Outputs<'_, O>) -> Result<()>
 where
     T: KernelElement,
     O: KernelElement,

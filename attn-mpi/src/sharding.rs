@@ -34,14 +34,14 @@ impl Sharding {
         for &len in lens {
             let start = end;
             end = start.checked_add(len).ok_or(AttnError::Overflow { what: "lengths of the shards" })?;
-            shards.push(non_empty(vec![start..end]));
+            shards.push(non_empty(std::iter::once(start..end)));
         }
         Ok(Self { shards, len: end })
     }
 
     /// Consecutive shards whose lengths differ by at most one.
     pub fn even(len: usize, ranks: usize) -> Self {
-        let shards = (0..ranks).map(|rank| non_empty(vec![stripe(len, ranks, rank)])).collect();
+        let shards = (0..ranks).map(|rank| non_empty(std::iter::once(stripe(len, ranks, rank)))).collect();
         Self { shards, len }
     }
 
@@ -49,7 +49,7 @@ impl Sharding {
     /// causal mask every rank has the same work, where the last of consecutive shards would have most of it.
     pub fn zigzag(len: usize, ranks: usize) -> Self {
         let of = |n| stripe(len, 2 * ranks, n);
-        let shards = (0..ranks).map(|rank| non_empty(vec![of(rank), of(2 * ranks - 1 - rank)])).collect();
+        let shards = (0..ranks).map(|rank| non_empty([of(rank), of(2 * ranks - 1 - rank)])).collect();
         Self { shards, len }
     }
 
@@ -128,7 +128,7 @@ pub(crate) fn stripe(len: usize, parts: usize, n: usize) -> Range<usize> {
 }
 
 /// The ranges that hold a position.
-fn non_empty(ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+fn non_empty(ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     ranges.into_iter().filter(|range| !range.is_empty()).collect()
 }
 

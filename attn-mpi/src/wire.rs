@@ -4,6 +4,7 @@
 //! keeps the order of messages of one sender, tag and communicator. If nothing arrives for as long as the time-out, the
 //! rank asks all others for a sign of life, names those that gave none, and aborts the job.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use mpi::request::{RequestCollection, multiple_scope};
@@ -136,10 +137,12 @@ impl Wire {
             }
             let silent: Vec<usize> = silent.into_iter().take(answers).flatten().collect();
             let seconds = self.timeout.as_secs_f64();
-            eprintln!(
+            // In one piece: other ranks write to the same terminal.
+            let text = format!(
                 "attn-mpi: rank {me} waited {seconds} s for {what} with ranks {waiting:?}; \
-                 no sign of life from ranks {silent:?}. The job is aborted."
+                 no sign of life from ranks {silent:?}. The job is aborted.\n"
             );
+            let _ = std::io::stderr().write_all(text.as_bytes());
             self.comm.abort(GAVE_UP)
         })
     }

@@ -1,7 +1,7 @@
 //! Two results of one call: equal bits, or within the table of tolerances.
 
-use attn_core::{Attention, AttnShape, Dtype, Layout, Outputs, View, ViewMut};
 use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnShape, Dtype, Layout, Outputs, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::Level;
 

@@ -1,5 +1,7 @@
 //! Decode over ranks against one process: caches that grow token by token, and caches of prefilled shards.
 
+use std::ops::Range;
+
 use attn_core::score_mod::Mods;
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, View, ViewMut};
 use attn_mpi::{Cluster, ShardedCache};
@@ -24,8 +26,9 @@ fn grown(cluster: &Cluster) {
         assert_eq!(cache.len(), len);
         let shape = AttnShape { kv_len: len, ..whole.shape };
         let [q, k, v] = whole.views();
-        let ranges = [0..len];
-        let so_far = Inputs { shape, q: rows_of(q, &[0..1]), k: rows_of(k, &ranges), v: rows_of(v, &ranges) };
+        let (one, all) = (0..1, 0..len);
+        let first = |x, range: &Range<usize>| rows_of(x, std::slice::from_ref(range));
+        let so_far = Inputs { shape, q: first(q, &one), k: first(k, &all), v: first(v, &all) };
         step(cluster, &format!("{len} tokens"), &Attention::new(), &so_far, &cache);
     }
     let share = cache.bytes() as f64 / (4.0 * 2.0 * 2.0 * 24.0 * 3000.0);
@@ -33,9 +36,10 @@ fn grown(cluster: &Cluster) {
     assert!(share <= fair, "rank {} holds {share} of all tokens", cluster.rank());
 }
 
-fn append(cache: &mut ShardedCache<f32>, whole: &Inputs, tokens: std::ops::Range<usize>) {
+fn append(cache: &mut ShardedCache<f32>, whole: &Inputs, tokens: Range<usize>) {
     let ([_, k, v], n) = (whole.views(), tokens.len());
-    let (k, v) = (rows_of(k, &[tokens.clone()]), rows_of(v, &[tokens]));
+    let tokens = std::slice::from_ref(&tokens);
+    let (k, v) = (rows_of(k, tokens), rows_of(v, tokens));
     let AttnShape { batch, kv_heads, head_dim, value_dim, .. } = whole.shape;
     let k = View::new(&k, Layout::Bhsd, [batch, kv_heads, n, head_dim]).expect("cut to it");
     let v = View::new(&v, Layout::Bhsd, [batch, kv_heads, n, value_dim]).expect("cut to it");

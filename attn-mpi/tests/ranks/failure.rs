@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-
 use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
 use attn_mpi::{Cluster, Error, Sharding};
 use attn_simd::Level;

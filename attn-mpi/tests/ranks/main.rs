@@ -10,7 +10,11 @@ mod decode;
 mod failure;
 mod prefill;
 #[path = "../../../attn-testing/src/tolerance.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the one table of tolerances; the test crate itself would build a test framework")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the one table of tolerances; the test crate itself would build a test framework"
+)]
 mod tolerance;
 
 use std::process::{Command, ExitCode, Output};

@@ -64,6 +64,8 @@ pub(crate) enum Need {
     ComponentOf(&'static str, &'static str, &'static str),
     /// A program, and the Debian package that holds it.
     Program(&'static str, &'static str),
+    /// A shared library, by how its file's name begins, and the Debian package that holds it.
+    Library(&'static str, &'static str),
     /// A cargo command of this version, which `cargo install` builds.
     CargoCommand(&'static str, &'static str),
     /// A module that `python3` can import, and that pip installs by the same name.
@@ -99,6 +101,7 @@ impl Need {
                 )
             }
             Self::Program(name, package) => format!("program {name} is not installed (Debian package {package})"),
+            Self::Library(name, package) => format!("library {name} is not installed (Debian package {package})"),
             Self::CargoCommand(name, version) => {
                 format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
             }
@@ -133,6 +136,7 @@ impl Need {
                 sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
             }
             Self::Program(name, _) => is_on_path(name),
+            Self::Library(name, _) => has_library(name),
             Self::CargoCommand(name, version) => {
                 let said = Command::new(name).arg("--version").output();
                 said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim().ends_with(version))
@@ -176,7 +180,7 @@ impl Need {
             Self::ComponentOf(toolchain, name, _) => {
                 vec![vec!["rustup", "component", "add", "--toolchain", toolchain, name]]
             }
-            Self::Program(_, package) => vec![
+            Self::Program(_, package) | Self::Library(_, package) => vec![
                 vec!["apt-get", "update", "-q"],
                 vec!["apt-get", "install", "-y", "-q", "--no-install-recommends", package],
             ],
@@ -233,6 +237,15 @@ pub(crate) fn is_on_path(program: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
+/// Whether a file whose name begins so is where Debian keeps libraries: `/usr/lib`, its folder of an architecture, or
+/// that of a version of LLVM.
+fn has_library(name: &str) -> bool {
+    let files = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let begins = |path: PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name));
+    let dirs = files(PathBuf::from("/usr/lib")).flat_map(|dir| [dir.join("lib"), dir]);
+    std::iter::once(PathBuf::from("/usr/lib")).chain(dirs).filter(|dir| dir.is_dir()).flat_map(files).any(begins)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,6 +261,7 @@ mod tests {
         assert!(!Need::Arch("pdp11").is_met());
         assert!(!Need::Target("pdp11-unknown-none").is_met());
         assert!(!Need::Program("no-such-program-anywhere", "none").is_met());
+        assert!(!Need::Library("libno-such-library", "none").is_met());
         assert!(Need::Folder("xtask").is_met() && !Need::Folder("no/such/folder").is_met());
         assert!(!Need::Packages("no/such/Cargo.toml").is_met());
     }

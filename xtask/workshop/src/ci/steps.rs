@@ -35,6 +35,8 @@ const PYTHON: [Need; 5] = [
 
 const CANDLE: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/candle")];
 
+const MPI: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/mpi")];
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -319,6 +321,24 @@ pub(super) const STEPS: &[Step] = &[
             cargo(&["test", "--locked", "--manifest-path", "attn-candle/Cargo.toml"]).with(&CANDLE),
             cargo(&["run", "--locked", "--manifest-path", "attn-candle/Cargo.toml", "--example", "layer"])
                 .with(&CANDLE),
+        ],
+    },
+    Step {
+        name: "mpi",
+        proves: "attention over 1 to 8 ranks has the bits of one process; disagreement is an error on all; a silent or \
+                 dead rank is named",
+        minutes: 10,
+        one_core: false,
+        needs: &[
+            Need::Linux,
+            Need::Program("mpirun", "openmpi-bin"),
+            Need::Program("mpicc", "libopenmpi-dev"),
+            Need::Library("libclang.so", "libclang-dev"),
+            Need::Packages("attn-mpi/Cargo.toml"),
+        ],
+        runs: &[
+            cargo(&["fmt", "--check", "--manifest-path", "attn-mpi/Cargo.toml"]),
+            cargo(&["test", "--locked", "--manifest-path", "attn-mpi/Cargo.toml"]).with(&MPI),
         ],
     },
     Step {
