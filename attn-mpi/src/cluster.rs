@@ -5,7 +5,8 @@ use std::time::Duration;
 use attn_simd::Level;
 use mpi::traits::Communicator;
 
-use crate::cost::Link;
+use crate::cost::Method;
+use crate::link::Link;
 use crate::wire::{Traffic, Wire};
 
 /// The ranks of a communicator, and how their calls run. Made once by all ranks together.
@@ -25,17 +26,6 @@ pub struct Cluster {
     pub(crate) threads: usize,
     pub(crate) method: Option<Method>,
     pub(crate) link: Link,
-}
-
-/// How a prefill is shared out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Method {
-    /// Queries stay; keys and values travel from rank to rank. Any number of ranks.
-    Ring,
-    /// Every rank computes some heads over the whole sequence: two all-to-alls (Jacobs et al. 2023, DeepSpeed Ulysses,
-    /// arXiv 2309.14509). At most as many ranks as heads.
-    Heads,
 }
 
 impl std::fmt::Debug for Cluster {

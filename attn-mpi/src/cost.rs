@@ -1,74 +1,24 @@
 //! What a call costs: bytes, and seconds by the α–β model (a message of `n` bytes takes `α + n·β`; Hockney 1994).
 //!
 //! The ring overlaps: a step takes as long as its computation or its transfer, whichever is longer. The two all-to-alls
-//! of the heads overlap with nothing.
+//! of the heads overlap with nothing. No message is sent here.
 
 use std::fmt;
-use std::time::Instant;
 
 use attn_core::AttnShape;
 
-use crate::cluster::{Cluster, Method};
-use crate::heads::Split;
-use crate::sharding::Sharding;
-use crate::wire::Wire;
+use crate::link::Link;
+use crate::split::Split;
 
-/// A link between two ranks, and the speed of a rank: the same on every rank, the worst of all.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
-    /// Seconds of an empty message.
-    pub alpha: f64,
-    /// Seconds of a byte.
-    pub beta: f64,
-    /// Operations in a second of one rank: a guess of 5·10¹⁰ unless given, which [`Explain`] names beside its times.
-    pub flops: f64,
-}
-
-/// Bytes of the long message of the ping.
-const LONG: usize = 1 << 20;
-
-impl Link {
-    /// A link of so many gigabits a second, with a latency in microseconds.
-    pub fn gigabits(gigabits: f64, micros: f64) -> Self {
-        Self { alpha: micros * 1e-6, beta: 8e-9 / gigabits, flops: 5e10 }
-    }
-
-    /// With the speed of a rank, in operations a second.
-    #[must_use]
-    pub fn flops(mut self, flops: f64) -> Self {
-        self.flops = flops;
-        self
-    }
-
-    /// Sends some messages to the right neighbour while the left one's arrive, and takes the worst of all ranks.
-    pub(crate) fn measure(wire: &mut Wire) -> Self {
-        let (me, ranks) = (wire.rank(), wire.ranks());
-        let fallback = Self { alpha: 1e-6, beta: 1e-10, flops: 5e10 };
-        if ranks == 1 {
-            return fallback;
-        }
-        let (to, from) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
-        let time = |len: usize| {
-            let (mine, mut theirs) = (vec![0u8; len], vec![0u8; len]);
-            let times = (0..4).map(|_| {
-                let start = Instant::now();
-                wire.exchange("the ping", 3, &[(to, &mine)], vec![(from, &mut theirs)], |_| ());
-                start.elapsed().as_secs_f64()
-            });
-            times.fold(f64::INFINITY, f64::min)
-        };
-        let (short, long) = (time(1), time(LONG));
-        let mine = [short, ((long - short) / LONG as f64).max(1e-12)];
-        let bytes: Vec<u8> = mine.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = wire.all_gather("the ping", 3, &bytes).0;
-        let all: Vec<f64> = all.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect();
-        let worst = |first: usize| all.iter().skip(first).step_by(2).copied().fold(0.0, f64::max);
-        Self { alpha: worst(0), beta: worst(1), ..fallback }
-    }
-
-    fn message(&self, bytes: f64) -> f64 {
-        self.alpha + bytes * self.beta
-    }
+/// How a prefill is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Method {
+    /// Queries stay; keys and values travel from rank to rank. Any number of ranks.
+    Ring,
+    /// Every rank computes some heads over the whole sequence: two all-to-alls (Jacobs et al. 2023, DeepSpeed Ulysses,
+    /// arXiv 2309.14509). At most as many ranks as heads.
+    Heads,
 }
 
 /// What one way to share a prefill out costs the rank that has the most to do.
@@ -156,25 +106,4 @@ pub fn predict(shape: &AttnShape, ranks: usize, bytes: [usize; 2], link: Link) -
         _ => Method::Ring,
     };
     Explain { method, ring, heads, ranks, link }
-}
-
-impl Cluster {
-    /// How [`prefill`](Self::prefill) will share out a call of these global sizes, and what each way would cost by the
-    /// [links](Link) as measured. Every rank gives the same answer. `bytes` are those of an element of the inputs and
-    /// of the output.
-    pub fn explain(&self, shape: &AttnShape, bytes: [usize; 2]) -> Explain {
-        let mut explain = predict(shape, self.ranks(), bytes, self.link);
-        if let Some(method) = self.method {
-            explain.method = method;
-        }
-        explain
-    }
-
-    /// Bytes that a rank needs for a prefill by the ring besides its tensors: two shards of keys and values, its rows
-    /// of the output as states, and one output of a block: `O(n / ranks)`.
-    pub fn ring_memory(&self, shape: &AttnShape, queries: &Sharding, keys: &Sharding, element: usize) -> usize {
-        let shard = shape.batch * shape.kv_heads * keys.longest() * (shape.head_dim + shape.value_dim) * element;
-        let rows = shape.batch * shape.q_heads * queries.longest();
-        2 * shard + 2 * rows * (shape.value_dim + 2) * size_of::<f32>()
-    }
 }

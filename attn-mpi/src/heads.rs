@@ -1,53 +1,21 @@
 //! The all-to-all of the heads: every rank gets some heads of the whole sequence, computes them as one process would,
 //! and sends each rank its rows of the result.
 
-use std::ops::Range;
-
 use attn_core::score_mod::Mods;
 use attn_core::{AttnShape, Layout, Outputs, Result, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::KernelElement;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
+use crate::call::Call;
 use crate::part::{Local, Part};
-use crate::prefill::Call;
-use crate::sharding::{Sharding, stripe};
+use crate::sharding::Sharding;
+use crate::split::Split;
 use crate::tensors::{pack, write_row, zeros};
 use crate::wire::Traffic;
 
 /// Tags: inputs, outputs, lse.
 const TAGS: [i32; 3] = [5, 6, 8];
-
-/// Which heads a rank computes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Split {
-    heads: Range<usize>,
-    kv_heads: Range<usize>,
-}
-
-impl Split {
-    /// For each rank its heads: whole groups, or, where there are more ranks than key/value heads, a share of one.
-    /// `None` where a rank would have no head, or a group cannot be shared evenly.
-    pub(crate) fn of(q_heads: usize, kv_heads: usize, ranks: usize) -> Option<Vec<Self>> {
-        let group = q_heads.checked_div(kv_heads)?;
-        if kv_heads >= ranks {
-            let of = |rank| {
-                let kv_heads = stripe(kv_heads, ranks, rank);
-                Self { heads: kv_heads.start * group..kv_heads.end * group, kv_heads }
-            };
-            return Some((0..ranks).map(of).collect());
-        }
-        let sharers = ranks / kv_heads;
-        if sharers * kv_heads != ranks || group < sharers {
-            return None;
-        }
-        let of = |rank: usize| {
-            let (kv_head, share) = (rank / sharers, stripe(group, sharers, rank % sharers));
-            Self { heads: kv_head * group + share.start..kv_head * group + share.end, kv_heads: kv_head..kv_head + 1 }
-        };
-        Some((0..ranks).map(of).collect())
-    }
-}
 
 /// Runs a call that has been agreed on.
 pub(crate) fn run<T, O, M>(call: &Call<'_, '_, T, M>, outputs: Outputs<'_, O>) -> Result<Traffic>
@@ -185,23 +153,6 @@ fn for_each_row<E>(
             for i in 0..n {
                 f([at[0], at[1], i], &rows[(pair * n + i) * dim..][..dim]);
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_head_is_computed_once() {
-        for (q_heads, kv_heads, ranks, fits) in
-            [(8, 8, 8, true), (8, 2, 4, true), (6, 2, 4, true), (9, 3, 2, true), (4, 2, 8, false), (8, 2, 3, false)]
-        {
-            let split = Split::of(q_heads, kv_heads, ranks);
-            assert_eq!(split.is_some(), fits, "{q_heads} over {kv_heads}, {ranks} ranks");
-            let heads: Vec<usize> = split.iter().flatten().flat_map(|split| split.heads.clone()).collect();
-            assert!(heads.is_empty() || heads == (0..q_heads).collect::<Vec<_>>());
         }
     }
 }

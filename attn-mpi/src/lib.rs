@@ -34,11 +34,12 @@
 //!
 //! # Masks by global positions
 //!
-//! A part of the call is computed by the kernels with rows that are numbered from 0 on. Causal masks, windows, prefixes,
-//! lengths and ALiBi get other offsets; dense masks, biases and block tables are sliced without a copy. An order inside
-//! documents, a tree, and blocks that a shard cuts are looked up in the global mask for each position that the other
-//! terms leave visible: right, but slower. Tensors of a mask or a bias are passed whole to every rank, or broadcast.
-//! Refused: seeded dropout (its draws are numbered by position; pass `Dropout::Keep`), and the weights as an output.
+//! A part of the call is computed by the kernels with rows that are numbered from 0 on. Causal masks, windows,
+//! prefixes, lengths and ALiBi get other offsets; dense masks, biases and block tables are sliced without a copy. An
+//! order inside documents, a tree, and blocks that a shard cuts are looked up in the global mask for each position
+//! that the other terms leave visible: right, but slower. Tensors of a mask or a bias are passed whole to every rank,
+//! or broadcast. Refused: seeded dropout (its draws are numbered by position; pass `Dropout::Keep`), and the weights
+//! as an output.
 //!
 //! # Bits
 //!
@@ -55,23 +56,28 @@
 
 mod agree;
 mod cache;
+mod call;
 mod cluster;
 mod cost;
 mod decode;
 mod error;
+mod explain;
 mod heads;
+mod link;
 mod nodes;
 mod part;
 mod prefill;
 mod ring;
 mod sharding;
+mod split;
 mod tensors;
 mod wire;
 
 pub use cache::ShardedCache;
-pub use cluster::{Cluster, Method, Report};
-pub use cost::{Cost, Explain, Link, predict};
+pub use cluster::{Cluster, Report};
+pub use cost::{Cost, Explain, Method, predict};
 pub use error::{Error, Result};
+pub use link::Link;
 pub use mpi;
 pub use sharding::Sharding;
 pub use wire::Traffic;

@@ -4,6 +4,7 @@
 //! `ranks − 1` transfers every rank has seen all keys (Liu et al. 2023, Ring Attention, arXiv 2310.01889). Two buffers
 //! of one shard are all that it takes.
 
+mod blocks;
 mod fixed;
 mod merged;
 
@@ -13,7 +14,7 @@ use attn_core::{Attention, AttnShape, Outputs, Result, View};
 use attn_simd::{KernelElement, Plan};
 use bytemuck::Pod;
 
-use crate::prefill::Call;
+use crate::call::Call;
 use crate::tensors::{Shard, pack, zeros};
 use crate::wire::Traffic;
 
@@ -93,31 +94,4 @@ where
     }
     let shape = AttnShape { q_len: call.q.sizes()[2], kv_len: 0, ..call.shape };
     Plan::new(&attn, shape, call.cluster.level)?.finish(&rows, outputs)
-}
-
-/// Queries that are computed together: a range of the whole, and the row at which it begins in the rank's tensor.
-#[derive(Clone, Debug)]
-struct Queries {
-    row: usize,
-    range: std::ops::Range<usize>,
-}
-
-/// A rank's queries in blocks of at most so many.
-fn blocks<T, M>(call: &Call<'_, '_, T, M>, most: usize) -> Vec<Queries> {
-    let cut = |(row, range): (usize, std::ops::Range<usize>)| {
-        range.clone().step_by(most).map(move |start| {
-            let end = (start + most).min(range.end);
-            Queries { row: row + start - range.start, range: start..end }
-        })
-    };
-    call.queries.rows(call.cluster.rank()).flat_map(cut).collect()
-}
-
-/// Copies the rows of a block, `[batch, q_heads, n]`, to those of the rank, `[batch, q_heads, all]`.
-fn place(shape: &AttnShape, queries: &Queries, all: usize, from: &[f32], to: &mut [f32]) {
-    let (row, n) = (shape.value_dim + 2, queries.range.len());
-    for (pair, rows) in from.chunks_exact((n * row).max(1)).enumerate() {
-        let start = (pair * all + queries.row) * row;
-        to[start..start + n * row].copy_from_slice(rows);
-    }
 }

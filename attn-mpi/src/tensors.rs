@@ -21,7 +21,7 @@ pub(crate) fn pack<T: Copy>(view: View<'_, T>, heads: Range<usize>, to: &mut Vec
     }
 }
 
-/// Keys and values of a shard, as they travel: `[batch, kv_heads, n, head_dim]`, then `[batch, kv_heads, n, value_dim]`.
+/// Keys and values of a shard, as they travel: `[batch, kv_heads, n, head_dim]`, then the same with `value_dim`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shard<'b, T> {
     pub(crate) k: View<'b, T>,

@@ -11,10 +11,10 @@ use attn_simd::{KernelElement, Plan, Workspace};
 use bytemuck::Pod;
 use rayon::prelude::*;
 
-use super::{Queries, blocks, place};
+use super::blocks::{Queries, blocks, place};
+use crate::call::Call;
 use crate::nodes::{CHUNK, Node, Nodes, cover, keys_of, whole_chunks};
 use crate::part::{Local, Part};
-use crate::prefill::Call;
 use crate::tensors::{Shard, rows_of, zeros};
 
 /// Queries of a block: what one thread computes with a node.

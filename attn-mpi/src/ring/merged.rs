@@ -5,9 +5,9 @@ use attn_core::{AttnShape, Layout, Outputs, Result, View, ViewMut, state};
 use attn_parallel::Runner;
 use attn_simd::KernelElement;
 
-use super::{Queries, blocks, place};
+use super::blocks::{Queries, blocks, place};
+use crate::call::Call;
 use crate::part::{Local, Part};
-use crate::prefill::Call;
 use crate::tensors::{Shard, rows_of};
 
 /// Queries of a block: enough to keep many threads busy, few enough to let MPI work between two calls.

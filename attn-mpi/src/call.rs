@@ -1,0 +1,53 @@
+//! One prefill on this rank: its arguments, and what the rank can see of them by itself.
+
+use attn_core::score_mod::Mods;
+use attn_core::{Attention, AttnError, AttnShape, Outputs, View};
+use attn_simd::{KernelElement, Plan};
+
+use crate::cluster::Cluster;
+use crate::cost::Method;
+use crate::part::check_parts;
+use crate::sharding::Sharding;
+use crate::split::Split;
+
+/// A call whose arguments have been checked on this rank.
+pub(crate) struct Call<'c, 'a, T, M> {
+    pub(crate) cluster: &'c Cluster,
+    pub(crate) attn: &'c Attention<'a, M>,
+    /// Of the whole call.
+    pub(crate) shape: AttnShape,
+    pub(crate) queries: &'c Sharding,
+    pub(crate) keys: &'c Sharding,
+    pub(crate) q: View<'c, T>,
+    pub(crate) k: View<'c, T>,
+    pub(crate) v: View<'c, T>,
+}
+
+impl<T: KernelElement, M: Mods + Sync> Call<'_, '_, T, M> {
+    /// What this rank can see of its own arguments.
+    pub(crate) fn check<O: KernelElement>(&self, outputs: &Outputs<'_, O>) -> attn_core::Result<()> {
+        let (me, ranks) = (self.cluster.rank(), self.cluster.ranks());
+        AttnError::check_size("ranks of the sharding of the queries", ranks, self.queries.ranks())?;
+        AttnError::check_size("ranks of the sharding of the keys", ranks, self.keys.ranks())?;
+        AttnError::check_size("q positions against the sharding", self.queries.local_len(me), self.q.sizes()[2])?;
+        AttnError::check_size("k positions against the sharding", self.keys.local_len(me), self.k.sizes()[2])?;
+        outputs.check(&AttnShape::new(self.q.sizes(), self.k.sizes(), self.v.sizes())?)?;
+        if outputs.weights.is_some() {
+            return Err(AttnError::Unsupported { what: "weights over ranks (attn_core::weights with the lse)" });
+        }
+        let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        let (k, v) = ([batch, kv_heads, kv_len, head_dim], [batch, kv_heads, kv_len, value_dim]);
+        let shape = AttnShape::new([batch, q_heads, q_len, head_dim], k, v)?;
+        Plan::new(self.attn, shape, self.cluster.level)?;
+        check_parts(self.attn)?;
+        if self.cluster.method == Some(Method::Heads) && Split::of(q_heads, kv_heads, ranks).is_none() {
+            return Err(AttnError::Beyond { what: "ranks of the method Heads", value: ranks, most: q_heads });
+        }
+        Ok(())
+    }
+
+    /// `[batch, kv_heads, head_dim, value_dim]`.
+    pub(crate) fn kv_sizes(&self) -> [usize; 4] {
+        [self.shape.batch, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim]
+    }
+}
