@@ -48,6 +48,12 @@ fn broken() -> ExitCode {
 
 /// One rank of a job.
 fn as_rank(suite: &str) -> ExitCode {
+    // A rank that unwinds would wait in `MPI_Finalize` for the others, and they for it, until the time-out.
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        say(info);
+        std::process::abort();
+    }));
     let universe = mpi::initialize().expect("MPI starts");
     let cluster = Cluster::new(&universe.world()).timeout(Duration::from_secs(120)).threads(1);
     match suite {
