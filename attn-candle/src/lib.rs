@@ -53,8 +53,8 @@ use graph::{Graph, Kept, LearnedMask, Masked, Options};
 ///
 /// `do_causal` lets the last query see the last key, as candle's kernels do. `softcapping` of 1 is none, as there.
 ///
-/// Gradients go to q, k, v, and to the mask if it is a variable or computed from one; [`Tensor::detach`] makes a constant
-/// of it.
+/// Gradients go to q, k, v, and to the mask if it is a variable or computed from one; [`Tensor::detach`] makes a
+/// constant of it.
 ///
 /// # Errors
 /// Shapes that do not fit, naming both sizes; dtypes that differ or are none of f32, f16, bf16; tensors that are not on

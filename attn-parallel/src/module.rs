@@ -12,8 +12,8 @@ use crate::Runner;
 
 /// Runs a module's attention on the threads of the current rayon pool.
 ///
-/// The plain loops of `attn-layers` compute the projections, in `f32`, and their gradients. An application with a matrix library projects with
-/// that, and calls [`forward`](crate::forward) in between.
+/// The plain loops of `attn-layers` compute the projections, in `f32`, and their gradients. An application with a
+/// matrix library projects with that, and calls [`forward`](crate::forward) in between.
 ///
 /// ```
 /// use attn_layers::module::{MultiHeadAttention, Sources};

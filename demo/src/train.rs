@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut optimiser = AdamW::new(gpt.variables())?;
     let mut done = Checkpoint::default();
     if args.fresh || !path.exists() {
-        torch::write(&args.out, &gpt, &text, args)?;
+        torch::write(&args.out, &gpt, &text, [args.steps, args.batch, args.context])?;
     } else {
         done = Checkpoint::read(&path, &gpt, &mut optimiser, &text)?;
         println!("goes on after step {} of {}", done.losses.len(), path.display());

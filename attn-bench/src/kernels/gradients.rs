@@ -7,7 +7,7 @@ use attn_core::{Attention, AttnError, Layout, Outputs, View, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
 
-use super::inputs::Ours;
+use super::ours::Ours;
 use crate::case::{Case, Stored, Tensors};
 use crate::clock::both;
 use crate::engine;

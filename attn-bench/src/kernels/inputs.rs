@@ -6,14 +6,11 @@ use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::position::alibi::Alibi;
 use attn_core::{Align, Attention, AttnError, Layout, Mask, Precision, View};
-use attn_simd::KernelElement;
-use rayon::ThreadPool;
 
 use super::gradients::Backward;
+use super::ours::Ours;
 use super::shapes::{Kernel, What, window};
 use crate::case::{Case, Number, Tensors, Views, normal};
-use crate::clock::both;
-use crate::engine::{self, Engine, Runner};
 
 impl Kernel {
     /// Inputs, the same in every run.
@@ -140,25 +137,6 @@ fn options<'a>(kernel: &Kernel, extra: &'a [f32], keep: &'a [bool]) -> Result<At
         What::Softcap(cap) => attn.softcap(cap),
         What::Dropout(p) => attn.dropout(Dropout::Seeded { p: p as f32, seed: 1 }),
     })
-}
-
-/// Our engine, and where it runs.
-pub(super) struct Ours<'o, 'p> {
-    pub(super) engine: Engine,
-    pub(super) pool: &'p ThreadPool,
-    pub(super) runner: &'o mut Runner<'p>,
-}
-
-impl Ours<'_, '_> {
-    fn time<T: KernelElement>(
-        self,
-        attn: &Attention<'_>,
-        (q, k, v, mut out): Views<'_, T>,
-        calls: u32,
-    ) -> Result<(f64, f64), AttnError> {
-        let Self { engine, pool, runner } = self;
-        engine::inside(engine, pool, || both(calls, || runner.run(engine, attn, q, k, v, out.reborrow())))
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use attn_core::{AttnError, Layout, View, ViewMut};
 use attn_simd::Level;
 use rayon::ThreadPool;
 
-use super::inputs::{Inputs, Ours};
+use super::inputs::Inputs;
+use super::ours::Ours;
 use super::result::{KernelResult, PeerResult};
 use super::shapes::{Kernel, What};
 use crate::case::{Case, Tensors, difference};

@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor, safetensors};
 
-use super::Args;
 use super::checkpoint::Checkpoint;
 use super::model::Gpt;
 use super::text::Text;
@@ -19,15 +18,15 @@ const LOSSES: &str = "torch.safetensors";
 /// Steps whose pieces are written at most: as far as the curves can be compared.
 const MOST_STEPS: usize = 10_000;
 
-/// Writes what torch begins from.
-pub(super) fn write(out: &Path, gpt: &Gpt, text: &Text, args: &Args) -> Result<()> {
+/// Writes what torch begins from: for so many steps, of so many pieces of so many letters.
+pub(super) fn write(out: &Path, gpt: &Gpt, text: &Text, [steps, batch, context]: [usize; 3]) -> Result<()> {
     let mut tensors: HashMap<String, Tensor> =
         gpt.named().iter().map(|(name, var)| (format!("weight.{name}"), var.as_tensor().clone())).collect();
-    let starts = (0..args.steps.max(1000).min(MOST_STEPS)).flat_map(|step| text.starts(step, args.batch, args.context));
-    let starts = Tensor::from_iter(starts.map(|start| start as u32), &Device::Cpu)?.reshape(((), args.batch))?;
+    let starts = (0..steps.max(1000).min(MOST_STEPS)).flat_map(|step| text.starts(step, batch, context));
+    let starts = Tensor::from_iter(starts.map(|start| start as u32), &Device::Cpu)?.reshape(((), batch))?;
     tensors.insert("starts".to_owned(), starts);
     tensors.insert("ids".to_owned(), Tensor::new(text.ids(), &Device::Cpu)?);
-    tensors.insert("context".to_owned(), Tensor::new(&[args.context as u32], &Device::Cpu)?);
+    tensors.insert("context".to_owned(), Tensor::new(&[context as u32], &Device::Cpu)?);
     Ok(safetensors::save(&tensors, out.join(BEGINNING))?)
 }
 

@@ -37,8 +37,8 @@ impl LinearAttention {
     ///
     /// `state` is what [`forward`](Self::forward) was given, and becomes what it left. `by_state` is the gradient by
     /// the state after the call (zeros, if nothing came after), and becomes the one by the state before it: so a stream
-    /// of calls is gone back through from its last call to its first. Shapes as in the forward call, `dy` as its output;
-    /// `scratch` holds [`backward_scratch_len`](Self::backward_scratch_len) elements.
+    /// of calls is gone back through from its last call to its first. Shapes as in the forward call, `dy` as its
+    /// output; `scratch` holds [`backward_scratch_len`](Self::backward_scratch_len) elements.
     ///
     /// ```
     /// use attn_core::backward::Gradients;
