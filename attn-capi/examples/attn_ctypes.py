@@ -62,7 +62,8 @@ class _Queries(ctypes.Structure):
 
 class _Gradients(ctypes.Structure):
     _fields_ = [("struct_size", _SIZE), ("dq", ctypes.POINTER(_Tensor)), ("dk", ctypes.POINTER(_Tensor)),
-                ("dv", ctypes.POINTER(_Tensor)), ("dsinks", _PTR), ("dsinks_len", _SIZE)]
+                ("dv", ctypes.POINTER(_Tensor)), ("dsinks", _PTR), ("dsinks_len", _SIZE),
+                ("dbias", ctypes.POINTER(_Tensor)), ("score_mod_derivative", _PTR)]
 
 
 class AttnError(ValueError):
@@ -180,7 +181,7 @@ class Library:
         return (out, lse) if return_lse else out
 
     def sdpa_backward(self, q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None,
-                      threads=0, dtype=None):
+                      threads=0, dtype=None, return_dmask=False):
         """Gradients of q, k and v; see the module's sdpa_backward()."""
         options = _options(causal, scale, mask, softcap, window, threads, "exact", dtype)
         named = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
@@ -191,6 +192,13 @@ class Library:
         found = [np.empty(array.shape, array.dtype) for array in (q, k, v)]
         to = [_tensor(array, name, dtype) for array, name in zip(found, ("dq", "dk", "dv"))]
         gradients = _Gradients(ctypes.sizeof(_Gradients), *(ctypes.pointer(tensor) for tensor in to))
+        if return_dmask:
+            mask = np.asarray(mask)
+            if mask.dtype.kind != "f" and mask.dtype != np.uint16:
+                raise TypeError("only a mask of numbers has a gradient")
+            found.append(np.empty(mask.shape, np.float64))
+            dmask = found[3][(np.newaxis,) * (4 - mask.ndim)]
+            gradients.dbias = ctypes.pointer(_tensor(dmask, "dmask", dtype, also=(_DOUBLE,)))
         self._check(self._lib.attn_backward(options, *given[:4], *_table(lse), given[4], gradients))
         return tuple(found)
 
@@ -298,18 +306,19 @@ def sdpa(q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=No
 
 
 def sdpa_backward(q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0,
-                  dtype=None):
+                  dtype=None, return_dmask=False):
     """Gradients of q, k and v, each of its tensor's shape and dtype.
 
     out, lse  what sdpa(..., return_lse=True) returned for these inputs and options
     dout      the gradient of the loss by out, of its shape and dtype
 
-    All else as for sdpa(). The gradient of a mask of numbers is not computed.
+    All else as for sdpa(). With return_dmask also that of a mask of numbers, in float64: of its shape, and summed over
+    the axes along which it is broadcast.
     """
     if _library is None:
         raise RuntimeError("call load(path) first")
     return _library.sdpa_backward(q, k, v, out, lse, dout, causal=causal, scale=scale, mask=mask, softcap=softcap,
-                                  window=window, threads=threads, dtype=dtype)
+                                  window=window, threads=threads, dtype=dtype, return_dmask=return_dmask)
 
 
 # --- What runs as a program: comparison with the formula ----------------------------------------------------------------
@@ -330,15 +339,18 @@ def _naive(q, k, v, keep, bias, scale, softcap):
 
 
 def _naive_backward(q, k, v, dout, keep, bias, scale):
-    """The gradients of the formula in float64, without a soft-cap."""
+    """The gradients of the formula in float64, without a soft-cap; the last one is that of the mask."""
     group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5 if scale is None else scale
     wide = [np.repeat(x, group, axis=1) for x in (k, v)]
     out, lse = _naive(q, k, v, keep, bias, scale, None)
     score = np.where(keep, q @ wide[0].swapaxes(2, 3) * scale + bias, -np.inf)
     weight = np.exp(score - np.where(np.isinf(lse), 0, lse)[..., None])
-    slope = weight * (dout @ wide[1].swapaxes(2, 3) - (out * dout).sum(axis=3, keepdims=True)) * scale
+    by_mask = weight * (dout @ wide[1].swapaxes(2, 3) - (out * dout).sum(axis=3, keepdims=True))
+    shared = tuple(n for n, size in enumerate((1,) * (4 - bias.ndim) + bias.shape) if size == 1)
     summed = lambda x: x.reshape(len(x), -1, group, *x.shape[2:]).sum(axis=2)
-    return slope @ wide[0], summed(slope.swapaxes(2, 3) @ q), summed(weight.swapaxes(2, 3) @ dout)
+    slope = by_mask * scale
+    return (slope @ wide[0], summed(slope.swapaxes(2, 3) @ q), summed(weight.swapaxes(2, 3) @ dout),
+            by_mask.sum(axis=shared).reshape(bias.shape))
 
 
 def _bf16(x):
@@ -427,7 +439,7 @@ def _demonstrate(path):
                                           ("boolean mask", {"mask": keep}, keep, nothing),
                                           ("additive mask", {"mask": bias}, all_keys, bias)):
         out, lse = sdpa(q, k, v, return_lse=True, **options)
-        found = sdpa_backward(q, k, v, out, lse, dout, **options)
+        found = sdpa_backward(q, k, v, out, lse, dout, return_dmask=added is bias, **options)
         want = _naive_backward(*(x.astype(np.float64) for x in (q, k, v, dout)), visible, added, options.get("scale"))
         error = max(np.abs(x - y).max() / max(1, np.abs(y).max()) for x, y in zip(found, want))
         fine &= error <= 4e-6

@@ -319,6 +319,12 @@ typedef struct AttnGradients {
   double *dsinks;
   /* Entries in dsinks: q_heads. */
   size_t dsinks_len;
+  /* For AttnOptions.bias, f64: broadcasts to [batch, q_heads, q_len, kv_len], summed over the axes of size 1. Null for
+   * none. */
+  const struct AttnTensor *dbias;
+  /* The derivative of AttnOptions.score_mod by the score that it is given; must be set with score_mod, and null
+   * without. It gets the user_data of the options. */
+  AttnScoreMod score_mod_derivative;
 } AttnGradients;
 
 /* Keys and values of a batch of sequences, in the caller's memory. Slots without a token are never read. A field that
@@ -467,8 +473,8 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
  * the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is required.
  *
  * q, k and v share a dtype, out and dout share one, and so do the gradients: each f32, f16 or bf16; sums are f32.
- * Memory grows with the lengths, not with their product. The gradient of a bias and score_mod are not supported here
- * (ATTN_STATUS_UNSUPPORTED). No bit depends on the threads. A row that sees no key has a gradient of 0.
+ * Memory grows with the lengths, not with their product. No bit depends on the threads. A row that sees no key has a
+ * gradient of 0.
  *
  * The caller vouches for this:
  * As for attn_forward; during the call nobody reads or writes the gradients. */

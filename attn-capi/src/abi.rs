@@ -141,8 +141,8 @@ pub unsafe extern "C" fn attn_forward(
 /// the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is required.
 ///
 /// q, k and v share a dtype, out and dout share one, and so do the gradients: each f32, f16 or bf16; sums are f32.
-/// Memory grows with the lengths, not with their product. The gradient of a bias and score_mod are not supported here
-/// (ATTN_STATUS_UNSUPPORTED). No bit depends on the threads. A row that sees no key has a gradient of 0.
+/// Memory grows with the lengths, not with their product. No bit depends on the threads. A row that sees no key has a
+/// gradient of 0.
 ///
 /// # Safety
 /// As for attn_forward; during the call nobody reads or writes the gradients.

@@ -67,6 +67,9 @@ pub(crate) struct Backward<'a> {
     pub(crate) dk: Output<'a>,
     pub(crate) dv: Output<'a>,
     pub(crate) dsinks: Option<&'a mut [f64]>,
+    pub(crate) dbias: Option<ViewMut<'a, f64>>,
+    /// That of score_mod.
+    pub(crate) derivative: AttnScoreMod,
 }
 
 /// A part of the keys of a call.
@@ -92,6 +95,8 @@ pub(crate) struct Finish<'a> {
 pub(crate) struct Callbacks {
     score_mod: AttnScoreMod,
     mask_mod: AttnMaskMod,
+    /// Of score_mod; for gradients.
+    derivative: AttnScoreMod,
     user_data: *mut c_void,
 }
 
@@ -99,7 +104,13 @@ impl Callbacks {
     /// The caller's functions; `None` without any.
     pub(crate) fn of(options: &AttnOptions) -> Option<Self> {
         let AttnOptions { score_mod, mask_mod, user_data, .. } = *options;
-        (score_mod.is_some() || mask_mod.is_some()).then_some(Self { score_mod, mask_mod, user_data })
+        let derivative = None;
+        (score_mod.is_some() || mask_mod.is_some()).then_some(Self { score_mod, mask_mod, derivative, user_data })
+    }
+
+    /// With the derivative of score_mod.
+    pub(crate) fn derivative(self, derivative: AttnScoreMod) -> Self {
+        Self { derivative, ..self }
     }
 
     /// Whether there is a function of scores.
@@ -110,6 +121,11 @@ impl Callbacks {
     /// The new score.
     pub(crate) fn score(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
         self.score_mod.map_or(score, |f| f(score, batch, head, query, key, self.user_data))
+    }
+
+    /// The derivative at a score before score_mod.
+    pub(crate) fn slope(&self, score: f64, At { batch, head, query, key }: At) -> f64 {
+        self.derivative.map_or(1.0, |f| f(score, batch, head, query, key, self.user_data))
     }
 
     /// Whether the key stays visible.

@@ -9,7 +9,7 @@ use attn_simd::backward::Inputs;
 use attn_simd::{Input, KernelElement};
 
 use crate::args::{Backward, Callbacks, Output};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Computes gradients.
 pub(crate) fn run(
@@ -18,15 +18,21 @@ pub(crate) fn run(
     runner: Runner<'_>,
     call: Backward<'_>,
 ) -> Result<()> {
-    match callbacks {
-        None => typed(&attn, runner, call),
-        Some(callbacks) if callbacks.has_score_mod() => {
-            Err(AttnError::Unsupported { what: "the gradient of a score_mod" }.into())
-        }
-        Some(callbacks) => {
-            let callbacks = &callbacks;
-            typed(&attn.mask_mod(|at| callbacks.visible(at)), runner, call)
-        }
+    let has_score_mod = callbacks.is_some_and(|callbacks| callbacks.has_score_mod());
+    if has_score_mod && call.derivative.is_none() {
+        return Err(AttnError::Unsupported { what: "the gradient of a score_mod without score_mod_derivative" }.into());
+    }
+    if !has_score_mod && call.derivative.is_some() {
+        return Err(Error::Idle { what: "score_mod_derivative", needs: "there is no score_mod" });
+    }
+    let Some(callbacks) = callbacks else { return typed(&attn, runner, call) };
+    let callbacks = &callbacks.derivative(call.derivative);
+    let attn = attn.mask_mod(|at| callbacks.visible(at));
+    if has_score_mod {
+        let (score, slope) = (|s, at| callbacks.score(s, at), |s, at| callbacks.slope(s, at));
+        typed(&attn.score_mod_with(score, slope), runner, call)
+    } else {
+        typed(&attn, runner, call)
     }
 }
 
@@ -63,17 +69,18 @@ fn to_gradients<T: KernelElement, G: KernelElement, M: Mods + Sync>(
     [out, dy]: [View<'_, G>; 2],
     call: Backward<'_>,
 ) -> Result<()> {
-    let Backward { lse, dq, dk, dv, dsinks, .. } = call;
+    let Backward { lse, dq, dk, dv, dsinks, dbias, .. } = call;
+    let options = (dsinks, dbias);
     let inputs = Inputs { q, k, v, out, lse, dy };
     match (dq, dk, dv) {
         (Output::F32(q), Output::F32(k), Output::F32(v)) => {
-            engine::<_, _, f32, M>(attn, runner, inputs, [q, k, v], dsinks)
+            engine::<_, _, f32, M>(attn, runner, inputs, [q, k, v], options)
         }
         (Output::F16(q), Output::F16(k), Output::F16(v)) => {
-            engine::<_, _, f16, M>(attn, runner, inputs, [q, k, v], dsinks)
+            engine::<_, _, f16, M>(attn, runner, inputs, [q, k, v], options)
         }
         (Output::Bf16(q), Output::Bf16(k), Output::Bf16(v)) => {
-            engine::<_, _, bf16, M>(attn, runner, inputs, [q, k, v], dsinks)
+            engine::<_, _, bf16, M>(attn, runner, inputs, [q, k, v], options)
         }
         _ => Err(AttnError::Unsupported { what: "dq, dk and dv with different dtypes" }.into()),
     }
@@ -84,10 +91,11 @@ fn engine<T: KernelElement, G: KernelElement, O: KernelElement, M: Mods + Sync>(
     mut runner: Runner<'_>,
     inputs: Inputs<'_, T, G>,
     [dq, dk, dv]: [ViewMut<'_, O>; 3],
-    dsinks: Option<&mut [f64]>,
+    (dsinks, dbias): (Option<&mut [f64]>, Option<ViewMut<'_, f64>>),
 ) -> Result<()> {
     let mut gradients = Gradients::new(dq, dk, dv);
     gradients.sinks = dsinks;
+    gradients.bias = dbias;
     runner.backward(attn, inputs, gradients)?;
     Ok(())
 }

@@ -255,15 +255,17 @@ pub(crate) unsafe fn backward<'a>(
 ) -> Result<Backward<'a>> {
     // SAFETY: the caller's promise is the same for each.
     unsafe {
-        let AttnGradients { dq, dk, dv, dsinks, dsinks_len, .. } = copy(gradients)?;
-        measured([dq, dk, dv])?;
+        let AttnGradients { dq, dk, dv, dsinks, dsinks_len, dbias, score_mod_derivative, .. } = copy(gradients)?;
+        measured([dq, dk, dv, dbias])?;
         let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
         let [out, dout] = [input("out", out, extents)?, input("dout", dout, extents)?];
         address("lse", lse)?;
         let lse = table("lse", lse, lse_len, extents)?.unwrap_or_default();
         let [dq, dk, dv] = [output("dq", dq, extents)?, output("dk", dk, extents)?, output("dv", dv, extents)?];
         let dsinks = table_mut("dsinks", dsinks, dsinks_len, extents)?;
-        Ok(Backward { q, k, v, out, lse, dout, dq, dk, dv, dsinks })
+        let dbias = doubles("dbias", dbias, extents)?;
+        let derivative = score_mod_derivative;
+        Ok(Backward { q, k, v, out, lse, dout, dq, dk, dv, dsinks, dbias, derivative })
     }
 }
 
@@ -446,6 +448,28 @@ unsafe fn output<'a>(what: &'static str, from: *const AttnTensor, extents: &mut 
             AttnDtype::F16 => Ok(Output::F16(view_mut::<f16>(what, &tensor, extents)?)),
             AttnDtype::Bf16 => Ok(Output::Bf16(view_mut::<bf16>(what, &tensor, extents)?)),
             _ => Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: tensor.dtype }),
+        }
+    }
+}
+
+/// A tensor of doubles to write; `None` where there is none.
+///
+/// # Safety
+/// As [`output`], but null is allowed.
+unsafe fn doubles<'a>(
+    what: &'static str,
+    from: *const AttnTensor,
+    extents: &mut Extents,
+) -> Result<Option<ViewMut<'a, f64>>> {
+    if from.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches for the struct and for what it points to; any pattern is a double.
+    unsafe {
+        let tensor = copy(from)?;
+        match dtype(what, tensor.dtype)? {
+            AttnDtype::F64 => Ok(Some(view_mut::<f64>(what, &tensor, extents)?)),
+            _ => Err(Error::Dtype { what, wanted: "F64", value: tensor.dtype }),
         }
     }
 }

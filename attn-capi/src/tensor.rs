@@ -119,7 +119,7 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// The most is a backward call: eight tensors, the lse and the sinks' gradient, and of the options five tensors and
+    /// The most is a backward call: nine tensors, the lse and the sinks' gradient, and of the options five tensors and
     /// nine tables; with room to spare.
     const MAX: usize = 26;
 

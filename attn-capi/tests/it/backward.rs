@@ -150,6 +150,67 @@ fn a_mask_function_is_heeded() {
     case.agree("mask_mod", &attn, attn_testing::tolerance::GRADIENT_F32);
 }
 
+/// The square of a score, times tenths that the address of `user_data` counts.
+extern "C-unwind" fn squared(score: f64, _: usize, _: usize, _: usize, _: usize, data: *mut std::ffi::c_void) -> f64 {
+    score * score * data.addr() as f64 / 10.0
+}
+
+/// Its derivative.
+extern "C-unwind" fn slope(score: f64, _: usize, _: usize, _: usize, _: usize, data: *mut std::ffi::c_void) -> f64 {
+    2.0 * score * data.addr() as f64 / 10.0
+}
+
+#[test]
+fn a_score_function_is_gone_back_through() {
+    let case = Case::<f32>::new(
+        with(|o| {
+            o.score_mod = Some(squared);
+            o.mask_mod = Some(visible);
+            o.user_data = std::ptr::without_provenance_mut(3);
+        }),
+        AttnDtype::F32,
+    );
+    let attn = Attention::new().mask_mod(|At { query, key, .. }| !(query + key).is_multiple_of(3));
+    let attn = attn.score_mod_with(|s, _| 0.3 * s * s, |s, _| 0.6 * s);
+    let found = case.run(|_, to| to.score_mod_derivative = Some(slope)).unwrap();
+    close(&found, &case.want(&attn));
+}
+
+/// A bias that heads and queries share.
+#[test]
+fn a_bias_has_a_gradient() {
+    let numbers: Vec<f64> = (0..18).map(|n| (f64::from(n) * 0.7).sin()).collect();
+    let bias = tensor(&numbers, AttnDtype::F64, [2, 1, 1, 9]);
+    let case = Case::<f32>::new(with(|o| (o.bias, o.temperature) = (&raw const bias, 1.5)), AttnDtype::F32);
+    let mut dbias = [77.0f64; 18];
+    let to_bias = tensor_mut(&mut dbias, AttnDtype::F64, [2, 1, 1, 9]);
+    let found = case.run(|_, to| to.dbias = &raw const to_bias).unwrap();
+
+    let attn = Attention::new().bias(View::new(&numbers, Layout::Bhsd, [2, 1, 1, 9]).unwrap()).temperature(1.5);
+    close(&found, &case.want(&attn));
+    let [q, k, v] = &case.inputs;
+    let view = |x, shape| View::new(x, Layout::Bhsd, shape).unwrap();
+    let [mut dq, mut dk, mut dv] = [Q, K, V].map(|shape| vec![0.0f64; len(shape)]);
+    let [to_q, to_k, to_v] =
+        [(&mut dq, Q), (&mut dk, K), (&mut dv, V)].map(|(to, s)| ViewMut::new(to, Layout::Bhsd, s).unwrap());
+    let mut want = vec![0.0f64; 18];
+    let to = Gradients::new(to_q, to_k, to_v).bias(ViewMut::new(&mut want, Layout::Bhsd, [2, 1, 1, 9]).unwrap());
+    let mut scratch = vec![0.0; backward::scratch_len(&AttnShape::new(Q, K, V).unwrap()).unwrap()];
+    backward::gradients(&attn, view(q, Q), view(k, K), view(v, V), view(&case.dout, OUT), to, &mut scratch).unwrap();
+    close(&[dbias.to_vec()], &[want]);
+}
+
+/// Within what the kernels promise of gradients in f32.
+fn close(found: &[Vec<f64>], want: &[Vec<f64>]) {
+    for (n, (found, want)) in found.iter().zip(want).enumerate() {
+        let most = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+        for (found, want) in found.iter().zip(want) {
+            let off = (found - want).abs() / most;
+            assert!(off <= attn_testing::tolerance::GRADIENT_F32, "gradient {n}: {found}, not {want}");
+        }
+    }
+}
+
 #[test]
 fn halves() {
     let attn = Attention::new();
@@ -188,7 +249,16 @@ fn what_does_not_fit_is_refused_and_nothing_is_written() {
         to.dv = Box::leak(Box::new(dv));
     });
     refuses(AttnStatus::StructSize, &["AttnGradients"], |_, to| to.struct_size = 3);
-    refuses(AttnStatus::Unsupported, &["score_mod"], |call, _| call.options.score_mod = Some(double));
+    refuses(AttnStatus::Unsupported, &["score_mod_derivative"], |call, _| call.options.score_mod = Some(double));
+    refuses(AttnStatus::Option, &["score_mod_derivative", "no score_mod"], |_, to| {
+        to.score_mod_derivative = Some(double);
+    });
+    let mut place = [77.0f64; 9];
+    let mut bias = tensor_mut(&mut place, AttnDtype::F64, [1, 1, 1, 8]);
+    refuses(AttnStatus::Shape, &["bias", "9", "8"], |_, to| to.dbias = &raw const bias);
+    bias.dtype = AttnDtype::F32 as u32;
+    refuses(AttnStatus::Option, &["dbias", "F64"], |_, to| to.dbias = &raw const bias);
+    assert_eq!(place, [77.0; 9]);
     refuses(AttnStatus::Unsupported, &["out and dout"], |call, _| call.dout.dtype = AttnDtype::F16 as u32);
     refuses(AttnStatus::Option, &["dout"], |call, _| call.dout.dtype = AttnDtype::Bool as u32);
 }

@@ -103,7 +103,17 @@ pub(crate) struct Backward {
 /// Where they go.
 pub(crate) fn gradients([dq, dk, dv]: [&AttnTensor; 3], dsinks: &mut [f64]) -> AttnGradients {
     let struct_size = size_of::<AttnGradients>();
-    AttnGradients { struct_size, dq, dk, dv, dsinks: dsinks.as_mut_ptr(), dsinks_len: dsinks.len() }
+    let (dbias, score_mod_derivative) = (ptr::null(), None);
+    AttnGradients {
+        struct_size,
+        dq,
+        dk,
+        dv,
+        dsinks: dsinks.as_mut_ptr(),
+        dsinks_len: dsinks.len(),
+        dbias,
+        score_mod_derivative,
+    }
 }
 
 /// `attn_backward`.
