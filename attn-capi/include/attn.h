@@ -319,8 +319,8 @@ typedef struct AttnGradients {
   double *dsinks;
   /* Entries in dsinks: q_heads. */
   size_t dsinks_len;
-  /* For AttnOptions.bias, f64: broadcasts to [batch, q_heads, q_len, kv_len], summed over the axes of size 1. Null for
-   * none. */
+  /* For AttnOptions.bias, f64: broadcasts to [batch, q_heads, q_len, kv_len], summed over the axes of size 1. Null
+   * for none. */
   const struct AttnTensor *dbias;
   /* The derivative of AttnOptions.score_mod by the score that it is given; must be set with score_mod, and null
    * without. It gets the user_data of the options. */

@@ -277,8 +277,8 @@ pub struct AttnGradients {
     pub dsinks: *mut f64,
     /// Entries in dsinks: q_heads.
     pub dsinks_len: usize,
-    /// For AttnOptions.bias, f64: broadcasts to [batch, q_heads, q_len, kv_len], summed over the axes of size 1. Null for
-    /// none.
+    /// For AttnOptions.bias, f64: broadcasts to [batch, q_heads, q_len, kv_len], summed over the axes of size 1. Null
+    /// for none.
     pub dbias: *const AttnTensor,
     /// The derivative of AttnOptions.score_mod by the score that it is given; must be set with score_mod, and null
     /// without. It gets the user_data of the options.

@@ -1,8 +1,8 @@
 //! Gradients from Python, by the kernels.
 
-use attn_core::AttnShape;
 use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
+use attn_core::{AttnShape, Bias, Layout, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs as Saved;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -19,8 +19,14 @@ pub(crate) fn backward<'py>(
     [query, grad_out, out, lse]: [&Bound<'py, PyAny>; 4],
     inputs: &Inputs<'py>,
     options: &mut Options,
+    return_dmask: bool,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let py = query.py();
+    let mask = match &inputs.mask {
+        Some(mask) if return_dmask && mask.kind != Kind::Bool => Some(mask),
+        _ if return_dmask => return Err(PyTypeError::new_err("return_dmask: attn_mask must be given, and of numbers")),
+        _ => None,
+    };
     let whole = inputs.shape()?;
     options.fit(whole.q_heads, whole.batch)?;
     let (dy, out, lse) = (read("grad_out", grad_out)?, read("out", out)?, read("lse", lse)?);
@@ -41,14 +47,24 @@ pub(crate) fn backward<'py>(
     options.check_fold(fold)?;
     let mut to = [Out::new(dq, &[])?, Out::new(dk, &[])?, Out::new(dv, &[])?];
     let mut sinks = vec![0.0; if options.has_sinks() { whole.q_heads } else { 0 }];
-    with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, &mut sinks))?;
-    let [dq, dk, dv] = objects.map(|object| handed(query, object));
-    let objects = [dq?, dk?, dv?];
-    if options.has_sinks() {
-        let [dq, dk, dv] = objects;
-        return (dq, dk, dv, PyList::new(py, sinks)?).into_pyobject(py);
+    let mut bias = mask.map(|mask| vec![0.0; mask.sizes.into_iter().product()]);
+    let of_options = (&mut sinks[..], bias.as_deref_mut());
+    with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, of_options))?;
+    let mut found = Vec::new();
+    for object in objects {
+        found.push(handed(query, object)?);
     }
-    PyTuple::new(py, objects)
+    if options.has_sinks() {
+        found.push(PyList::new(py, sinks)?.into_any());
+    }
+    if let (Some(mask), Some(bias)) = (mask, bias) {
+        let object = empty(query, Kind::F32, false, shape(mask))?;
+        let mut to = Out::new(read("gradient", &object)?, &[])?;
+        let to = to.slice_mut::<f32>().unwrap_or_default();
+        to.iter_mut().zip(bias).for_each(|(to, x)| *to = x as f32);
+        found.push(handed(query, object)?);
+    }
+    PyTuple::new(py, found)
 }
 
 fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
@@ -79,7 +95,7 @@ fn run<T: KernelElement + Plain>(
     fold: Fold,
     (dy, out, lse): (&Tensor<'_>, &Tensor<'_>, &[f32]),
     [dq, dk, dv]: &mut [Out<'_>; 3],
-    sinks: &mut [f64],
+    (sinks, mut dmask): (&mut [f64], Option<&mut [f64]>),
 ) -> PyResult<()> {
     let bools = inputs.bools();
     for call in 0..fold.calls {
@@ -87,6 +103,8 @@ fn run<T: KernelElement + Plain>(
             (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
         let masks = inputs.masks(fold, &bools, call)?;
+        let of_bias = masks.bias.as_ref().map_or([0; 4], Bias::sizes);
+        let mut by_bias = vec![0.0; if dmask.is_some() { of_bias.into_iter().product() } else { 0 }];
         let attn = options.attention(call * shape.batch, shape.batch, None, masks);
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };
@@ -96,9 +114,17 @@ fn run<T: KernelElement + Plain>(
         if !part.is_empty() {
             gradients = gradients.sinks(&mut part);
         }
+        if dmask.is_some() {
+            gradients = gradients.bias(ViewMut::new(&mut by_bias, Layout::Bhsd, of_bias).map_err(raised)?);
+        }
         let mut runner = options.runner();
         py.detach(|| runner.backward(&attn, saved, gradients)).map_err(raised)?;
         sinks.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        if let Some(all) = &mut dmask {
+            // One mask for all calls, or one for each.
+            let first = if all.len() == by_bias.len() { 0 } else { call * by_bias.len() };
+            all[first..].iter_mut().zip(by_bias).for_each(|(sum, x)| *sum += x);
+        }
     }
     Ok(())
 }

@@ -139,7 +139,8 @@ mod module {
     ///
     /// out and lse are those of `sdpa(..., return_lse=True)` with the same arguments; grad_out has the shape and type
     /// of out. Returns (grad_query, grad_key, grad_value), of query's type, and with sinks a float64 list of (q_heads,)
-    /// behind. attn_mask itself gets no gradient.
+    /// behind. With return_dmask the gradient of attn_mask comes last: float32, of its shape, summed over the axes
+    /// along which it is broadcast.
     ///
     /// >>> import attn, numpy as np
     /// >>> x = np.ones((2, 3, 8), np.float32)
@@ -155,7 +156,7 @@ mod module {
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
             kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
-            seed=None, precision=\"exact\", reproducible=False, threads=None, level=None)"
+            seed=None, precision=\"exact\", reproducible=False, return_dmask=False, threads=None, level=None)"
     )]
     fn sdpa_backward<'py>(
         grad_out: &Bound<'py, PyAny>,
@@ -171,9 +172,16 @@ mod module {
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
+        let mut return_dmask = false;
+        let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |name, value| {
+            let ours = name == "return_dmask";
+            if ours {
+                return_dmask = value.extract()?;
+            }
+            Ok(ours)
+        })?;
         let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
-        backward([query, grad_out, out, lse], &inputs, &mut options)
+        backward([query, grad_out, out, lse], &inputs, &mut options, return_dmask)
     }
 
     /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`.

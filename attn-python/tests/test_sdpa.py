@@ -232,16 +232,25 @@ def test_backward_is_the_difference_quotient():
     options = dict(enable_gqa=True, causal="top_left", softcap=3.0, attn_mask=normal(rng, 9, 9))
     out, lse = attn.sdpa(q, k, v, return_lse=True, sinks=sinks, **options)
     grad = normal(rng, *out.shape)
-    gradients = attn.sdpa_backward(grad, q, k, v, out, lse, sinks=sinks, **options)
+    gradients = attn.sdpa_backward(grad, q, k, v, out, lse, sinks=sinks, return_dmask=True, **options)
 
-    def loss(q, k, v, sinks):
-        return (attention(q, k, v, causal=0, softcap=3.0, bias=options["attn_mask"], sinks=sinks)[0] * grad).sum()
+    def loss(q, k, v, sinks, mask):
+        return (attention(q, k, v, causal=0, softcap=3.0, bias=mask, sinks=sinks)[0] * grad).sum()
 
-    inputs = [x.astype(np.float64) for x in (q, k, v, sinks)]
+    inputs = [x.astype(np.float64) for x in (q, k, v, sinks, options["attn_mask"])]
+    assert len(gradients) == len(inputs)
     for at, (x, gradient) in enumerate(zip(inputs, gradients)):
         way, step = rng.standard_normal(x.shape), 1e-5
         ends = [loss(*(y + sign * step * way if n == at else y for n, y in enumerate(inputs))) for sign in (1, -1)]
         assert abs((ends[0] - ends[1]) / (2 * step) - (np.asarray(gradient) * way).sum()) < 1e-3
+
+
+def test_the_gradient_of_a_mask_is_asked_for_with_one():
+    x = normal(np.random.default_rng(8), 2, 5, 4)
+    out, lse = attn.sdpa(x, x, x, return_lse=True)
+    for mask in (None, np.ones((5, 5), bool)):
+        with pytest.raises(TypeError, match="return_dmask: attn_mask must be given, and of numbers"):
+            attn.sdpa_backward(x, x, x, x, out, lse, mask, return_dmask=True)
 
 
 def test_threads_call_at_once():

@@ -1,6 +1,7 @@
 """Tensors of torch: `attn.sdpa` on them, and `attn.torch`'s operators, gradients and `enabled`."""
 
 import doctest
+import math
 
 import numpy as np
 import pytest
@@ -109,12 +110,27 @@ def test_gradients_are_not_lost():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="query requires grad"):
         attn.sdpa(q.requires_grad_(), k, v)
-    mask = torch.zeros(9, 13, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="the gradient of attn_mask"):
-        attn.torch.sdpa(q, k, v, mask)
-    out, _ = torch.ops.attn.sdpa(q, k, v, mask)
-    with pytest.raises(NotImplementedError, match="the gradient of attn_mask"):
-        out.sum().backward()
+    alibi = torch.zeros(q.shape[1], requires_grad=True)
+    with pytest.raises(NotImplementedError, match="the gradient of alibi"):
+        attn.torch.sdpa(q, k, v, alibi=alibi, is_causal=True)
+
+
+@pytest.mark.parametrize("sizes", [(9, 13), (1, 13), (9, 1), (4, 9, 13), (2, 1, 9, 13), (2, 4, 1, 13), (1, 1, 1, 1)])
+def test_a_learned_mask_has_torchs_gradient(sizes):
+    q, k, v = qkv(batch=(2,))
+    masks = [torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes).requires_grad_() for _ in range(2)]
+    attn.torch.sdpa(q, k, v, masks[0]).square().sum().backward()
+    exactly(q, k, v, masks[1]).square().sum().backward()
+    near(masks[0].grad, masks[1].grad.double())
+
+
+def test_a_learned_mask_over_more_leading_axes():
+    q, k, v = qkv(batch=(2, 3))
+    heads = q.shape[-3]
+    masks = [torch.linspace(-1, 1, 3 * heads * 9 * 13).reshape(3, heads, 9, 13).requires_grad_() for _ in range(2)]
+    attn.torch.sdpa(q, k, v, masks[0]).square().sum().backward()
+    exactly(q, k, v, masks[1]).square().sum().backward()
+    near(masks[0].grad, masks[1].grad.double())
 
 
 def test_gradients_of_gradients_are_refused():
@@ -200,6 +216,16 @@ def test_gradients_are_torchs(options):
     near(out.detach(), exact.detach())
     for ours, theirs in zip(found, torch.autograd.grad(exact, doubles, grad.double())):
         torch.testing.assert_close(ours.double(), theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_opcheck_of_a_learned_mask():
+    q, k, v = (x.requires_grad_() for x in qkv())
+    mask = torch.rand(4, 1, 13).requires_grad_()
+    torch.library.opcheck(torch.ops.attn.sdpa.default, (q, k, v, mask))
+    plain = [x.detach() for x in (q, k, v, mask)]
+    out, lse = torch.ops.attn.sdpa(*plain)
+    given = (torch.ones_like(out), *plain[:3], out, lse, plain[3])
+    torch.library.opcheck(torch.ops.attn.sdpa_backward.default, given, {"return_dmask": True})
 
 
 @pytest.mark.parametrize("options", CASES)

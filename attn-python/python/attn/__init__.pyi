@@ -69,9 +69,9 @@ def sdpa_backward(
     alibi: Any | bool | None = None, kv_lens: Any | None = None, kv_starts: Any | None = None,
     q_lens: Any | None = None, block_mask: tuple[Any, int, int] | None = None,
     cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
-    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, threads: int | None = None,
-    level: str | None = None,
-) -> tuple[A, A, A] | tuple[A, A, A, list[float]]: ...
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, return_dmask: bool = False,
+    threads: int | None = None, level: str | None = None,
+) -> tuple[Any, ...]: ...
 def merge(parts: list[tuple[A, A]]) -> tuple[A, A]: ...
 def rope(
     x: A, positions: Any = 0, *, base: float = 10000.0, pairing: Literal["half", "interleaved"] = "half",

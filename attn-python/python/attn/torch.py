@@ -33,12 +33,12 @@ _MASK, _SINKS, _ALIBI = (_NAMES.index(name) for name in ("attn_mask", "sinks", "
 _library = torch.library.Library("attn", "DEF")
 _library.define(f"sdpa(Tensor query, Tensor key, Tensor value, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define("sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-                f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)")
+                f"{_OPTIONS}, bool return_dmask=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 
 def _native(given: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
     """The operators' options as keywords of the native functions."""
-    options = dict(zip(_NAMES, given), **named)
+    options = dict(zip((*_NAMES, "return_dmask"), given), **named)
     for name, value in options.items():
         if isinstance(value, torch.Tensor):
             options[name] = value.detach()
@@ -58,9 +58,10 @@ def _backward(grad_out, query, key, value, out, lse, *given, **named):
     tensors = (tensor.detach() for tensor in (grad_out, query, key, value, out, lse))
     options = _native(given, named)
     found = _attn.sdpa_backward(*tensors, **options)
-    sinks = options.get("sinks")
-    last = query.new_empty(0) if sinks is None else torch.tensor(found[3], dtype=sinks.dtype)
-    return *found[:3], last
+    sinks, mask = options.get("sinks"), options.get("attn_mask")
+    dsinks = query.new_empty(0) if sinks is None else torch.tensor(found[3], dtype=sinks.dtype)
+    dmask = found[-1].to(mask.dtype) if options.get("return_dmask") else query.new_empty(0)
+    return *found[:3], dsinks, dmask
 
 
 _library.impl("sdpa", _forward, "CPU")
@@ -75,9 +76,11 @@ def _(query, key, value, *_, **__):
 
 @torch.library.register_fake("attn::sdpa_backward", lib=_library)
 def _(grad_out, query, key, value, out, lse, *given, **named):
-    sinks = dict(zip(_NAMES, given), **named).get("sinks")
-    last = query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    return *(tensor.new_empty(tensor.shape) for tensor in (query, key, value)), last
+    options = dict(zip((*_NAMES, "return_dmask"), given), **named)
+    sinks, mask = options.get("sinks"), options.get("attn_mask")
+    dsinks = query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    dmask = mask.new_empty(mask.shape) if options.get("return_dmask") else query.new_empty(0)
+    return *(tensor.new_empty(tensor.shape) for tensor in (query, key, value)), dsinks, dmask
 
 
 def _save(ctx, inputs, output):
@@ -92,14 +95,15 @@ def _save(ctx, inputs, output):
 def _gradients(ctx, grad_out, _):
     tensors, tables = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     needed = ctx.needs_input_grad[3:]  # without trailing arguments that had their defaults
-    for name, at in (("attn_mask", _MASK), ("alibi", _ALIBI)):
-        if any(needed[at:at + 1]):
-            raise NotImplementedError(f"not supported: the gradient of {name}")
+    if any(needed[_ALIBI:_ALIBI + 1]):
+        raise NotImplementedError("not supported: the gradient of alibi")
     given = list(ctx.given)
     for at, table in zip(ctx.tables, tables):
         given[at] = table
-    *found, sinks = torch.ops.attn.sdpa_backward(grad_out, *tensors, *given)
-    return *found, *(sinks if at == _SINKS and needs else None for at, needs in enumerate(needed))
+    by_mask = any(needed[_MASK:_MASK + 1])
+    *found, sinks, mask = torch.ops.attn.sdpa_backward(grad_out, *tensors, *given, return_dmask=by_mask)
+    of = {_SINKS: sinks, _MASK: mask}
+    return *found, *(of.get(at) if needs else None for at, needs in enumerate(needed))
 
 
 torch.library.register_autograd("attn::sdpa", _gradients, setup_context=_save, lib=_library)
@@ -117,7 +121,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
          causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, q_lens=None,
          cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False, return_lse=False,
          threads=None):
-    """Attention on tensors, with gradients by query, key, value and sinks: torch's signature and `attn.sdpa`'s.
+    """Attention on tensors, with gradients by query, key, value, attn_mask and sinks: torch's signature and `attn.sdpa`'s.
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; the options' shapes are those of `attn.sdpa`.
     Tables (sinks, alibi, kv_lens, ...) are tensors or sequences. With dropout_p and without seed, torch's generator
@@ -131,10 +135,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     """
     if dropout_p > 0.0 and seed is None:
         seed = int(torch.randint(2**62, ()))
-    if torch.is_grad_enabled():
-        for name, tensor in (("attn_mask", attn_mask), ("alibi", alibi)):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                raise NotImplementedError(f"not supported: the gradient of {name}")
+    if torch.is_grad_enabled() and isinstance(alibi, torch.Tensor) and alibi.requires_grad:
+        raise NotImplementedError("not supported: the gradient of alibi")
     lead = query.shape[:-3]
     if len(lead) > 1:
         query, key, value = (_folded(name, tensor, lead) for name, tensor in
@@ -234,5 +236,4 @@ def _supported(query, key, value, mask) -> bool:
     same = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and query.dim() == key.dim() == value.dim() >= 2
     return (same and all(x.device.type == "cpu" and x.layout is torch.strided for x in tensors)
             and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and query.dtype == key.dtype == value.dtype
-            and not (mask is not None and mask.requires_grad and torch.is_grad_enabled()))
+            and query.dtype == key.dtype == value.dtype)
