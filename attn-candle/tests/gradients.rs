@@ -1,10 +1,13 @@
 //! candle's `backward` through the operation gives candle's own gradients of the formula in f64, for every dtype,
 //! stride and option; and what has no gradient is an error that says so.
 
+use std::cell::Cell;
+
 use attn_core::dropout::Dropout;
 use attn_core::position::alibi::Alibi;
 use attn_core::score_mod::Mods;
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, View};
+use attn_testing::paint::normals;
 use attn_testing::tolerance::{GRADIENT_BF16, GRADIENT_F16, GRADIENT_F32};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::ops;
@@ -100,8 +103,12 @@ impl Inputs {
     }
 }
 
+/// Normal numbers, the same in each run: candle's own on the CPU have no seed.
 fn normal(shape: (usize, usize, usize, usize)) -> Result<Tensor> {
-    Tensor::randn(0f32, 1.0, shape, &Device::Cpu)
+    thread_local!(static SEED: Cell<u64> = const { Cell::new(0) }); // each test has a thread
+    SEED.set(SEED.get() + 1);
+    let numbers: Vec<f32> = normals(SEED.get(), shape.0 * shape.1 * shape.2 * shape.3, 1.0);
+    Tensor::from_vec(numbers, shape, &Device::Cpu)
 }
 
 /// Compares gradients with those in f64, relative to the largest (or 1).
@@ -137,6 +144,11 @@ fn every_dtype_stride_and_argument_of_sdpa() -> Result<()> {
         for cap in [None, Some(5.0)] {
             for causal_too in [false, true] {
                 for mask in [None, Some((2, 8, 20, 33)), Some((1, 8, 20, 1)), Some((1, 1, 1, 33))] {
+                    // The same for all keys: no weight changes by it, and its gradient, which is 0, shows the rounding
+                    // of a half output 33 times.
+                    if dtype != DType::F32 && mask.is_some_and(|(.., keys)| keys == 1) {
+                        continue;
+                    }
                     let name = format!("{dtype:?}, cap {cap:?}, causal {causal_too}, mask {mask:?}");
                     let mask = mask.map(|shape| Var::from_tensor(&normal(shape)?.to_dtype(dtype)?)).transpose()?;
                     let found = inputs.gradients(mask.as_ref(), |q, k, v| {
