@@ -469,8 +469,9 @@ enum AttnStatus attn_forward(const struct AttnOptions *options,
                              float *lse,
                              size_t lse_len);
 
-/* Computes the gradients of attn_forward(): of q, k and v, and of the sinks, from out, lse and dout, the gradient of
- * the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is required.
+/* Computes the gradients of attn_forward(): of q, k and v, of the sinks and of a bias, from out, lse and dout, the
+ * gradient of the loss by out. options are those of the forward call (the same seed draws the same dropout); lse is
+ * required.
  *
  * q, k and v share a dtype, out and dout share one, and so do the gradients: each f32, f16 or bf16; sums are f32.
  * Memory grows with the lengths, not with their product. No bit depends on the threads. A row that sees no key has a

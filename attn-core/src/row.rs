@@ -26,7 +26,7 @@ impl<'a, T: Copy> Row<'a, T> {
         if self.len == 0 {
             return Some(&[]);
         }
-        if self.stride != 1 {
+        if self.stride != 1 && self.len > 1 {
             return None;
         }
         self.data.get(self.start..)?.get(..self.len)

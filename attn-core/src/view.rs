@@ -381,7 +381,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     #[inline]
     pub fn row_mut(&mut self, batch: usize, head: usize, seq: usize) -> Option<&mut [T]> {
         let ([nb, nh, ns, nd], [.., unit]) = (self.at.sizes, self.at.strides);
-        if batch >= nb || head >= nh || seq >= ns || unit != 1 {
+        if batch >= nb || head >= nh || seq >= ns || (unit != 1 && nd > 1) {
             return None;
         }
         let start = self.at.index(batch, head, seq, 0);

@@ -81,8 +81,8 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
     Runner::new().attend_cache(attn, q, queries, cache, outputs)
 }
 
-/// Computes the gradients of `Σ y·dy` by q, k, v and the sinks, with the options of the forward call that made `out`
-/// and `lse`. [`Runner`] sets level, threads and scratch.
+/// Computes the gradients of `Σ y·dy` by q, k, v, the sinks and a bias, with the options of the forward call that
+/// made `out` and `lse`. [`Runner`] sets level, threads and scratch.
 ///
 /// Sums are taken in an order that follows from the shape: the bits do not depend on the number of threads. Memory for
 /// the sums of up to 16 parts is allocated; it grows with the length of the sequence, not with its square.

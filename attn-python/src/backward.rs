@@ -5,7 +5,7 @@ use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, Bias, Layout, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs as Saved;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -47,7 +47,7 @@ pub(crate) fn backward<'py>(
     options.check_fold(fold)?;
     let mut to = [Out::new(dq, &[])?, Out::new(dk, &[])?, Out::new(dv, &[])?];
     let mut sinks = vec![0.0; if options.has_sinks() { whole.q_heads } else { 0 }];
-    let mut bias = mask.map(|mask| vec![0.0; mask.sizes.into_iter().product()]);
+    let mut bias = mask.map(|mask| zeros(&mask.sizes)).transpose()?;
     let of_options = (&mut sinks[..], bias.as_deref_mut());
     with_kind!(inputs.q.kind, |T| run::<T>(py, inputs, options, fold, (&dy, &out, rows), &mut to, of_options))?;
     let mut found = Vec::new();
@@ -65,6 +65,20 @@ pub(crate) fn backward<'py>(
         found.push(handed(query, object)?);
     }
     PyTuple::new(py, found)
+}
+
+/// Zeros for the gradient of a mask, or an error: as large as the mask says it is, which may be a view of one number.
+fn zeros(sizes: &[usize]) -> PyResult<Vec<f64>> {
+    let (len, mut data) = (sizes.iter().try_fold(1usize, |len, &size| len.checked_mul(size)), Vec::new());
+    match len.filter(|&len| data.try_reserve_exact(len).is_ok()) {
+        Some(len) => {
+            data.resize(len, 0.0);
+            Ok(data)
+        }
+        None => {
+            Err(PyMemoryError::new_err(format!("the gradient of a mask of the shape {sizes:?} cannot be allocated")))
+        }
+    }
 }
 
 fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
@@ -104,7 +118,7 @@ fn run<T: KernelElement + Plain>(
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
         let masks = inputs.masks(fold, &bools, call)?;
         let of_bias = masks.bias.as_ref().map_or([0; 4], Bias::sizes);
-        let mut by_bias = vec![0.0; if dmask.is_some() { of_bias.into_iter().product() } else { 0 }];
+        let mut by_bias = if dmask.is_some() { zeros(&of_bias)? } else { Vec::new() };
         let attn = options.attention(call * shape.batch, shape.batch, None, masks);
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };

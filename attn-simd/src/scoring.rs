@@ -134,7 +134,10 @@ impl<M: Mods> Run<bool> for Derivatives<'_, M> {
                 if lane < tile.rows && visible >> lane & 1 == 1 {
                     let slope = mods.derivative(f64::from(s), tile.position(lane, n));
                     known &= slope.is_some();
-                    *to = slope.unwrap_or(f64::NAN) as f32;
+                    *to = match slope {
+                        Some(slope) if slope.is_finite() => finite(slope), // 0·∞ would be NaN
+                        _ => slope.unwrap_or(f64::NAN) as f32,
+                    };
                 }
             }
         }

@@ -106,7 +106,8 @@ fn broadcast(scales: View<'_, f32>, to: [usize; 4]) -> Result<View<'_, f32>> {
 ///
 /// # How exact
 ///
-/// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy.
+/// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy. They sum products with the
+/// codes before they multiply by a scale that lies beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
 ///
 /// ```
 /// use attn_core::formats::{Format, StoredRows, StoredView};

@@ -292,3 +292,24 @@ fn scales_of_tokens_are_the_largest_of_their_rows() {
     rows.encode(View::matrix(&[0.5f32, 1e6, -0.25], 1, 3).unwrap()).unwrap();
     assert_eq!(bytes[..3], [0x38, 0x7e, 0xb0]);
 }
+
+/// A row of one byte lies side by side whatever the last stride says: it is written and read.
+#[test]
+fn rows_of_one_byte_may_have_any_last_stride() {
+    for unit in [0, 1, 7] {
+        let (mut k, mut scales) = ([0u8; 8], [0f32; 4]);
+        let bytes = ViewMut::strided(&mut k, [1, 1, 4, 1], [8, 8, 2, unit], 0).unwrap();
+        let to = ViewMut::matrix(&mut scales, 4, 1).unwrap();
+        let mut rows = StoredRowsMut::with_scales_per_token(Format::Int8, bytes, to).unwrap();
+        rows.encode(View::matrix(&[1.0f32, -2.0, 3.0, 4.0], 4, 1).unwrap()).unwrap();
+        assert_eq!([k[0], k[2], k[4], k[6]].map(|x| x as i8), [127, -127, 127, 127], "last stride {unit}");
+
+        let bytes = View::strided(&k, [1, 1, 4, 1], [8, 8, 2, unit], 0).unwrap();
+        let rows = StoredRows::new(Format::Int8, Some(View::matrix(&scales, 4, 1).unwrap())).unwrap();
+        let cache = StoredView::new(CacheView::of_tensors(bytes, bytes).unwrap(), rows, rows).unwrap();
+        let (q, mut out) = ([9.0f32], [f32::NAN]);
+        let (q, to) = (View::matrix(&q, 1, 1).unwrap(), ViewMut::matrix(&mut out, 1, 1).unwrap());
+        reference::forward_stored(&Attention::new(), q, Queries::All, cache, to, &mut [0.0; 16]).unwrap();
+        assert!((out[0] - 4.0).abs() < 0.1, "last stride {unit}: {out:?}"); // the largest key has the value 4
+    }
+}

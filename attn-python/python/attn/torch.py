@@ -121,7 +121,9 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
          causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, q_lens=None,
          cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False, return_lse=False,
          threads=None):
-    """Attention on tensors, with gradients by query, key, value, attn_mask and sinks: torch's signature and `attn.sdpa`'s.
+    """Attention on tensors, with gradients by query, key, value, attn_mask and sinks.
+
+    The signature is torch's, and the options are those of `attn.sdpa`.
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; the options' shapes are those of `attn.sdpa`.
     Tables (sinks, alibi, kv_lens, ...) are tensors or sequences. With dropout_p and without seed, torch's generator
@@ -203,7 +205,7 @@ def enabled(strict: bool = False) -> Iterator[Calls]:
     """Replaces torch.nn.functional.scaled_dot_product_attention for the duration of a `with`, in the whole process.
 
     Calls that the kernels do not support go to torch's own function, or with strict are refused: other devices and
-    types than the CPU's float32, float16 and bfloat16, and masks that need a gradient. The result counts both.
+    types than the CPU's float32, float16 and bfloat16. The result counts both.
     Code that imported the function by its name before keeps torch's.
 
     >>> import torch, attn.torch

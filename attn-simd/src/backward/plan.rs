@@ -138,7 +138,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// `bias` then has [`BiasCall::compute`] called once for each piece, and what it gives written.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and those of `compute` (nothing has been written then) and of `bias`.
+    /// As [`run`](Self::run), and those of `compute` and of `bias`: nothing has been written then, but for pieces of
+    /// the gradient of a bias that `bias` itself wrote.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,
         inputs: Inputs<'c, T, G>,
@@ -160,11 +161,10 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let sums = &mut sums[..self.sums_lines()];
         compute(&call, sums)?;
         let mut gradients = gradients;
-        let to_bias = gradients.bias.take();
-        call.finish(sums, gradients);
-        match to_bias {
-            Some(mut to) => bias(&BiasCall::new(&call, to.sizes()), &mut to),
-            None => Ok(()),
+        if let Some(mut to) = gradients.bias.take() {
+            bias(&BiasCall::new(&call, to.sizes()), &mut to)?;
         }
+        call.finish(sums, gradients);
+        Ok(())
     }
 }

@@ -196,6 +196,16 @@ fn biases_of_any_sizes() {
     }
 }
 
+/// A score of a single key moves nothing, however steep `score_mod` is: 0 times ∞ would be NaN.
+#[test]
+fn a_derivative_beyond_f32_is_no_infinity() {
+    let mut case = Case::<f32>::new([1; 7]);
+    for tensor in [&mut case.q, &mut case.k, &mut case.v, &mut case.dy] {
+        tensor.fill(1.0); // so that nothing is rounded
+    }
+    case.check("steep", &Attention::new().score_mod_with(|s, _| s, |_, _| 1e39), F32);
+}
+
 #[test]
 fn tables_of_masks() {
     let case = Case::<f32>::new([1, 2, 1, 100, 131, 32, 16]);
