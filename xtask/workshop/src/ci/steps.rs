@@ -327,7 +327,7 @@ pub(super) const STEPS: &[Step] = &[
         name: "mpi",
         proves: "attention over 1 to 8 ranks has the bits of one process; disagreement is an error on all; a silent or \
                  dead rank is named",
-        minutes: 10,
+        minutes: 15,
         one_core: false,
         needs: &[
             Need::Linux,
