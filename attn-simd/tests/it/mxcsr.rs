@@ -170,12 +170,9 @@ fn no_mask_raises_an_invalid_operation() {
 #[test]
 fn lanes_without_rows_raise_none_over_many_tiles() {
     let mut count = 0;
-    for q_len in [1, 3, 5, 19, 33] {
-        let shape = shape((1, 1, 1, q_len, 1500, 9, 7));
-        for scale in [1.0, 3.0] {
-            let what = format!("{q_len} queries, 1500 keys, scale {scale}");
-            count += invalid_in_any(&Attention::new().scale(scale), shape, &what);
-        }
+    for q_len in [5, 33] {
+        let (shape, what) = (shape((1, 1, 1, q_len, 330, 9, 7)), format!("{q_len} queries, 330 keys, scale 3"));
+        count += invalid_in_any(&Attention::new().scale(3.0), shape, &what);
     }
     assert_eq!(count, 0, "invalid operations on finite numbers");
 }
