@@ -126,77 +126,49 @@ pub(crate) trait Rooms<T>: Sized {
     -> attn_core::Result<()>;
 }
 
-impl<T: Element> Rooms<T> for [ViewMut<'_, T>; 2] {
-    fn slots(
-        self,
-        lens: &mut [usize],
-        [k_new, v_new]: [View<'_, T>; 2],
-        counts: Option<&[usize]>,
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        let mut cache = AppendCache::new(k, v, lens)?;
-        match counts {
-            None => cache.append(k_new, v_new),
-            Some(counts) => cache.append_ragged(k_new, v_new, counts),
+/// Implements [`Rooms`] by three of attn-core's caches.
+macro_rules! rooms {
+    ($T:ident: $bound:path, $rows:ty, $cache:ident, $ring:ident, $append_paged:ident) => {
+        impl<$T: $bound> Rooms<$T> for [$rows; 2] {
+            fn slots(
+                self,
+                lens: &mut [usize],
+                [k_new, v_new]: [View<'_, $T>; 2],
+                counts: Option<&[usize]>,
+            ) -> attn_core::Result<()> {
+                let [k, v] = self;
+                let mut cache = $cache::new(k, v, lens)?;
+                match counts {
+                    None => cache.append(k_new, v_new),
+                    Some(counts) => cache.append_ragged(k_new, v_new, counts),
+                }
+            }
+
+            fn ring(
+                self,
+                lens: &mut [usize],
+                [sinks, window]: [usize; 2],
+                [k_new, v_new]: [View<'_, $T>; 2],
+            ) -> attn_core::Result<()> {
+                let [k, v] = self;
+                $ring::new(k, v, lens, sinks, window)?.insert(k_new, v_new)
+            }
+
+            fn pages(
+                &mut self,
+                table: PageTable<'_>,
+                [k_new, v_new]: [View<'_, $T>; 2],
+                counts: Option<&[usize]>,
+            ) -> attn_core::Result<()> {
+                let [k, v] = self;
+                $append_paged(k, v, table, k_new, v_new, counts)
+            }
         }
-    }
-
-    fn ring(
-        self,
-        lens: &mut [usize],
-        [sinks, window]: [usize; 2],
-        [k_new, v_new]: [View<'_, T>; 2],
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        RingCache::new(k, v, lens, sinks, window)?.insert(k_new, v_new)
-    }
-
-    fn pages(
-        &mut self,
-        table: PageTable<'_>,
-        [k_new, v_new]: [View<'_, T>; 2],
-        counts: Option<&[usize]>,
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        append_paged(k, v, table, k_new, v_new, counts)
-    }
+    };
 }
 
-impl<T: Element<Compute = f32>> Rooms<T> for [StoredRowsMut<'_>; 2] {
-    fn slots(
-        self,
-        lens: &mut [usize],
-        [k_new, v_new]: [View<'_, T>; 2],
-        counts: Option<&[usize]>,
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        let mut cache = StoredCache::new(k, v, lens)?;
-        match counts {
-            None => cache.append(k_new, v_new),
-            Some(counts) => cache.append_ragged(k_new, v_new, counts),
-        }
-    }
-
-    fn ring(
-        self,
-        lens: &mut [usize],
-        [sinks, window]: [usize; 2],
-        [k_new, v_new]: [View<'_, T>; 2],
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        StoredRing::new(k, v, lens, sinks, window)?.insert(k_new, v_new)
-    }
-
-    fn pages(
-        &mut self,
-        table: PageTable<'_>,
-        [k_new, v_new]: [View<'_, T>; 2],
-        counts: Option<&[usize]>,
-    ) -> attn_core::Result<()> {
-        let [k, v] = self;
-        append_paged_stored(k, v, table, k_new, v_new, counts)
-    }
-}
+rooms!(T: Element, ViewMut<'_, T>, AppendCache, RingCache, append_paged);
+rooms!(T: Element<Compute = f32>, StoredRowsMut<'_>, StoredCache, StoredRing, append_paged_stored);
 
 /// A cache, and tokens to be appended to it.
 #[derive(Debug)]

@@ -118,7 +118,10 @@ fn run<T: KernelElement + Plain>(
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
         let masks = inputs.masks(fold, &bools, call)?;
         let of_bias = masks.bias.as_ref().map_or([0; 4], Bias::sizes);
-        let mut by_bias = if dmask.is_some() { zeros(&of_bias)? } else { Vec::new() };
+        let of_call: usize = of_bias.into_iter().product();
+        // One mask for several calls: their gradients are added up. Else each call has a place of its own.
+        let shared = fold.calls > 1 && dmask.as_ref().is_some_and(|all| all.len() == of_call);
+        let mut by_bias = if shared { zeros(&of_bias)? } else { Vec::new() };
         let attn = options.attention(call * shape.batch, shape.batch, None, masks);
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };
@@ -128,16 +131,15 @@ fn run<T: KernelElement + Plain>(
         if !part.is_empty() {
             gradients = gradients.sinks(&mut part);
         }
-        if dmask.is_some() {
-            gradients = gradients.bias(ViewMut::new(&mut by_bias, Layout::Bhsd, of_bias).map_err(raised)?);
+        if let Some(all) = dmask.as_deref_mut() {
+            let to = if shared { &mut by_bias } else { &mut all[call * of_call..][..of_call] };
+            gradients = gradients.bias(ViewMut::new(to, Layout::Bhsd, of_bias).map_err(raised)?);
         }
         let mut runner = options.runner();
         py.detach(|| runner.backward(&attn, saved, gradients)).map_err(raised)?;
         sinks.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-        if let Some(all) = &mut dmask {
-            // One mask for all calls, or one for each.
-            let first = if all.len() == by_bias.len() { 0 } else { call * by_bias.len() };
-            all[first..].iter_mut().zip(by_bias).for_each(|(sum, x)| *sum += x);
+        if let Some(all) = dmask.as_deref_mut() {
+            all.iter_mut().zip(by_bias).for_each(|(sum, x)| *sum += x);
         }
     }
     Ok(())

@@ -41,7 +41,7 @@ mod scores;
 mod sweep;
 mod weights;
 
-pub use call::{BiasCall, BiasPiece, Call};
+pub use call::{BiasCall, BiasPiece, Call, Sweep};
 pub use plan::{Inputs, Plan};
 
 use attn_core::backward::Gradients;

@@ -43,10 +43,16 @@ pub(crate) trait TileMods: Sync {
     /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
     /// are given, only of the positions they show: score_mod is not called about others.
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
-    /// The derivatives of score_mod at the scores of a tile, in the same places; 0 where `bits` hide a position. Says
-    /// whether all are known.
-    fn derivatives(&self, level: Level, tile: TileAt, bits: Option<&[u64]>, scores: &[f32], slopes: &mut [f32])
-    -> bool;
+    /// The derivatives of score_mod at the scores of a tile, in the same places of the second array; 0 where `bits` hide
+    /// a position, and where there is no query. Says whether all are known.
+    fn derivatives(
+        &self,
+        level: Level,
+        tile: TileAt,
+        width: usize,
+        bits: Option<&[u64; KV_TILE]>,
+        at: (&[f32], &mut [f32]),
+    ) -> bool;
     /// Clears the bits of the keys that are hidden: one word of keys per row.
     fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]);
 }
@@ -68,11 +74,11 @@ impl<M: Mods + Sync> TileMods for M {
         &self,
         level: Level,
         tile: TileAt,
-        bits: Option<&[u64]>,
-        scores: &[f32],
-        slopes: &mut [f32],
+        width: usize,
+        bits: Option<&[u64; KV_TILE]>,
+        (scores, slopes): (&[f32], &mut [f32]),
     ) -> bool {
-        level.run(Derivatives { mods: self, tile, bits, scores, slopes })
+        level.run(Derivatives { mods: self, tile, width, bits, scores, slopes })
     }
 
     fn mask_mod(&self, level: Level, tile: TileAt, rows: &mut [u64]) {
@@ -112,11 +118,12 @@ impl<M: Mods> Run<()> for Score<'_, M> {
     }
 }
 
-/// Derivatives of score_mod over one tile. `scores[key][query]`, as many keys as the tile has.
+/// Derivatives of score_mod over one tile.
 struct Derivatives<'a, M> {
     mods: &'a M,
     tile: TileAt,
-    bits: Option<&'a [u64]>,
+    width: usize,
+    bits: Option<&'a [u64; KV_TILE]>,
     scores: &'a [f32],
     slopes: &'a mut [f32],
 }
@@ -124,10 +131,9 @@ struct Derivatives<'a, M> {
 impl<M: Mods> Run<bool> for Derivatives<'_, M> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) -> bool {
-        let Self { mods, tile, bits, scores, slopes } = self;
-        let width = scores.len() / tile.keys.max(1);
-        let mut known = true;
-        for (n, (row, to)) in scores.chunks_exact(width.max(1)).zip(slopes.chunks_exact_mut(width.max(1))).enumerate() {
+        let Self { mods, tile, width, bits, scores, slopes } = self;
+        let (mut known, rows) = (true, scores.chunks_exact(width).zip(slopes.chunks_exact_mut(width)));
+        for (n, (row, to)) in rows.enumerate().take(tile.keys) {
             let visible = bits.map_or(u64::MAX, |bits| bits[n]);
             for (lane, (&s, to)) in row.iter().zip(to).enumerate() {
                 *to = 0.0;

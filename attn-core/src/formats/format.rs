@@ -242,6 +242,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_finite_makes_its_block_nan() {
+        for format in [Format::Q8_0, Format::Q4_0] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let (mut x, mut bytes, mut back) = ([1.0; 2 * BLOCK], [0; 68], [0.0; 2 * BLOCK]);
+                x[7] = bad;
+                let bytes = &mut bytes[..2 * format.block_bytes()];
+                format.encode(&x, bytes).unwrap();
+                format.decode(bytes, &mut back).unwrap();
+                let (first, second) = back.split_at(BLOCK);
+                assert!(first.iter().all(|x| x.is_nan()), "{format:?} {bad}");
+                assert!(second.iter().all(|x| (x - 1.0).abs() < 0.01), "{format:?} {bad}: {second:?}");
+            }
+        }
+    }
+
+    #[test]
     fn sizes_that_do_not_fit_are_named() {
         let text = |e: Result<()>| std::string::ToString::to_string(&e.unwrap_err());
         assert_eq!(

@@ -73,15 +73,4 @@ mod tests {
             assert!((x - back).abs() <= 0.5, "{x} {back}");
         }
     }
-
-    #[test]
-    fn what_is_not_finite_makes_its_block_nan() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let (mut x, mut block, mut back) = ([1.0; BLOCK], [0; BYTES], [0.0; BLOCK]);
-            x[7] = bad;
-            encode(&x, &mut block);
-            decode(&block, &mut back);
-            assert!(back.iter().all(|x| x.is_nan()), "{bad}");
-        }
-    }
 }

@@ -102,7 +102,7 @@ fn broadcast(scales: View<'_, f32>, to: [usize; 4]) -> Result<View<'_, f32>> {
 ///
 /// The bytes are those of a [`CacheView`]: plain tensors, rows of slots, rings, pages. Its k is
 /// `[batch or pages, kv_heads, slots, bytes of a key]`, its v `[…, bytes of a value]`; a row's bytes lie side by side.
-/// A scale multiplies a key's score or a value's weight, and nothing is widened in memory.
+/// A scale multiplies a key's score or a value's weight; of the bytes, a tile at a time is widened at most.
 ///
 /// # How exact
 ///

@@ -8,10 +8,10 @@ use core::ops::Range;
 
 use attn_core::ViewMut;
 
-use super::buffers::Buffers;
 use super::job::Job;
 use super::layout::BIAS_TILES;
-use crate::scoring::KV_TILE;
+use crate::queue::Rows;
+use crate::scoring::{KV_TILE, TileAt};
 
 /// A piece of a bias: some keys of one block of queries, or of all, of one head or of all.
 #[derive(Clone, Copy, Debug)]
@@ -21,15 +21,15 @@ pub(super) struct Piece {
     /// The block of queries, unless the bias is the same for all queries.
     block: Option<usize>,
     /// The first key, unless the bias is the same for all keys.
-    pub(super) key: Option<usize>,
+    key: Option<usize>,
     /// Lanes of a row of sums.
-    pub(super) lanes: usize,
+    lanes: usize,
 }
 
 /// How a bias of some sizes, which broadcast to those of the scores, is cut into pieces.
 #[derive(Clone, Copy)]
 pub(super) struct Pieces<'j, 'c> {
-    call: &'j Job<'c>,
+    pub(super) call: &'j Job<'c>,
     sizes: [usize; 4],
 }
 
@@ -72,30 +72,16 @@ impl<'j, 'c> Pieces<'j, 'c> {
         }
     }
 
-    /// The entries and heads that share a place of the bias, and the blocks of a piece.
-    fn shared(&self, piece: &Piece) -> [Range<usize>; 3] {
-        let shape = &self.call.forward.shape;
+    /// The blocks of queries whose tiles meet in a piece, in order: of the batch entries and heads that share its place.
+    pub(super) fn blocks(&self, piece: &Piece) -> impl Iterator<Item = Rows> + use<> {
+        let (shape, layout) = (self.call.forward.shape, self.call.layout);
         let along = |n: usize, size: usize, all: usize| if size == 1 { 0..all } else { n..n + 1 };
-        let blocks = piece.block.map_or(0..self.call.layout.blocks_of_head(), |n| n..n + 1);
-        [along(piece.place[0], self.sizes[0], shape.batch), along(piece.place[1], self.sizes[1], shape.q_heads), blocks]
-    }
-
-    /// Adds up a piece. `block` adds a block of queries to the sums.
-    pub(super) fn compute(
-        &self,
-        piece: &Piece,
-        buffers: &mut Buffers<'_>,
-        mut block: impl FnMut(crate::queue::Rows, &mut Buffers<'_>),
-    ) {
-        buffers.bias_sums.fill(0.0);
-        let [entries, heads, blocks] = self.shared(piece);
-        for batch in entries {
-            for head in heads.clone() {
-                for n in blocks.clone() {
-                    block(self.call.layout.block(batch, head, n), buffers);
-                }
-            }
-        }
+        let heads = along(piece.place[1], self.sizes[1], shape.q_heads);
+        let blocks = piece.block.map_or(0..layout.blocks_of_head(), |n| n..n + 1);
+        along(piece.place[0], self.sizes[0], shape.batch).flat_map(move |batch| {
+            let blocks = blocks.clone();
+            heads.clone().flat_map(move |head| blocks.clone().map(move |n| layout.block(batch, head, n)))
+        })
     }
 
     /// Writes the sums of a piece, times the derivative of a score by its bias.
@@ -124,12 +110,12 @@ impl Piece {
         }
     }
 
-    /// Adds gradients of scores, `[key][query]`, `width` apart, of the keys from `key` on.
-    pub(super) fn add(&self, sums: &mut [f64], key: usize, rows: usize, width: usize, gradients: &[f32]) {
-        for (n, row) in gradients.chunks_exact(width).enumerate() {
-            let at = self.key.map_or(0, |first| key + n - first);
+    /// Adds the gradients of the scores of a tile, `[key][query]`, `width` apart.
+    pub(super) fn add(&self, sums: &mut [f64], tile: TileAt, width: usize, gradients: &[f32]) {
+        for (n, row) in gradients.chunks_exact(width).enumerate().take(tile.keys) {
+            let at = self.key.map_or(0, |first| tile.key + n - first);
             let sums = &mut sums[at * self.lanes..][..self.lanes];
-            for (lane, &x) in row[..rows].iter().enumerate() {
+            for (lane, &x) in row[..tile.rows].iter().enumerate() {
                 sums[if self.lanes == 1 { 0 } else { lane }] += f64::from(x);
             }
         }

@@ -6,29 +6,36 @@ use crate::workspace::{Cutter, Line};
 
 /// Scratch of a thread.
 pub(super) struct Buffers<'w> {
-    /// `q[channel][query]`, `dy[channel][query]`.
-    pub(super) transposed: [&'w mut [f32]; 2],
+    pub(super) work: Work<'w>,
     /// Rows of q and dy.
     pub(super) rows: [&'w mut [f32]; 2],
     /// Whether all of either are finite. Others are stored as 0.
     pub(super) finite: [bool; 2],
+    pub(super) dq: &'w mut [f32],
+    pub(super) k: &'w mut [f32],
+    pub(super) clean: &'w mut [f32],
+    pub(super) v: &'w mut [f32],
+    /// The gradient of a bias.
+    pub(super) bias_sums: &'w mut [f64],
+}
+
+/// What the first half of a tile works on.
+pub(super) struct Work<'w> {
+    /// `q[channel][query]`, `dy[channel][query]`.
+    pub(super) transposed: [&'w mut [f32]; 2],
     pub(super) scores: &'w mut [f32],
+    /// Derivatives of the soft-cap.
     pub(super) slopes: &'w mut [f32],
     /// `dy·v`.
     pub(super) dots: &'w mut [f32],
-    pub(super) dq: &'w mut [f32],
     /// log₂ of the sum of weights of each query.
     pub(super) lse: [f32; MAX_Q_TILE],
     /// `dy·y` of each query.
     pub(super) delta: [f32; MAX_Q_TILE],
-    pub(super) k: &'w mut [f32],
-    pub(super) clean: &'w mut [f32],
-    pub(super) v: &'w mut [f32],
     pub(super) bias: &'w mut [f32],
+    /// Derivatives of `score_mod`.
     pub(super) mod_slopes: &'w mut [f32],
-    /// The gradient of a bias.
-    pub(super) bias_sums: &'w mut [f64],
-    /// Whether the derivative of `score_mod` was known wherever it was asked for.
+    /// Whether they were known wherever they were asked for.
     pub(super) known: bool,
 }
 
@@ -36,22 +43,24 @@ impl<'w> Buffers<'w> {
     pub(super) fn new(lines: &'w mut [Line], sizes: &Scratch) -> Self {
         let mut cutter = Cutter::new(lines);
         Self {
-            transposed: sizes.transposed.map(|len| cutter.floats(len)),
+            work: Work {
+                transposed: sizes.transposed.map(|len| cutter.floats(len)),
+                scores: cutter.floats(sizes.tile),
+                slopes: cutter.floats(sizes.tile),
+                dots: cutter.floats(sizes.tile),
+                lse: [0.0; MAX_Q_TILE],
+                delta: [0.0; MAX_Q_TILE],
+                bias: cutter.floats(sizes.bias),
+                mod_slopes: cutter.floats(sizes.mod_slopes),
+                known: true,
+            },
             rows: sizes.rows.map(|len| cutter.floats(len)),
             finite: [true; 2],
-            scores: cutter.floats(sizes.tile),
-            slopes: cutter.floats(sizes.tile),
-            dots: cutter.floats(sizes.tile),
             dq: cutter.floats(sizes.dq),
-            lse: [0.0; MAX_Q_TILE],
-            delta: [0.0; MAX_Q_TILE],
             k: cutter.floats(sizes.keys[0]),
             clean: cutter.floats(sizes.keys[0]),
             v: cutter.floats(sizes.keys[1]),
-            bias: cutter.floats(sizes.bias),
-            mod_slopes: cutter.floats(sizes.mod_slopes),
             bias_sums: cutter.doubles(sizes.bias_sums),
-            known: true,
         }
     }
 }

@@ -50,7 +50,7 @@ impl Call<'_> {
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
         let (mut sums, mut buffers) = (Sums::new(sums, &self.0.layout), Buffers::new(scratch, &self.0.layout.scratch));
         sweep::part(&self.0, part, &mut sums, &mut buffers);
-        derivative(buffers.known)
+        derivative(buffers.work.known)
     }
 
     /// Adds up the sums of all parts, in order, and writes the gradients, whose sizes have been checked.
@@ -126,11 +126,17 @@ fn derivative(known: bool) -> Result<()> {
     }
 }
 
-/// The gradient of a bias, cut into pieces. Each is computed by one thread, and no bit depends on which.
-pub struct BiasCall<'b, 'c> {
-    call: &'b Job<'c>,
-    pieces: Pieces<'b, 'c>,
+/// What [`Plan::run_with`](super::Plan::run_with) has a caller's threads do.
+#[derive(Debug)]
+pub enum Sweep<'s, 'c> {
+    /// Call [`Call::compute`] once for each part, into lines `part · part_lines` and following.
+    Parts(&'s Call<'c>, &'s mut [Line]),
+    /// Call [`BiasCall::compute`] once for each piece, and have what it gives written.
+    Bias(&'s BiasCall<'s, 'c>, &'s mut ViewMut<'s, f64>),
 }
+
+/// The gradient of a bias, cut into pieces. Each is computed by one thread, and no bit depends on which.
+pub struct BiasCall<'b, 'c>(Pieces<'b, 'c>);
 
 impl fmt::Debug for BiasCall<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,17 +147,17 @@ impl fmt::Debug for BiasCall<'_, '_> {
 impl<'b, 'c> BiasCall<'b, 'c> {
     /// Of a bias of sizes that broadcast to those of the scores.
     pub(super) fn new(call: &'b Call<'c>, sizes: [usize; 4]) -> Self {
-        Self { call: &call.0, pieces: Pieces::of(&call.0, sizes) }
+        Self(Pieces::of(&call.0, sizes))
     }
 
     /// Pieces in all.
     pub fn pieces(&self) -> usize {
-        self.pieces.count()
+        self.0.count()
     }
 
     /// Lines of scratch of one thread.
     pub fn scratch_lines(&self) -> usize {
-        self.call.layout.scratch.lines()
+        self.0.call.layout.scratch.lines()
     }
 
     /// Computes a piece, in `scratch`, which may hold anything.
@@ -163,11 +169,11 @@ impl<'b, 'c> BiasCall<'b, 'c> {
             return Err(AttnError::Index { what: "piece", at: 0, value: piece, limit: self.pieces() });
         }
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
-        let mut buffers = Buffers::new(scratch, &self.call.layout.scratch);
-        let piece = self.pieces.piece(piece);
-        sweep::piece(&self.pieces, &piece, self.call, &mut buffers);
-        derivative(buffers.known)?;
-        Ok(BiasPiece { pieces: &self.pieces, piece, sums: buffers.bias_sums })
+        let mut buffers = Buffers::new(scratch, &self.0.call.layout.scratch);
+        let piece = self.0.piece(piece);
+        sweep::piece(&self.0, &piece, &mut buffers);
+        derivative(buffers.work.known)?;
+        Ok(BiasPiece { pieces: &self.0, piece, sums: buffers.bias_sums })
     }
 }
 

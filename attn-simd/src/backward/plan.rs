@@ -3,9 +3,9 @@
 use attn_core::backward::Gradients;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, Result, View, ViewMut};
+use attn_core::{Attention, AttnError, AttnShape, Element, Result, View};
 
-use super::call::{BiasCall, Call};
+use super::call::{BiasCall, Call, Sweep};
 use super::layout::Layout;
 use crate::dtype::KernelElement;
 use crate::level::Level;
@@ -113,40 +113,30 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     ) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         let (sums, scratch) = workspace.split_at_mut(self.sums_lines());
-        // Both closures need the scratch, one after the other.
-        let scratch = core::cell::RefCell::new(scratch);
-        self.run_with(
-            inputs,
-            gradients,
-            sums,
-            |call, sums| {
-                let (lines, mut scratch) = (call.part_lines(), scratch.borrow_mut());
-                (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], *scratch))
-            },
-            |bias, to| {
-                let mut scratch = scratch.borrow_mut();
-                (0..bias.pieces()).try_for_each(|piece| {
-                    bias.compute(piece, *scratch)?.write(to);
-                    Ok(())
-                })
-            },
-        )
+        self.run_with(inputs, gradients, sums, |sweep| match sweep {
+            Sweep::Parts(call, sums) => {
+                let lines = call.part_lines();
+                (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], scratch))
+            }
+            Sweep::Bias(bias, to) => (0..bias.pieces()).try_for_each(|piece| {
+                bias.compute(piece, scratch)?.write(to);
+                Ok(())
+            }),
+        })
     }
 
-    /// Computes the gradients by a caller's threads. `compute` has [`Call::compute`] called once for each part, into
-    /// lines `part · part_lines` and following of its second argument. Where the gradient of a bias is asked for,
-    /// `bias` then has [`BiasCall::compute`] called once for each piece, and what it gives written.
+    /// Computes the gradients by a caller's threads: `sweep` is called once with [`Sweep::Parts`] and then, where the
+    /// gradient of a bias is asked for, with [`Sweep::Bias`].
     ///
     /// # Errors
-    /// As [`run`](Self::run), and those of `compute` and of `bias`: nothing has been written then, but for pieces of
-    /// the gradient of a bias that `bias` itself wrote.
+    /// As [`run`](Self::run), and those of `sweep`: nothing has been written then, but for pieces of the gradient of a
+    /// bias that `sweep` itself wrote.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,
         inputs: Inputs<'c, T, G>,
         gradients: Gradients<'_, O>,
         sums: &mut [Line],
-        compute: impl FnOnce(&Call<'c>, &mut [Line]) -> Result<()>,
-        bias: impl FnOnce(&BiasCall<'_, 'c>, &mut ViewMut<'_, f64>) -> Result<()>,
+        mut sweep: impl FnMut(Sweep<'_, 'c>) -> Result<()>,
     ) -> Result<()> {
         self.check(&inputs, &gradients)?;
         AttnError::check_len("lines of sums", self.sums_lines(), sums.len())?;
@@ -159,10 +149,10 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let call =
             Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor, by_bias, score_mod });
         let sums = &mut sums[..self.sums_lines()];
-        compute(&call, sums)?;
+        sweep(Sweep::Parts(&call, sums))?;
         let mut gradients = gradients;
         if let Some(mut to) = gradients.bias.take() {
-            bias(&BiasCall::new(&call, to.sizes()), &mut to)?;
+            sweep(Sweep::Bias(&BiasCall::new(&call, to.sizes()), &mut to))?;
         }
         call.finish(sums, gradients);
         Ok(())

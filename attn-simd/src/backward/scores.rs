@@ -1,7 +1,7 @@
 //! The first half of a tile: two products, and what is made of them: weights and gradients of scores. Both sweeps
 //! begin with it.
 
-use super::buffers::Buffers;
+use super::buffers::{Buffers, Work};
 use super::job::Job;
 use super::weights::{self, Kept};
 use crate::gemm::{self, Panel, Reach};
@@ -63,11 +63,11 @@ impl<const NQ: usize> Tile<NQ> {
         isa: I,
         call: &Job<'_>,
         [k, v]: [Panel<'_>; 2],
-        buffers: &mut Work<'_, '_>,
+        work: &mut Work<'_>,
     ) {
         let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
         let (keys, shape) = (tile.keys, &job.shape);
-        let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = buffers;
+        let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
         gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &self.reach, transposed[0], scores, || {});
         gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &self.reach, transposed[1], dots, || {});
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
@@ -83,9 +83,7 @@ impl<const NQ: usize> Tile<NQ> {
         }
         if call.score_mod {
             let visible = (self.cover == Cover::Partial).then_some(&self.bits);
-            let slopes = &mut mod_slopes[..keys * width];
-            let words = visible.map(|bits| &bits[..]);
-            **known &= job.mods.derivatives(job.level, tile, words, scores, slopes);
+            *known &= job.mods.derivatives(job.level, tile, width, visible, (&*scores, &mut *mod_slopes));
             job.mods.score_mod(job.level, tile, width, visible, scores);
         }
         if self.cover == Cover::Partial {
@@ -102,7 +100,7 @@ impl<const NQ: usize> Tile<NQ> {
         }
     }
 
-    /// What gradients of capped scores become by the products before the cap.
+    /// What gradients of capped scores, in `dots`, become by the products before the cap.
     #[inline(always)]
     pub(super) fn through_cap<I: Isa>(&self, isa: I, call: &Job<'_>, dots: &mut [f32], slopes: &[f32]) {
         if call.forward.softcap.is_some() {
@@ -114,29 +112,16 @@ impl<const NQ: usize> Tile<NQ> {
     }
 }
 
-/// What the first half of a tile works on.
-pub(super) struct Work<'b, 'w> {
-    pub(super) transposed: &'b [&'w mut [f32]; 2],
-    pub(super) scores: &'b mut [f32],
-    pub(super) slopes: &'b mut [f32],
-    pub(super) dots: &'b mut [f32],
-    pub(super) lse: &'b [f32],
-    pub(super) delta: &'b [f32],
-    pub(super) bias: &'b mut [f32],
-    pub(super) mod_slopes: &'b mut [f32],
-    pub(super) known: &'b mut bool,
-}
-
 /// Reads the queries and the gradients of the outputs of a block, and computes `δ`.
 #[inline(always)]
 pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffers: &mut Buffers<'_>) {
-    let job = &call.forward;
+    let (job, Buffers { work, rows: packed_rows, finite, v, .. }) = (&call.forward, buffers);
     let at = [rows.batch, rows.head, rows.first];
     let dims = [job.shape.head_dim, job.shape.value_dim];
     for (n, input) in [&job.q, &call.dy].into_iter().enumerate() {
         let columns = call.layout.columns[n];
-        pack::transposed(isa, input, at, rows.count, 0..dims[n], width, buffers.transposed[n]);
-        let packed = &mut buffers.rows[n][..rows.count * columns];
+        pack::transposed(isa, input, at, rows.count, 0..dims[n], width, work.transposed[n]);
+        let packed = &mut packed_rows[n][..rows.count * columns];
         for (row, to) in packed.chunks_exact_mut(columns.max(1)).enumerate() {
             let (there, rest) = to.split_at_mut(dims[n]);
             pack::read_row(isa, input, [rows.batch, rows.head, rows.first + row], 0, there);
@@ -144,23 +129,23 @@ pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, bu
         }
     }
     let first = job.shape.row(rows.batch, rows.head, rows.first);
-    (buffers.lse, buffers.delta) = ([0.0; MAX_Q_TILE], [0.0; MAX_Q_TILE]);
+    (work.lse, work.delta) = ([0.0; MAX_Q_TILE], [0.0; MAX_Q_TILE]);
     for lane in 0..rows.count {
         let lse = call.lse[first + lane];
         // A row that sees nothing: its scores are −∞, and so their weights 0.
-        buffers.lse[lane] =
+        work.lse[lane] =
             if lse == f32::NEG_INFINITY { 0.0 } else { (f64::from(lse) * core::f64::consts::LOG2_E) as f32 };
-        let dy = &buffers.rows[1][lane * call.layout.columns[1]..][..dims[1]];
-        buffers.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, buffers.v) as f32;
+        let dy = &packed_rows[1][lane * call.layout.columns[1]..][..dims[1]];
+        work.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, v) as f32;
     }
-    for (n, packed) in buffers.rows.iter_mut().enumerate() {
+    for (n, packed) in packed_rows.iter_mut().enumerate() {
         let packed = &mut packed[..rows.count * call.layout.columns[n]];
-        buffers.finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
-        if !buffers.finite[n] {
+        finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
+        if !finite[n] {
             packed.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
     }
     if job.q_sign != 1.0 {
-        buffers.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
+        work.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
     }
 }

@@ -11,7 +11,7 @@
 use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::Job;
-use super::scores::{Tile, Work, start};
+use super::scores::{Tile, start};
 use crate::gemm::{self, Panel};
 use crate::isa::Isa;
 use crate::isa::portable::Portable;
@@ -36,8 +36,11 @@ pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &m
 }
 
 /// Computes the sums of a piece of the gradient of a bias.
-pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, call: &Job<'_>, buffers: &mut Buffers<'_>) {
-    pieces.compute(piece, buffers, |rows, buffers| Block { call, rows }.run(To::Bias(piece), buffers));
+pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, buffers: &mut Buffers<'_>) {
+    buffers.bias_sums.fill(0.0);
+    for rows in pieces.blocks(piece) {
+        Block { call: pieces.call, rows }.run(To::Bias(piece), buffers);
+    }
 }
 
 /// Names, per instruction set, the widths that are compiled: vectors of queries, and rows of accumulators of the
@@ -154,14 +157,11 @@ impl Block<'_> {
             #[inline(always)]
             |keys| {
                 let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, &ranges, keys) else { return };
-                let Buffers { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known, .. } = buffers;
                 let (shape, first) = (&job.shape, tile.first(call));
                 let k = pack::panel(isa, &job.k, first, tile.at.keys, shape.head_dim, buffers.k, &mut false);
                 let v = pack::panel(isa, &job.v, first, tile.at.keys, shape.value_dim, buffers.v, &mut false);
-                let mut work = Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known };
-                tile.weigh::<I, MS>(isa, call, [k, v], &mut work);
-                let gradients = &dots[..tile.at.keys * width];
-                piece.add(buffers.bias_sums, tile.at.key, rows.count, width, gradients);
+                tile.weigh::<I, MS>(isa, call, [k, v], &mut buffers.work);
+                piece.add(buffers.bias_sums, tile.at, width, buffers.work.dots);
             },
         );
     }
@@ -180,30 +180,12 @@ impl Block<'_> {
         let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
         let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, ranges, keys) else { return false };
         let ((key, keys), shape, first) = (keys, &job.shape, tile.first(call));
-        let Buffers {
-            transposed,
-            rows: packed,
-            finite,
-            scores,
-            slopes,
-            dots,
-            dq,
-            lse,
-            delta,
-            k,
-            clean,
-            v,
-            bias,
-            mod_slopes,
-            known,
-            ..
-        } = buffers;
+        let Buffers { work, rows: packed, finite, dq, k, clean, v, .. } = buffers;
         let k = pack::panel(isa, &job.k, first, keys, shape.head_dim, k, &mut false);
         let v = pack::panel(isa, &job.v, first, keys, shape.value_dim, v, &mut false);
-        let mut work = Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known };
-        tile.weigh::<I, MS>(isa, call, [k, v], &mut work);
-        let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
-        tile.through_cap(isa, call, dots, slopes);
+        tile.weigh::<I, MS>(isa, call, [k, v], work);
+        let (scores, dots) = (&mut work.scores[..keys * width], &mut work.dots[..keys * width]);
+        tile.through_cap(isa, call, dots, work.slopes);
         let visible = tile.visible();
         let factor = held.then_some(&ONES[..width]);
         let phase = key % job.tiles.kv_tile;
