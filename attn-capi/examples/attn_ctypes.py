@@ -73,7 +73,8 @@ class AttnError(ValueError):
 def _dtype(array, halves):
     """The library's number for an array's type; `halves` says what uint16 bits are."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{type(array).__module__}.{type(array).__name__} is no NumPy array (of a torch tensor, pass tensor.numpy())")
+        found = f"{type(array).__module__}.{type(array).__name__}"
+        raise TypeError(f"{found} is no NumPy array (of a torch tensor, pass tensor.numpy())")
     if not array.dtype.isnative:
         raise TypeError(f"{array.dtype} is not in this machine's byte order")
     if array.dtype == np.uint16:

@@ -1,5 +1,5 @@
-/* A cache as llama.cpp stores it, keys in q8_0 and values in q4_0: tokens are encoded as they are appended, and decoded as they are
- * read. Compared with the formula written out over the numbers before.
+/* A cache as llama.cpp stores it, keys in q8_0 and values in q4_0: tokens are encoded as they are appended, and
+ * decoded as they are read. Compared with the formula written out over the numbers before.
  *
  *     cc packed.c $(pkg-config --cflags --libs attn) -lm && ./a.out
  */
@@ -9,7 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADS = 2, DIM = 64, TOKENS = 100, K_ROW = DIM / 32 * 34, V_ROW = DIM / 32 * 18 }; /* bytes of a key, of a value */
+/* K_ROW, V_ROW: bytes of a key and of a value. */
+enum { HEADS = 2, DIM = 64, TOKENS = 100, K_ROW = DIM / 32 * 34, V_ROW = DIM / 32 * 18 };
 
 static void check(AttnStatus status) {
     if (status != ATTN_STATUS_OK) {

@@ -43,8 +43,8 @@ pub(crate) trait TileMods: Sync {
     /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
     /// are given, only of the positions they show: score_mod is not called about others.
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
-    /// The derivatives of score_mod at the scores of a tile, in the same places of the second array; 0 where `bits` hide
-    /// a position, and where there is no query. Says whether all are known.
+    /// The derivatives of score_mod at the scores of a tile, in the same places of the second array; 0 where `bits`
+    /// hide a position, and where there is no query. Says whether all are known.
     fn derivatives(
         &self,
         level: Level,

@@ -3,12 +3,11 @@
 use crate::element::{Element, Real};
 use crate::error::Result;
 use crate::formats::StoredView;
-use crate::kv_cache::{Queries, attend};
+use crate::kv_cache::Queries;
 use crate::options::Attention;
 use crate::outputs::Outputs;
-use crate::score::Problem;
 use crate::score_mod::Mods;
-use crate::streaming::cache::{Find, OverCache};
+use crate::streaming::cache::{OverCache, RowOf};
 use crate::view::View;
 
 /// Elements of scratch that [`forward_stored`] needs: one score per key of the longest sequence, and one output row.
@@ -53,42 +52,29 @@ pub fn forward_stored<'o, T: Element, O: Element, M: Mods>(
     }
     let call = OverCache { attn, q, queries, cache: cache.bytes(), shape };
     let rows = call.check(&outputs, (stored_scratch_len(&cache), scratch.len()))?;
-    let attn = attend::causal(attn);
     let Some((acc, all_weights)) = scratch.split_at_mut_checked(shape.value_dim) else {
         return Ok(());
     };
-    for sequence in 0..shape.batch {
-        let (own_len, kv_len) = (queries.len(sequence, q_len), cache.bytes().len(sequence));
-        let problem = Problem::of_shape(&attn, attend::own_shape(&shape, own_len, kv_len))?;
-        let (tokens, [q_row, start]) = (cache.bytes().tokens(sequence), queries.start(sequence));
-        let (find, weights) = (Find::new(&tokens, cache.bytes().first()), all_weights.get_mut(..kv_len));
-        let weights = weights.unwrap_or_default();
-        for head in 0..q_heads {
-            let (keys, values) = (cache.key_row(shape.kv_head(head)), cache.value_row(shape.kv_head(head)));
-            for query in 0..own_len {
-                let to = start.saturating_add(query);
-                let row = q.row(q_row, head, to);
-                let dot = |key| find.find(key).map_or(0.0, |place| keys.dot_f64(row, place));
-                let is_there = |key| find.find(key).is_some();
-                let at = [sequence, head, query];
-                let lse = super::row_weights_by(&problem, at, is_there, dot, weights);
-                acc.fill(0.0);
-                problem.for_each_visible(sequence, head, query, |at| {
-                    if let Some(place) = find.find(at.key) {
-                        values.add_f64(acc, super::get(weights, at), place);
-                    }
-                });
-                for (d, &x) in acc.iter().enumerate() {
-                    outputs.out.set(q_row, head, to, d, O::from_f64(x));
+    call.for_each_row(|(q_row, head, to), of| {
+        acc.fill(0.0);
+        let lse = of.map_or(O::Compute::NEG_INFINITY, |RowOf { problem, at, find, .. }| {
+            let kv_head = shape.kv_head(head);
+            let (keys, values, row) = (cache.key_row(kv_head), cache.value_row(kv_head), q.row(q_row, head, to));
+            let weights = all_weights.get_mut(..problem.shape().kv_len).unwrap_or_default();
+            let dot = |key| find.find(key).map_or(0.0, |place| keys.dot_f64(row, place));
+            let (sequence, head, query) = at;
+            let is_there = |key| find.find(key).is_some();
+            let lse = super::row_weights_by(problem, [sequence, head, query], is_there, dot, weights);
+            problem.for_each_visible(sequence, head, query, |at| {
+                if let Some(place) = find.find(at.key) {
+                    values.add_f64(acc, super::get(weights, at), place);
                 }
-                outputs.set_lse(rows.row(q_row, head, to), O::Compute::of(lse));
-            }
-            for query in queries.padding(sequence, shape.batch, q_len) {
-                let to = start.saturating_add(query);
-                (0..shape.value_dim).for_each(|d| outputs.out.set(q_row, head, to, d, O::default()));
-                outputs.set_lse(rows.row(q_row, head, to), O::Compute::NEG_INFINITY);
-            }
+            });
+            O::Compute::of(lse)
+        });
+        for (d, &x) in acc.iter().enumerate() {
+            outputs.out.set(q_row, head, to, d, O::from_f64(x));
         }
-    }
-    Ok(())
+        outputs.set_lse(rows.row(q_row, head, to), lse);
+    })
 }

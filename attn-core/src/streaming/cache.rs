@@ -183,30 +183,58 @@ impl<M: Mods, T: Element, C: Copy> OverCache<'_, '_, '_, M, T, C> {
         ) -> RowState<T::Compute>,
     ) -> Result<()> {
         let rows = self.check(&outputs, (needed, scratch.len()))?;
-        let Self { q, queries, cache, shape, .. } = self;
-        let (attn, [_, q_heads, q_len, _]) = (attend::causal(self.attn), q.sizes());
-        let Some((acc, rest)) = scratch.split_at_mut_checked(shape.value_dim) else {
+        let Some((acc, rest)) = scratch.split_at_mut_checked(self.shape.value_dim) else {
             return Ok(());
         };
+        self.for_each_row(|place, of| {
+            let state = match of {
+                Some(RowOf { problem, at, position, find }) => {
+                    let q = (self.q.row(place.0, place.1, place.2), position);
+                    row(problem, at, q, find, (&mut *acc, &mut *rest))
+                }
+                None => {
+                    acc.fill(T::Compute::default());
+                    RowState::new()
+                }
+            };
+            attend::write(&mut outputs, &rows, place, acc, &state);
+        })
+    }
+
+    /// Calls `row` with the place of each row in q and the outputs, and with what it attends to; with `None` behind the
+    /// last query of a sequence.
+    #[inline]
+    pub(crate) fn for_each_row(
+        &self,
+        mut row: impl FnMut((usize, usize, usize), Option<RowOf<'_, '_, '_, '_, &M>>),
+    ) -> Result<()> {
+        let Self { q, queries, cache, shape, .. } = self;
+        let (attn, [_, q_heads, q_len, _]) = (attend::causal(self.attn), q.sizes());
         for sequence in 0..cache.batch() {
             let (own_len, kv_len) = (queries.len(sequence, q_len), cache.len(sequence));
-            let problem = Problem::of_shape(&attn, attend::own_shape(shape, own_len, kv_len))?;
+            let problem = &Problem::of_shape(&attn, attend::own_shape(shape, own_len, kv_len))?;
             let (tokens, [q_row, start]) = (cache.tokens(sequence), queries.start(sequence));
             let find = Find::new(&tokens, cache.first());
             for head in 0..q_heads {
                 for query in 0..own_len {
-                    let to = start.saturating_add(query);
-                    let q = (q.row(q_row, head, to), kv_len.saturating_sub(own_len).saturating_add(query));
-                    let state = row(&problem, (sequence, head, query), q, find, (&mut *acc, &mut *rest));
-                    attend::write(&mut outputs, &rows, (q_row, head, to), acc, &state);
+                    let position = kv_len.saturating_sub(own_len).saturating_add(query);
+                    let of = RowOf { problem, at: (sequence, head, query), position, find };
+                    row((q_row, head, start.saturating_add(query)), Some(of));
                 }
-                acc.fill(T::Compute::default());
                 for query in queries.padding(sequence, shape.batch, q_len) {
-                    let to = start.saturating_add(query);
-                    attend::write(&mut outputs, &rows, (q_row, head, to), acc, &RowState::new());
+                    row((q_row, head, start.saturating_add(query)), None);
                 }
             }
         }
         Ok(())
     }
+}
+
+/// What a row over a cache attends to: its sequence as a call of its own, head and query, the position of the query,
+/// and where tokens are.
+pub(crate) struct RowOf<'r, 'p, 'a, 'c, M> {
+    pub(crate) problem: &'r Problem<'p, 'a, M>,
+    pub(crate) at: (usize, usize, usize),
+    pub(crate) position: usize,
+    pub(crate) find: Find<'r, 'c>,
 }

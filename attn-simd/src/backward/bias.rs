@@ -72,7 +72,8 @@ impl<'j, 'c> Pieces<'j, 'c> {
         }
     }
 
-    /// The blocks of queries whose tiles meet in a piece, in order: of the batch entries and heads that share its place.
+    /// The blocks of queries whose tiles meet in a piece, in order: of the batch entries and heads that share its
+    /// place.
     pub(super) fn blocks(&self, piece: &Piece) -> impl Iterator<Item = Rows> + use<> {
         let (shape, layout) = (self.call.forward.shape, self.call.layout);
         let along = |n: usize, size: usize, all: usize| if size == 1 { 0..all } else { n..n + 1 };

@@ -3,11 +3,12 @@
 //! `ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd --test it backward_random` draws more.
 
 use attn_core::backward::{self as oracle, Gradients};
-use attn_core::{AttnShape, Layout, Outputs, View, ViewMut, reference};
+use attn_core::score::Problem;
+use attn_core::{Attention, AttnShape, Dtype, Layout, Outputs, View, ViewMut, reference};
 use attn_simd::backward::{self, Inputs as Saved};
 use attn_simd::{Level, Workspace};
 use attn_testing::cases::{Case, Inputs, Tensor4};
-use attn_testing::tolerance::GRADIENT_F32;
+use attn_testing::tolerance::GRADIENT_ETA;
 
 /// dq, dk, dv, and the gradients of the sinks and of the bias.
 type Five = [Vec<f64>; 5];
@@ -33,16 +34,54 @@ fn gradients<O: attn_core::Element>(
     [wide(dq), wide(dk), wide(dv), sinks, dbias]
 }
 
-/// The gradient of a bias from that of all scores, and the sums of their sizes.
-fn summed(all: &[f64], [_, heads, rows, keys]: [usize; 4], to: [usize; 4]) -> (Vec<f64>, Vec<f64>) {
-    let mut sums = (vec![0.0; to.iter().product()], vec![0.0; to.iter().product()]);
-    for (n, x) in all.iter().enumerate() {
-        let place = [n / keys / rows / heads, n / keys / rows % heads, n / keys % rows, n % keys];
-        let at = place.iter().zip(to).fold(0, |at, (&i, size)| at * size + if size == 1 { 0 } else { i });
-        sums.0[at] += x;
-        sums.1[at] += x.abs();
+/// For each gradient the sum of the sizes of what it adds up: what rounding is measured by, whatever cancels; and the
+/// `S` of the bound, of all rows.
+fn sizes_of_terms(
+    attn: &Attention<'_>,
+    shape: AttnShape,
+    bias: [usize; 4],
+    [q, k, v, dy, out]: [View<'_, f32>; 5],
+    lse: &[f32],
+) -> (Five, f64) {
+    let mut largest = 0.0f64;
+    let problem = Problem::of_shape(attn, shape).unwrap();
+    let AttnShape { batch, q_heads, q_len, .. } = shape;
+    let mut sums: Five = gradients::<f64>(&shape, bias, |_| Ok(()));
+    sums.iter_mut().for_each(|sum| sum.fill(0.0));
+    let number = |x: View<'_, f32>, [b, h, s, d]: [usize; 4]| f64::from(x.at(b, h, s, d));
+    let by_score = problem.scale().abs() / attn.get_temperature().unwrap_or(1.0);
+    for (b, head, i) in (0..batch * q_heads * q_len).map(|n| (n / q_len / q_heads, n / q_len % q_heads, n % q_len)) {
+        let (kv_head, lse) = (shape.kv_head(head), f64::from(lse[shape.row(b, head, i)]));
+        let (rows, of_dv) = (shape.head_dim, shape.value_dim);
+        let delta: f64 = (0..of_dv).map(|d| (number(dy, [b, head, i, d]) * number(out, [b, head, i, d])).abs()).sum();
+        if let Some(sink) = problem.sink(head) {
+            sums[3][head] += (f64::from(sink) - lse).exp() * delta;
+        }
+        let (q_row, first) = (shape.row(b, head, i) * rows, (b * shape.kv_heads + kv_head) * shape.kv_len);
+        problem.for_each_visible(b, head, i, |at| {
+            let products = (0..rows).map(|d| number(q, [b, head, i, d]) * number(k, [b, kv_head, at.key, d]));
+            let (dot, size) = products.fold((0.0, 0.0), |(dot, size), x| (dot + x, size + x.abs()));
+            let added = attn.get_bias().map_or(0.0, |bias| bias.at(at).abs());
+            let added = added + attn.get_alibi().map_or(0.0, |_| (problem.score::<f64>(0.0, at)).abs());
+            largest = largest.max(size * by_score + added / attn.get_temperature().unwrap_or(1.0));
+            let weight = (problem.score::<f64>(dot, at) - lse).exp();
+            let kept = problem.dropout_factor(at);
+            let dots: f64 =
+                (0..of_dv).map(|d| (number(dy, [b, head, i, d]) * number(v, [b, kv_head, at.key, d])).abs()).sum();
+            let size = weight * (kept * dots + delta);
+            for d in 0..rows {
+                sums[0][q_row + d] += size * by_score * number(k, [b, kv_head, at.key, d]).abs();
+                sums[1][(first + at.key) * rows + d] += size * by_score * number(q, [b, head, i, d]).abs();
+            }
+            for d in 0..of_dv {
+                sums[2][(first + at.key) * of_dv + d] += weight * kept * number(dy, [b, head, i, d]).abs();
+            }
+            let place = [b, head, i, at.key].into_iter().zip(bias);
+            let place = place.fold(0, |at, (i, size)| at * size + if size == 1 { 0 } else { i });
+            sums[4][place] += size / attn.get_temperature().unwrap_or(1.0);
+        });
     }
-    sums
+    (sums, largest)
 }
 
 #[test]
@@ -58,34 +97,26 @@ fn gradients_of_random_calls_match_the_reference() {
         let inputs: Inputs<f32> = case.inputs();
         let dy = Tensor4::<f32>::painted(shape.output(), case.memory, case.seed + 3, 1.0);
         let (q, k, v, dy) = (inputs.q.view(), inputs.k.view(), inputs.v.view(), dy.view());
-        let scores = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
-        let mut bias = scores;
+        let mut bias = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
         bias.iter_mut().enumerate().filter(|(axis, _)| case.seed >> axis & 1 == 1).for_each(|(_, size)| *size = 1);
 
         let mut scratch = vec![0.0; oracle::scratch_len(&shape).unwrap()];
-        let mut want = gradients::<f64>(&shape, scores, |to| oracle::gradients(&attn, q, k, v, dy, to, &mut scratch));
-        let (summed, sizes_summed) = summed(&want[4], scores, bias);
-        want[4] = summed;
+        let want = gradients::<f64>(&shape, bias, |to| oracle::gradients(&attn, q, k, v, dy, to, &mut scratch));
         let (mut out, mut lse) = (vec![0.0f32; shape.output().iter().product()], vec![0.0f32; shape.rows()]);
         let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
         reference::forward(&attn, q, k, v, to, &mut vec![0.0; shape.kv_len]).unwrap();
         let out = View::new(&out, Layout::Bhsd, shape.output()).unwrap();
+        let (sizes, largest) = sizes_of_terms(&attn, shape, bias, [q, k, v, dy, out], &lse);
+        let bound = GRADIENT_ETA.bound(Dtype::F32, largest);
         for level in Level::available() {
             let saved = Saved { q, k, v, out, lse: &lse, dy };
             let mut workspace = Workspace::new();
             let found =
                 gradients::<f32>(&shape, bias, |to| backward::gradients_at(level, &attn, saved, to, &mut workspace));
-            for (which, (found, want)) in found.iter().zip(&want).enumerate() {
-                // A sum that is 0, such as one over all keys, shows the rounding of what it adds up. So does a gradient
-                // by scores that move no weight, as where each row sees one key: of as many terms as rows share keys,
-                // each as large as dropout makes it.
-                let sizes = if which == 4 { &sizes_summed } else { want };
-                let most = sizes.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                let zero = attn.get_dropout().factor() * ((shape.q_len * shape.group()) as f64).sqrt();
-                let most = if most < 1e-9 { zero } else { most.max(1.0) };
-                for (found, want) in found.iter().zip(want) {
-                    let off = (found - want).abs() / most / GRADIENT_F32;
-                    if (off > worst.0 || off.is_nan()) && !(found.is_nan() && want.is_nan()) {
+            for which in 0..5 {
+                for ((found, want), size) in found[which].iter().zip(&want[which]).zip(&sizes[which]) {
+                    let off = (found - want).abs() / (size + 1e-30) / bound;
+                    if off > worst.0 || off.is_nan() {
                         let name = ["dq", "dk", "dv", "dsinks", "dbias"][which];
                         worst = (off, format!("{name} at {}: {found}, not {want}; {case:?}", level.name()));
                     }
