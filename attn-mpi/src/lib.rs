@@ -21,6 +21,7 @@
 //! | I want … | take … |
 //! |---|---|
 //! | attention of many queries, both sides sharded | [`Cluster::prefill`] |
+//! | its gradients | [`Cluster::backward`] |
 //! | to decode over a cache that does not fit one machine | [`ShardedCache`], [`Cluster::decode`] |
 //! | the bits of one process, for any number of ranks | `Attention::reproducible` |
 //! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`predict`] |
@@ -55,6 +56,7 @@
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
 mod agree;
+mod backward;
 mod cache;
 mod call;
 mod cluster;

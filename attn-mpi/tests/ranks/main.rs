@@ -4,6 +4,7 @@
 //! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. Ranks share cores, so each computes
 //! on one thread.
 
+mod backward;
 mod calls;
 mod compare;
 mod decode;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         [] => {
             let mut all = true;
             for ranks in 1..=8 {
-                for suite in ["prefill", "decode", "disagree"] {
+                for suite in ["prefill", "decode", "backward", "disagree"] {
                     all &= ended(run(suite, ranks)) == ExitCode::SUCCESS;
                 }
             }
@@ -59,6 +60,7 @@ fn as_rank(suite: &str) -> ExitCode {
     match suite {
         "prefill" => prefill::run(cluster),
         "decode" => decode::run(cluster),
+        "backward" => backward::run(cluster),
         "disagree" => failure::disagree(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),
