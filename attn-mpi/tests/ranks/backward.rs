@@ -20,6 +20,7 @@ pub(crate) fn run(cluster: Cluster) {
     // Grouped heads, values of another size than keys; cross-attention with more keys than queries.
     let self_attention = AttnShape::new([2, 4, 150, 16], [2, 2, 150, 16], [2, 2, 150, 24]).expect("good sizes");
     let cross = AttnShape::new([1, 6, 70, 20], [1, 2, 300, 20], [1, 2, 300, 8]).expect("good sizes");
+    let cluster = cluster.message_bytes(1000); // several pieces of a message
     for shape in [self_attention, cross] {
         let (inputs, tables) = (Inputs::new(shape), Tables::new(shape));
         for (name, mask) in tables.masks() {
