@@ -47,7 +47,7 @@
 //! Without `reproducible()`, results depend on the shards by rounding, within the bounds of one process, twice.
 //! With it, the states of chunks of 512 keys are merged in a tree that is a function of positions alone. It costs the
 //! speed of the decode kernel, and in the ring the memory of up to `log₂(kv_len / 512)` states of a rank's rows.
-//! Gradients refuse it: they are sums in the order of the ring, whose bits depend on the shards and on nothing else.
+//! Gradients refuse it: they are sums in the order of the ring, so that their bits depend on the shards.
 //!
 //! # When a rank is silent
 //!
