@@ -1,7 +1,7 @@
 //! The ring of gradients: keys and values travel as in a prefill, and their sums of `dk` and `dv` travel behind them.
 //!
 //! In each step a rank computes what its queries add to the gradients of the shard that it holds. Meanwhile the next
-//! shard arrives, and so do the sums that all ranks before it have made for the present one. The sums of the step before
+//! shard arrives, and so do the sums that all ranks before it have made for the present one. The sums of the last step
 //! leave. After `ranks` steps one more transfer brings the sums home. Everything that travels hides behind computation,
 //! but for that last transfer.
 //!
@@ -38,8 +38,8 @@ pub(crate) struct Sums {
     pub(crate) of_keys: Vec<f32>,
 }
 
-/// Runs a call that has been agreed on. An error of the kernels stops this rank's computation, and none of its messages:
-/// the others wait for them.
+/// Runs a call that has been agreed on. An error of the kernels stops this rank's computation, and none of its
+/// messages: the others wait for them.
 pub(crate) fn run<T, G, M>(call: &Call<'_, '_, T, M>, inputs: &Inputs<'_, T, G>) -> (Result<Sums>, Traffic)
 where
     T: KernelElement + Pod,
