@@ -2,8 +2,8 @@
 //!
 //! The folder `ATTN_VECTORS` names is read, or `../shared/conformance-new` beside the workspace; where it is not there,
 //! that is said, and the committed selection is run. A case's shards go to the ranks in turn, so that every case runs
-//! on every number of ranks, some of which hold nothing. The outputs over one shard alone are those of the whole call with
-//! the keys of the others hidden.
+//! on every number of ranks, some of which hold nothing. The outputs over one shard alone are those of the whole call
+//! with the keys of the others hidden.
 
 use std::path::{Path, PathBuf};
 

@@ -2,8 +2,8 @@
 //!
 //! Builds `target/dist` and compiles the examples of `attn-capi/examples` against it: with pkg-config, with CMake, from
 //! Python, statically, and over the ranks of an MPI job. The program of wrong arguments
-//! (`attn-capi/tests/c/errors.c`) runs under AddressSanitizer, together with a library that is instrumented as well, and
-//! under Valgrind.
+//! (`attn-capi/tests/c/errors.c`) runs under AddressSanitizer, together with a library that is instrumented as well,
+//! and under Valgrind.
 
 use std::env;
 use std::path::{Path, PathBuf};
