@@ -8,8 +8,9 @@
 //!   form in [`naive`]), real tensors from a file ([`tensors`], [`layers`]).
 //! - How it is measured: the clock ([`clock`]), the memory meter ([`memory`]), peak probes ([`probe`]), other libraries
 //!   in a process of their own ([`peer`]), progress ([`progress`]), and going on after an interruption ([`journal`]).
-//! - The three tables: the cost curve ([`curve`], with its power-law [`fit`] and [`roofline`]), single kernels beside
-//!   the peak ([`kernels`]), steps over caches beside a plain read ([`decode`]). A [`filter`] narrows each.
+//! - The four tables: the cost curve ([`curve`], with its power-law [`fit`] and [`roofline`]), single kernels beside
+//!   the peak ([`kernels`]), steps over caches beside a plain read ([`decode`]), and ranks of an MPI job beside threads
+//!   ([`ranks`]). A [`filter`] narrows each.
 //! - What is left: a run as JSON ([`curve_report`], [`kernels::KernelReport`], [`decode::DecodeReport`]), two runs
 //!   compared ([`compare`]), and what is shown of them ([`report`]).
 //!
@@ -37,6 +38,7 @@ pub mod naive;
 pub mod peer;
 pub mod probe;
 pub mod progress;
+pub mod ranks;
 pub mod report;
 pub mod roofline;
 pub mod tensors;

@@ -1,7 +1,8 @@
 //! What a run shows: one [`Document`](document::Document) per run, and three ways to show it.
 //!
-//! [`curve`], [`kernels`] and [`decode`] say what a run's document holds; [`html`], [`markdown`] and [`terminal`] show
-//! any document, as a page, as text for docs/figures.md, or on the terminal. What is stored as JSON is the run itself.
+//! [`curve`], [`kernels`], [`decode`] and [`ranks`] say what a run's document holds; [`html`], [`markdown`] and
+//! [`terminal`] show any document, as a page, as text for docs/figures.md, or on the terminal. What is stored as JSON
+//! is the run itself.
 
 pub mod curve;
 pub mod decode;
@@ -12,5 +13,6 @@ pub mod kernels;
 pub mod markdown;
 mod pictures;
 pub mod plot;
+pub mod ranks;
 pub mod table;
 pub mod terminal;

@@ -30,6 +30,8 @@ pub struct Cost {
     pub compute: f64,
     /// Seconds of the whole call.
     pub seconds: f64,
+    /// Bytes that a rank holds at most, its tensors included.
+    pub memory: f64,
 }
 
 /// How a prefill will be shared out, and what each way would cost.
@@ -55,7 +57,11 @@ impl fmt::Display for Explain {
         writeln!(f, "ranks: {:.0} GFLOP/s assumed, masks not counted", flops * 1e-9)?;
         let mut line = |name: &str, cost: &Cost| {
             let (bytes, compute, seconds) = (cost.bytes * 1e-6, cost.compute * 1e3, cost.seconds * 1e3);
-            writeln!(f, "{name}: {bytes:.3} MB sent, {compute:.3} ms computing, {seconds:.3} ms in all")
+            let memory = cost.memory * 1e-6;
+            writeln!(
+                f,
+                "{name}: {bytes:.3} MB sent, {compute:.3} ms computing, {seconds:.3} ms in all, {memory:.3} MB held"
+            )
         };
         line("ring", &self.ring)?;
         match &self.heads {
@@ -84,6 +90,9 @@ pub fn predict(shape: &AttnShape, ranks: usize, bytes: [usize; 2], link: Link) -
     let pairs = real(shape.batch) * real(shape.q_heads) * real(shape.q_len) * real(shape.kv_len);
     let compute = 2.0 * pairs * dims / n / link.flops;
     let shard = real(shape.batch) * real(shape.kv_heads) * (real(shape.kv_len) / n) * dims * input;
+    let rows = real(shape.batch) * real(shape.q_heads) * real(shape.q_len) / n;
+    let (queries, outputs) = (rows * real(shape.head_dim) * input, rows * (real(shape.value_dim) * output + 4.0));
+    let tensors = queries + shard + outputs;
     let steps = n - 1.0;
     let step = compute / n;
     let ring = Cost {
@@ -91,15 +100,17 @@ pub fn predict(shape: &AttnShape, ranks: usize, bytes: [usize; 2], link: Link) -
         compute,
         // The last step transfers nothing.
         seconds: step + steps * step.max(link.message(shard)),
+        // Two shards, and the states of its rows twice: as blocks have them, and as they are finished.
+        memory: tensors + 2.0 * shard + 2.0 * rows * (real(shape.value_dim) + 2.0) * 4.0,
     };
     let heads = Split::of(shape.q_heads, shape.kv_heads, ranks).map(|_| {
-        let rows = real(shape.batch) * real(shape.q_heads) * real(shape.q_len) / n;
         // A key/value head that several ranks share is sent to each.
         let copies = (n / real(shape.kv_heads)).max(1.0);
-        let there = rows * real(shape.head_dim) * input + shard * copies;
-        let back = rows * (real(shape.value_dim) * output + 4.0);
-        let bytes = (there + back) * steps / n;
-        Cost { bytes, compute, seconds: compute + 2.0 * steps * link.alpha + bytes * link.beta }
+        let there = queries + shard * copies;
+        let bytes = (there + outputs) * steps / n;
+        // Inputs before and after they were exchanged; then the heads' inputs, and the output three times.
+        let memory = tensors + there + there.max(3.0 * outputs);
+        Cost { bytes, compute, seconds: compute + 2.0 * steps * link.alpha + bytes * link.beta, memory }
     });
     let method = match &heads {
         Some(heads) if heads.seconds < ring.seconds => Method::Heads,

@@ -21,6 +21,7 @@
 //! | I want … | take … |
 //! |---|---|
 //! | attention of many queries, both sides sharded | [`Cluster::prefill`] |
+//! | its gradients | [`Cluster::backward`] |
 //! | to decode over a cache that does not fit one machine | [`ShardedCache`], [`Cluster::decode`] |
 //! | the bits of one process, for any number of ranks | `Attention::reproducible` |
 //! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`predict`] |
@@ -46,6 +47,7 @@
 //! Without `reproducible()`, results depend on the shards by rounding, within the bounds of one process, twice.
 //! With it, the states of chunks of 512 keys are merged in a tree that is a function of positions alone. It costs the
 //! speed of the decode kernel, and in the ring the memory of up to `log₂(kv_len / 512)` states of a rank's rows.
+//! Gradients refuse it: they are sums in the order of the ring, so that their bits depend on the shards.
 //!
 //! # When a rank is silent
 //!
@@ -55,6 +57,7 @@
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
 mod agree;
+mod backward;
 mod cache;
 mod call;
 mod cluster;

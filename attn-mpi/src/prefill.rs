@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnShape, Outputs, View};
+use attn_core::{Attention, Outputs, View};
 use attn_simd::KernelElement;
 use bytemuck::Pod;
 
 use crate::agree::{Record, text};
-use crate::call::Call;
+use crate::call::{Call, whole};
 use crate::cluster::{Cluster, Report};
 use crate::cost::Method;
 use crate::error::Result;
@@ -71,22 +71,10 @@ impl Cluster {
         let call = Call { cluster: self, attn, shape: whole(queries, keys, q, k, v), queries, keys, q, k, v };
         let local = call.check(&outputs).map_err(Into::into);
         let explain = self.explain(&call.shape, [T::DTYPE.bytes(), O::DTYPE.bytes()]);
-        Record::new("prefill", self.level, self.mixed)
-            .with("batch", call.shape.batch as u64)
-            .with("q_heads", call.shape.q_heads as u64)
-            .with("kv_heads", call.shape.kv_heads as u64)
-            .with("head_dim", call.shape.head_dim as u64)
-            .with("value_dim", call.shape.value_dim as u64)
-            .with("q_len", call.shape.q_len as u64)
-            .with("kv_len", call.shape.kv_len as u64)
-            .with("the element type of the inputs", text(T::DTYPE.name()))
+        Record::of_call("prefill", &call)
             .with("the element type of the output", text(O::DTYPE.name()))
             .with("whether an lse is wanted", u64::from(outputs.lse.is_some()))
             .with("the method", text(&format!("{:?}", explain.method)))
-            .with("the bytes of a message", self.wire.most as u64)
-            .with_sharding("the sharding of the queries", queries)
-            .with_sharding("the sharding of the keys", keys)
-            .with_options(attn)
             .agree(&self.wire, local)?;
         let traffic = match explain.method {
             Method::Ring => ring::run(&call, outputs)?,
@@ -94,10 +82,4 @@ impl Cluster {
         };
         Ok(Report { method: explain.method, traffic, seconds: start.elapsed().as_secs_f64() })
     }
-}
-
-/// The sizes of the whole call; those of k and v are checked later.
-fn whole<T: Copy>(queries: &Sharding, keys: &Sharding, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> AttnShape {
-    let ([batch, q_heads, _, head_dim], [_, kv_heads, ..], [.., value_dim]) = (q.sizes(), k.sizes(), v.sizes());
-    AttnShape { batch, q_heads, kv_heads, q_len: queries.len(), kv_len: keys.len(), head_dim, value_dim }
 }

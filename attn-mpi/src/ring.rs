@@ -6,6 +6,7 @@
 
 mod blocks;
 mod fixed;
+pub(crate) mod gradients;
 mod merged;
 
 use attn_core::dropout::Dropout;

@@ -2,9 +2,9 @@
 //!
 //! Without an option it measures the cost curve (time and memory against sequence length) and writes the report page;
 //! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and
-//! other libraries, `--backward` on gradients, `--decode` on long caches beside a plain read. `--compare` sets a run
-//! beside an earlier one. What is measured, and how, is `attn-bench`'s; here are the arguments, the progress and where
-//! results go.
+//! other libraries, `--backward` on gradients, `--decode` on long caches beside a plain read, `--ranks` on ranks of an
+//! MPI job beside threads. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s;
+//! here are the arguments, the progress and where results go.
 
 mod args;
 mod compare;
@@ -14,6 +14,7 @@ mod input;
 mod kernels;
 mod output;
 mod progress;
+mod ranks;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         _ if args.with.is_some() => compare::files(&args),
         Some(path) => input::run(&args, path),
         None if args.decode => decode::run(&args),
+        None if args.ranks => ranks::run(&args),
         None if args.kernels || args.peers || args.backward => kernels::run(&args),
         None if args.python.is_some() || !args.shapes.is_empty() || args.types => Err(Failure::Argument(
             "--python, --shapes and --types go with --kernels, --backward or --peers, --python with --decode too"

@@ -1,13 +1,16 @@
 //! Runs the checks under `mpirun`, with 1 to 8 ranks on this machine, and looks at how jobs with a broken rank end.
 //!
 //! This program starts itself: with the argument `rank` it is one rank of a job. `cargo test --test ranks` runs
-//! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. Ranks share cores, so each computes
+//! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. The suite `vectors` reads the
+//! conformance suite `ring`, from `ATTN_VECTORS` or beside the workspace. Ranks share cores, so each computes
 //! on one thread.
 
+mod backward;
 mod calls;
 mod compare;
 mod decode;
 mod failure;
+mod halves;
 mod prefill;
 #[path = "../../../attn-testing/src/tolerance.rs"]
 #[allow(
@@ -16,11 +19,15 @@ mod prefill;
     reason = "the one table of tolerances; the test crate itself would build a test framework"
 )]
 mod tolerance;
+mod vectors;
 
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};
 
 use attn_mpi::{Cluster, mpi};
+
+/// How long ranks wait for one that shares its core with seven others.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
@@ -30,11 +37,13 @@ fn main() -> ExitCode {
         ["broken"] => broken(),
         [] => {
             let mut all = true;
+            vectors::announce();
             for ranks in 1..=8 {
-                for suite in ["prefill", "decode", "disagree"] {
+                for suite in ["prefill", "decode", "halves", "backward", "vectors", "disagree"] {
                     all &= ended(run(suite, ranks)) == ExitCode::SUCCESS;
                 }
             }
+            vectors::announce();
             if all { broken() } else { ExitCode::FAILURE }
         }
         _ => ExitCode::FAILURE,
@@ -55,10 +64,13 @@ fn as_rank(suite: &str) -> ExitCode {
         std::process::abort();
     }));
     let universe = mpi::initialize().expect("MPI starts");
-    let cluster = Cluster::new(&universe.world()).timeout(Duration::from_secs(120)).threads(1);
+    let cluster = Cluster::new(&universe.world()).timeout(TIMEOUT).threads(1);
     match suite {
         "prefill" => prefill::run(cluster),
         "decode" => decode::run(cluster),
+        "backward" => backward::run(cluster),
+        "halves" => halves::run(cluster),
+        "vectors" => vectors::run(cluster),
         "disagree" => failure::disagree(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),

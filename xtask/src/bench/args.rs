@@ -47,6 +47,12 @@ pub(crate) struct Args {
     /// many bytes (`--threads`, default 1).
     #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "shapes"])]
     pub(super) decode: bool,
+    /// Measure two ranks of an MPI job, of one core each, beside one core and beside two threads: strong and weak
+    /// scaling of prefill and of gradients, and exposed communication. Needs mpirun and libclang; --max-n is the number
+    /// of tokens.
+    #[arg(long, conflicts_with_all = ["input", "kernels", "peers", "backward", "decode", "python", "shapes", "types",
+                                      "compare", "threads"])]
+    pub(super) ranks: bool,
     /// With --kernels or --decode: measure torch and onnxruntime on the same inputs, as far as this Python has them.
     #[arg(long, value_name = "PYTHON")]
     pub(super) python: Option<String>,
@@ -107,7 +113,7 @@ pub(crate) struct Args {
     /// Heads of the cost curve.
     #[arg(long, value_name = "H", default_value_t = 1, conflicts_with = "input")]
     pub(super) heads: usize,
-    /// Longest sequence of the cost curve.
+    /// Longest sequence of the cost curve, or of --ranks.
     #[arg(long, value_name = "N", conflicts_with = "input")]
     pub(super) max_n: Option<usize>,
 }
@@ -163,6 +169,7 @@ impl Args {
             ("--backward", self.backward),
             ("--kernels", self.kernels),
             ("--peers", self.peers),
+            ("--ranks", self.ranks),
         ];
         let Some((table, _)) = tables.into_iter().find(|&(_, wanted)| wanted) else { return Ok(()) };
         let given = [
@@ -170,7 +177,7 @@ impl Args {
             ("--head-dim", !self.head_dim.is_empty()),
             ("--dtype", !self.dtype.is_empty()),
             ("--heads", self.heads != 1),
-            ("--max-n", self.max_n.is_some()),
+            ("--max-n", self.max_n.is_some() && !self.ranks),
             ("--types", self.types && self.decode),
             ("--pictures", self.pictures.is_some()),
         ];

@@ -1,4 +1,4 @@
-//! What the three tables of `cargo xtask bench` have in common: how a run is shown, named and written.
+//! What the tables of `cargo xtask bench` have in common: how a run is shown, named and written.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! `cargo xtask capi`: the C library used as its users use it.
 //!
 //! Builds `target/dist` and compiles the examples of `attn-capi/examples` against it: with pkg-config, with CMake, from
-//! Python, and statically. The program of wrong arguments (`attn-capi/tests/c/errors.c`) runs under AddressSanitizer,
-//! together with a library that is instrumented as well, and under Valgrind.
+//! Python, statically, and over the ranks of an MPI job. The program of wrong arguments
+//! (`attn-capi/tests/c/errors.c`) runs under AddressSanitizer, together with a library that is instrumented as well,
+//! and under Valgrind.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ enum What {
     Cmake,
     /// The example in Python, with NumPy.
     Python,
+    /// The example over the ranks of an MPI job, by mpicc and mpirun.
+    Mpi,
     /// Wrong arguments under AddressSanitizer.
     Asan,
     /// Wrong arguments under Valgrind.
@@ -48,6 +51,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
                 What::Examples => at.examples(),
                 What::Cmake => at.cmake(),
                 What::Python => at.python(),
+                What::Mpi => at.mpi(),
                 What::Asan => at.asan(),
                 What::Valgrind => at.valgrind(),
                 What::Overhead => at.overhead(),
@@ -174,6 +178,23 @@ impl Places {
         let mut command = self.shared("python3");
         command.arg(self.source.join("examples/attn_ctypes.py")).arg(self.dist.join("lib/libattn.so"));
         succeed(&mut command)
+    }
+
+    fn mpi(&self) -> Result<(), String> {
+        let mut link = self.pkg_config("attn")?;
+        link.push("-lm".into());
+        let program = self.compile("mpicc", C, "examples/ranks.c", "ranks", &link)?;
+        let version = Command::new("mpirun").arg("--version").output().map_err(|error| format!("mpirun: {error}"))?;
+        for ranks in ["1", "2", "3", "4"] {
+            let mut command = self.shared("mpirun");
+            command.args(["-n", ranks]).env("RAYON_NUM_THREADS", "1");
+            if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+                command.args(["--oversubscribe", "--allow-run-as-root"]);
+                command.args(["--mca", "btl_vader_single_copy_mechanism", "none"]);
+            }
+            succeed(command.arg(&program))?;
+        }
+        Ok(())
     }
 
     fn asan(&self) -> Result<(), String> {

@@ -325,8 +325,8 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "mpi",
-        proves: "attention over 1 to 8 ranks has the bits of one process; disagreement is an error on all; a silent or \
-                 dead rank is named",
+        proves: "attention over 1 to 8 ranks has the bits of one process, and its gradients; the suite ring passes; \
+                 disagreement is an error on all; a silent or dead rank is named; C merges states over ranks",
         minutes: 15,
         one_core: false,
         needs: &[
@@ -334,11 +334,13 @@ pub(super) const STEPS: &[Step] = &[
             Need::Program("mpirun", "openmpi-bin"),
             Need::Program("mpicc", "libopenmpi-dev"),
             Need::Library("libclang.so", "libclang-dev"),
+            Need::Program("pkg-config", "pkg-config"),
             Need::Packages("attn-mpi/Cargo.toml"),
         ],
         runs: &[
             cargo(&["fmt", "--check", "--manifest-path", "attn-mpi/Cargo.toml"]),
             cargo(&["test", "--locked", "--manifest-path", "attn-mpi/Cargo.toml"]).with(&MPI),
+            xtask(&["capi", "mpi"]),
         ],
     },
     Step {
