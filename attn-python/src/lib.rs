@@ -5,8 +5,10 @@
 
 mod backward;
 mod cache;
+mod cache_call;
 mod call;
 mod options;
+mod pages;
 mod parts;
 mod raw;
 mod store;
