@@ -9,7 +9,9 @@ use attn_core::{Layout, Result, View};
 use attn_layers::worked_example::TOKENS;
 
 use super::example::{self, MAX_TOKENS};
-use super::scene::{self, Drop, Look, Scene};
+use attn_heatmap::{Drop, Layer, Scene};
+
+use super::look::Look;
 use crate::hand_over;
 
 /// What every page drops.
@@ -36,12 +38,12 @@ fn layers() -> Result<Scene> {
     let layer = |n: usize| {
         let x: Vec<f32> = (0..heads * seq * dim).map(|i| ((i * (n + 2)) as f32).sin()).collect();
         let x = View::new(&x, Layout::Bhsd, [1, heads, seq, dim])?;
-        scene::layer(format!("Layer {n}"), [x; 3], &[Look::All], DROP)
+        Layer::new(format!("Layer {n}"), [x; 3], &[Look::All.attention()], DROP)
     };
     let layers = (1..=2).map(layer).collect::<Result<_>>()?;
     let tokens = (1..=seq).map(|n| format!("token{n}")).collect();
     let (title, note) = ("Two layers".into(), "Numbers by formula.".into());
-    Ok(Scene { title, note, tokens, masks: vec!["none"], dropout: DROP, layers })
+    Ok(Scene { title, note, tokens, keys: None, masks: vec!["none".into()], dropout: DROP, layers })
 }
 
 /// Uses the pages in a folder. The program says itself what it found.
