@@ -33,7 +33,7 @@ def near(ours, exact):
     torch.testing.assert_close(ours.double(), exact, atol=TOLERANCE[ours.dtype], rtol=TOLERANCE[ours.dtype])
 
 
-# The rows of the table for torch in docs/migrating.md.
+# The common rows of docs/migrating.md in each number type; test_migrating.py has all rows.
 
 @pytest.mark.parametrize("function", [attn.sdpa, attn.torch.sdpa])
 @pytest.mark.parametrize("dtype", TOLERANCE)
