@@ -16,6 +16,9 @@ use crate::raw::{Kind, Tensor};
 use crate::store::{Place, Sizes, Store, name_of};
 use crate::tensor::{read, shape};
 
+/// Sequences at most: their lengths are allocated, whatever the other sizes are.
+const BATCH: usize = 1 << 24;
+
 /// Keys and values that stay between calls, for generating text token by token.
 ///
 /// Cache(batch, kv_heads, head_dim, value_dim=head_dim, *, capacity) keeps all tokens, up to capacity per sequence.
@@ -67,6 +70,9 @@ impl Cache {
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let value_dim = value_dim.unwrap_or(head_dim);
+        if batch > BATCH {
+            return Err(PyValueError::new_err(format!("batch is {batch}, at most {BATCH} is allowed")));
+        }
         let (rows, slots, place) = match (capacity, window, pages) {
             (Some(capacity), None, None) => (batch, capacity, Place::Slots),
             (None, Some(window), None) => {

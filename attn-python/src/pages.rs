@@ -1,5 +1,7 @@
 //! The pages of a cache: which of them a sequence holds, and which are free. What is in them is in `store`.
 
+use std::ops::Range;
+
 use attn_core::AttnError;
 use attn_core::kv_cache::PageTable;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -13,8 +15,10 @@ pub(crate) struct Pages {
     width: usize,
     /// Pages of each sequence.
     held: Vec<usize>,
-    /// Pages of nobody; the last one is taken first.
-    free: Vec<i32>,
+    /// Pages that were given back; the last one is taken first.
+    returned: Vec<i32>,
+    /// Pages that nobody has had.
+    fresh: Range<i32>,
 }
 
 impl Pages {
@@ -25,10 +29,8 @@ impl Pages {
         }
         let last = i32::try_from(pages)
             .map_err(|_| PyValueError::new_err(format!("pages is {pages}, at most {} is allowed", i32::MAX)))?;
-        let mut free = Vec::new();
-        free.try_reserve_exact(pages).map_err(|_| no_memory(pages))?;
-        free.extend((0..last).rev());
-        Ok(Self { page_size, table: Vec::new(), width: 0, held: vec![0; batch], free })
+        let (table, returned) = (Vec::new(), Vec::new());
+        Ok(Self { page_size, table, width: 0, held: vec![0; batch], returned, fresh: 0..last })
     }
 
     /// Tokens of a page.
@@ -38,7 +40,7 @@ impl Pages {
 
     /// Pages that no sequence holds.
     pub(crate) fn free(&self) -> usize {
-        self.free.len()
+        self.returned.len() + self.fresh.len()
     }
 
     /// The pages of each sequence.
@@ -57,8 +59,8 @@ impl Pages {
         let wanted = |len: &usize| len.div_ceil(self.page_size);
         let missing = |(len, &held): (&usize, &usize)| wanted(len).saturating_sub(held);
         let all = lens.iter().zip(&self.held).map(missing).fold(0usize, usize::saturating_add);
-        if all > self.free.len() {
-            let free = self.free.len();
+        let free = self.free();
+        if all > free {
             let text = format!("the new tokens need {all} pages, {free} are free; truncate() gives pages back");
             return Err(PyValueError::new_err(text));
         }
@@ -68,7 +70,7 @@ impl Pages {
         }
         for (b, len) in lens.iter().enumerate() {
             while self.held[b] < len.div_ceil(self.page_size)
-                && let Some(page) = self.free.pop()
+                && let Some(page) = self.returned.pop().or_else(|| self.fresh.next())
             {
                 self.table[b * self.width + self.held[b]] = page;
                 self.held[b] += 1;
@@ -83,7 +85,7 @@ impl Pages {
             while self.held[b] > len.div_ceil(self.page_size) {
                 self.held[b] -= 1;
                 let entry = &mut self.table[b * self.width + self.held[b]];
-                self.free.push(std::mem::replace(entry, -1)); // has room: it held all pages
+                self.returned.push(std::mem::replace(entry, -1));
             }
         }
     }

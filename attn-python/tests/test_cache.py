@@ -265,8 +265,22 @@ def test_nothing_is_valid():
             cache.append(none, none)
             assert cache.prefill(none, none, none).shape == (2, 2, 0, 64)
             assert cache.lens == [0, 0]
+            flat = attn.Cache(2, 2, 0, dtype=dtype, **place)
+            flat.append(none[..., :0].repeat(3, 2), none[..., :0].repeat(3, 2))
+            assert flat.prefill(*[np.ones((2, 2, 1, 0), np.float32)] * 3).shape == (2, 2, 1, 0)
             empty = attn.Cache(0, 2, 64, dtype=dtype, **place)
             assert empty.lens == [] and empty.prefill(none[:0], none[:0], none[:0]).shape == (0, 2, 0, 64)
+
+
+def test_memory_is_taken_when_tokens_come():
+    """A large cache does not end the process: the system gives zeros where tokens are written."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cache = attn.Cache(1, 8, 128, capacity=2**19, dtype="float16")
+    x = np.ones((1, 8, 1, 128), np.float16)
+    cache.append(x, x)
+    assert cache.nbytes == 2**31 and cache.decode(x).shape == (1, 8, 1, 128)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB on Linux
 
 
 def test_one_thread_writes():
@@ -301,6 +315,9 @@ REFUSED = [
     (dict(pages=4, window=4), ValueError, "one of capacity, window and pages is wanted"),
     (dict(capacity=4, dtype=np.float64), ValueError, "dtype is \"float64\""),
     (dict(capacity=4, dtype=7), ValueError, "dtype is \"7\""),
+    (dict(batch=2**40, kv_heads=0, capacity=1), ValueError, "batch is 1099511627776, at most 16777216 is allowed"),
+    (dict(batch=2**40, kv_heads=0, pages=1), ValueError, "batch is 1099511627776"),
+    (dict(pages=4, page_size=2**60), MemoryError, "cannot be allocated"),
     (dict(capacity=-1), OverflowError, "negative"),
     (dict(capacity=4, value_dim=40, dtype="q8_0"), ValueError, "a whole number of blocks.*expected 32, found 40"),
     (dict(capacity=2**61), MemoryError, "cannot be allocated"),
@@ -312,7 +329,7 @@ REFUSED = [
 @pytest.mark.parametrize("options, error, text", REFUSED)
 def test_a_cache_that_cannot_be(options, error, text):
     with pytest.raises(error, match=text):
-        attn.Cache(2, 2, 64, **{"value_dim": 32, **options})
+        attn.Cache(**{"batch": 2, "kv_heads": 2, "head_dim": 64, "value_dim": 32, **options})
 
 
 def test_refusals_append_nothing(tensors):

@@ -351,7 +351,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "python-torch",
-        proves: "tensors of torch, gradients, opcheck and torch.compile; models of transformers give what eager gives",
+        proves: "torch: tensors, gradients, opcheck, torch.compile, each row of migrating.md; transformers as eager; JAX; the tour",
         minutes: 20,
         one_core: false,
         needs: &[
@@ -362,6 +362,8 @@ pub(super) const STEPS: &[Step] = &[
             PYTHON[4],
             Need::Venv("torch"),
             Need::Venv("transformers"),
+            Need::Venv("jax"),
+            Need::Venv("matplotlib"),
         ],
         runs: &[xtask(&["python", "torch"])],
     },
