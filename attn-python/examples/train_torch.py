@@ -77,7 +77,8 @@ def draw(theirs: list[float], ours: list[float], path: str) -> None:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "attn", "savefig.facecolor": "white"})
     from matplotlib import pyplot as plt
 
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 4.6), sharex=True, height_ratios=(3, 1), layout="constrained")
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 4.6), sharex=True, height_ratios=(3, 1),
+                                         layout="constrained")
     top.plot(theirs, color="#c8ccd0", linewidth=5, label="torch's attention")
     top.plot(ours, color="#0b6e99", linewidth=1.4, label="attn")
     top.set_ylabel("loss, nats a letter")

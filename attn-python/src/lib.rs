@@ -1,7 +1,8 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, `heatmap` draws. Docstrings and signatures are those that Python shows.
+//! into [`attn_core::Attention`]; `call` and `backward` compute, `heatmap` draws. Docstrings and
+//! signatures are those that Python shows.
 
 mod backward;
 mod cache;

@@ -27,7 +27,8 @@ def array(rows):
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": normal(6, 6) < 0.7}, {"softcap": 2.0},
                                      {"sinks": np.ones(4)}, {"window": (2, 0)}, {"alibi": True}], ids=str)
 def test_the_page_has_the_weights(dtype, options):
-    q, k, v = normal(4, 6, 8).astype(dtype), normal(2, 6, 8, seed=2).astype(dtype), normal(2, 6, 5, seed=3).astype(dtype)
+    sizes = (4, 6, 8), (2, 6, 8), (2, 6, 5)
+    q, k, v = (normal(*size, seed=seed).astype(dtype) for seed, size in enumerate(sizes))
     page = attn.heatmap(q, k, v, enable_gqa=True, **options)
     data = scene(page)
     wide = [x.astype(np.float32) for x in (q, k, v)]

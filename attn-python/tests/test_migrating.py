@@ -235,7 +235,8 @@ def logsumexp():
 
 
 ROWS = {
-    "query, key, value": tensors, "attn_mask, bool (True attends)": boolean_mask, "attn_mask, float (added)": added_mask,
+    "query, key, value": tensors, "attn_mask, bool (True attends)": boolean_mask,
+    "attn_mask, float (added)": added_mask,
     "is_causal=True": is_causal, "attn.bias.causal_lower_right": lower_right, "attn.bias.causal_upper_left": upper_left,
     "scale=None": scale, "dropout_p": dropout, "enable_gqa=True": grouped_heads,
     "leading axes of any number": leading_axes, "double": double, "torch.nn.attention.sdpa_kernel(…)": levels,

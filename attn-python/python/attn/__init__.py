@@ -2,7 +2,8 @@
 
     out = attn.sdpa(query, key, value, is_causal=True)
 
-Arrays are of NumPy, torch, JAX or anything with DLPack or a buffer, in any strides; results are of the caller's library.
+Arrays are of NumPy, torch, JAX or anything with DLPack or a buffer, in any strides; results are of the caller's
+library.
 """
 
 from ._attn import Cache, __version__, explain, levels, merge, rope, sdpa, sdpa_backward, weights

@@ -351,7 +351,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "python-torch",
-        proves: "torch: tensors, gradients, opcheck, torch.compile, each row of migrating.md; transformers as eager; JAX; the tour",
+        proves: "gradients, opcheck and torch.compile; rows of migrating.md; transformers as eager; jit of JAX; the tour",
         minutes: 20,
         one_core: false,
         needs: &[
