@@ -90,7 +90,7 @@ def draw(theirs: list[float], ours: list[float], path: str) -> None:
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]) if path.endswith(".svg") else None)
 
 
 def main() -> None:
