@@ -118,6 +118,7 @@ def models():
     ours, tokens_of_ours = made["attn"](tokens).logits, generate("attn")
     for name in names[1:]:
         difference = (ours - made[name](tokens).logits).abs().max()
+        assert difference < 1e-4, f"the logits of {name} differ by {difference}"
         same = "the same" if torch.equal(tokens_of_ours, generate(name)) else "others"
         print(f"\nattn and {name}: largest difference of logits {difference:.1e}, {same} tokens")
 
