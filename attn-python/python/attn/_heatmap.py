@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import Any
-
 from . import _attn
+
+TYPE_CHECKING = False  # checkers of types take it for true; an import of `typing` takes as long as all the others
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from typing import Any
 
 __all__ = ["Heatmap", "heatmap"]
 
