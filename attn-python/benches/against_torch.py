@@ -1,6 +1,6 @@
 """Times `attn` beside torch, and prints the tables of docs/python.md:
 
-    python attn-python/benches/against_torch.py            # the cost of a call, and speed
+    python attn-python/benches/against_torch.py            # the cost of a call and speed, in one table
     python attn-python/benches/against_torch.py models     # a random model of transformers: prompt and tokens
 
 Each number is the shortest of repeated calls, if nothing else is said. Each library has its default number of threads.
@@ -40,20 +40,18 @@ def overhead():
     """The smallest call: one query, one key, 16 channels."""
     x = np.ones((1, 1, 1, 16), np.float32)
     t, out = torch.from_numpy(x), np.empty_like(x)
-    print("| the smallest call | µs |\n|---|---|")
+    theirs = shortest(lambda: OWN(t, t, t), calls=2000)
     for name, call in [
         ("`attn.sdpa`, NumPy", lambda: attn.sdpa(x, x, x)),
         ("`attn.sdpa`, NumPy, `out=`", lambda: attn.sdpa(x, x, x, out=out)),
         ("`attn.sdpa`, torch", lambda: attn.sdpa(t, t, t)),
         ("`attn.torch.sdpa`", lambda: attn.torch.sdpa(t, t, t)),
-        ("torch's function", lambda: OWN(t, t, t)),
     ]:
-        print(f"| {name} | {shortest(call, calls=2000) * 1e6:.1f} |")
+        row(f"the smallest, {name}", t.dtype, shortest(call, calls=2000), theirs)
 
 
 def speed():
     """Heads of Llama 3 8B: 32 over 8, of 128 channels."""
-    print("\n| call | type | attn, ms | torch, ms | torch / attn |\n|---|---|---|---|---|")
     cases = [("1024 tokens, causal", 1024, 1024, True), ("1 query, 4096 keys", 1, 4096, False),
              ("1 query, 32768 keys", 1, 32768, False)]
     for name, q_len, kv_len, causal in cases:
@@ -71,8 +69,19 @@ def speed():
     row("512 tokens, causal, with gradients", q.dtype, *(shortest(lambda: step(f)) for f in (attn.torch.sdpa, OWN)))
 
 
+def table():
+    """Overhead and speed: our call beside torch's function."""
+    print("| call | type | attn | torch | torch / attn |\n|---|---|---|---|---|")
+    overhead()
+    speed()
+
+
+def text(seconds):
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-4 else f"{seconds * 1e3:.2f} ms"
+
+
 def row(name, dtype, ours, theirs):
-    print(f"| {name} | {str(dtype)[6:]} | {ours * 1e3:.2f} | {theirs * 1e3:.2f} | {theirs / ours:.2f} |", flush=True)
+    print(f"| {name} | {str(dtype)[6:]} | {text(ours)} | {text(theirs)} | {theirs / ours:.2f} |", flush=True)
 
 
 @torch.no_grad()
@@ -109,6 +118,7 @@ def models():
     ours, tokens_of_ours = made["attn"](tokens).logits, generate("attn")
     for name in names[1:]:
         difference = (ours - made[name](tokens).logits).abs().max()
+        assert difference < 1e-4, f"the logits of {name} differ by {difference}"
         same = "the same" if torch.equal(tokens_of_ours, generate(name)) else "others"
         print(f"\nattn and {name}: largest difference of logits {difference:.1e}, {same} tokens")
 
@@ -116,4 +126,4 @@ def models():
 if __name__ == "__main__":
     print(f"torch {torch.__version__} on {torch.get_num_threads()} threads, NumPy {np.__version__}, "
           f"level {attn.levels()[-1]}\n")
-    models() if "models" in sys.argv else (overhead(), speed())
+    models() if "models" in sys.argv else table()

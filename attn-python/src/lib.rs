@@ -1,12 +1,16 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute. Docstrings and signatures are those that Python shows.
+//! into [`attn_core::Attention`]; `call` and `backward` compute, `heatmap` draws. Docstrings and
+//! signatures are those that Python shows.
 
 mod backward;
 mod cache;
+mod cache_call;
 mod call;
+mod heatmap;
 mod options;
+mod pages;
 mod parts;
 mod raw;
 mod store;
@@ -17,11 +21,13 @@ mod tensor;
 mod module {
     use attn_core::half::{bf16, f16};
     use attn_simd::{Level, Plan};
+    use pyo3::exceptions::PyTypeError;
     use pyo3::prelude::*;
     use pyo3::types::{PyDict, PyTuple};
 
     use crate::backward::backward;
     use crate::call::{Inputs, forward, with_kind};
+    use crate::heatmap::{self, Texts};
     use crate::options::{Masks, Options, raised};
     use crate::parts::{self, Places};
     use crate::raw::{Kind, Plain};
@@ -223,6 +229,41 @@ mod module {
         let attn = options.attention(0, shape.batch, None, masks);
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
+    }
+
+    /// The page of `attn.heatmap`, whose docstring says what the arguments are. layers: [(query, key, value), ...].
+    #[pyfunction]
+    #[pyo3(
+        signature = (layers, texts, attn_mask=None, dropout_p=0.0, is_causal=false,
+            scale=None, enable_gqa=false, **options)
+    )]
+    fn heatmap_page<'py>(
+        py: Python<'py>,
+        layers: Vec<[Bound<'py, PyAny>; 3]>,
+        texts: [Option<Bound<'py, PyAny>>; 4],
+        attn_mask: Option<&Bound<'py, PyAny>>,
+        dropout_p: f64,
+        is_causal: bool,
+        scale: Option<f64>,
+        enable_gqa: bool,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<String> {
+        let mut options = Options::read("heatmap", dropout_p, is_causal, scale, options, |key, _| match key {
+            "precision" | "reproducible" | "threads" | "level" => {
+                let text = format!("heatmap() got an unexpected keyword argument '{key}'");
+                Err(PyTypeError::new_err(text))
+            }
+            _ => Ok(false),
+        })?;
+        let read = |[query, key, value]: &[Bound<'py, PyAny>; 3]| {
+            Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())
+        };
+        let inputs = layers.iter().map(read).collect::<PyResult<Vec<_>>>()?;
+        let [title, note, tokens, keys] = texts;
+        let text = |text: Option<Bound<'py, PyAny>>| text.map(|text| text.extract::<String>()).transpose();
+        let list = |list: Option<Bound<'py, PyAny>>| list.map(|list| list.extract::<Vec<String>>()).transpose();
+        let texts = Texts { title: text(title)?, note: text(note)?, tokens: list(tokens)?, keys: list(keys)? };
+        heatmap::page(py, &inputs, &mut options, texts)
     }
 
     /// The instruction sets of this machine that have kernels, the best one last.

@@ -199,6 +199,11 @@ impl Options {
         Ok(())
     }
 
+    /// Probability and seed of the dropout, which is off then.
+    pub(crate) fn take_dropout(&mut self) -> Option<(f32, u64)> {
+        self.seed.take().map(|seed| (self.dropout_p, seed))
+    }
+
     pub(crate) fn has_dropout(&self) -> bool {
         self.seed.is_some()
     }

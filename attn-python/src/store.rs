@@ -1,149 +1,57 @@
-//! The memory of a cache: its numbers of one type, and its sizes.
+//! The memory of a cache: keys and values as numbers, or as bytes in a format. [`Place`] says which slots tokens are
+//! written to; the pages of sequences are in `pages`.
 
+use attn_core::formats::{Format, StoredCache, StoredRing, StoredRows, StoredRowsMut, StoredView, append_paged_stored};
 use attn_core::half::{bf16, f16};
-use attn_core::int8::{KeyScales, QuantizedView, quantize};
-use attn_core::kv_cache::{AppendCache, CacheView, RingCache};
-use attn_core::{AttnError, Layout, View, ViewMut};
+use attn_core::int8::{KeyScales, QuantizedView};
+use attn_core::kv_cache::{AppendCache, CacheView, RingCache, append_paged};
+use attn_core::{AttnError, Element, Layout, View, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::decode::Source;
-use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyValueError};
+use bytemuck::Zeroable;
+use bytemuck::allocation::try_zeroed_slice_box;
+use half::vec::HalfBitsVecExt;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::options::raised;
+use crate::pages::Pages;
 use crate::raw::Kind;
 
-/// Keys and values of one number type.
+/// Formats of bytes by their names in Python, which for fp8 are those of torch and ml_dtypes.
+const FORMATS: [(&str, Format); 5] = [
+    ("int8", Format::Int8),
+    ("q8_0", Format::Q8_0),
+    ("q4_0", Format::Q4_0),
+    ("float8_e4m3fn", Format::E4m3),
+    ("float8_e5m2", Format::E5m2),
+];
+
+/// Keys and values, in this order.
 pub(crate) enum Store {
-    F32(Vec<f32>, Vec<f32>),
-    F16(Vec<f16>, Vec<f16>),
-    Bf16(Vec<bf16>, Vec<bf16>),
-    I8(Int8),
+    F32([Vec<f32>; 2]),
+    F16([Vec<f16>; 2]),
+    Bf16([Vec<bf16>; 2]),
+    Bytes([Bytes; 2]),
 }
 
-/// Keys and values in int8, with a scale for each token and head.
-pub(crate) struct Int8 {
-    k: Vec<i8>,
-    v: Vec<i8>,
-    k_scales: Vec<f32>,
-    v_scales: Vec<f32>,
+/// Rows of bytes, with a scale for each token and head if the format has scales beside the bytes.
+pub(crate) struct Bytes {
+    format: Format,
+    /// `[batch or pages, kv_heads, slots, bytes of a row]`.
+    sizes: [usize; 4],
+    data: Vec<u8>,
+    scales: Vec<f32>,
 }
 
-/// Evaluates an expression with the two vectors of a store, or another one with its int8.
-macro_rules! stored {
-    ($store:expr, |$k:ident, $v:ident| $body:expr, |$int8:ident| $other:expr) => {
-        match $store {
-            Store::I8($int8) => $other,
-            Store::F32($k, $v) => $body,
-            Store::F16($k, $v) => $body,
-            Store::Bf16($k, $v) => $body,
-        }
-    };
-}
-pub(crate) use stored;
-
-impl Store {
-    /// Zeros of a type, by its name.
-    pub(crate) fn new(dtype: &str, sizes: &Sizes) -> PyResult<Self> {
-        let (k, v) = (sizes.keys(), sizes.values());
-        let scales = [sizes.batch, sizes.kv_heads, sizes.slots, 1];
-        match dtype {
-            "float32" => Ok(Self::F32(zeros(k)?, zeros(v)?)),
-            "float16" => Ok(Self::F16(zeros(k)?, zeros(v)?)),
-            "bfloat16" => Ok(Self::Bf16(zeros(k)?, zeros(v)?)),
-            "int8" if sizes.ring.is_some() => {
-                Err(PyNotImplementedError::new_err("not supported: int8 in a cache with a window"))
-            }
-            "int8" => {
-                Ok(Self::I8(Int8 { k: zeros(k)?, v: zeros(v)?, k_scales: zeros(scales)?, v_scales: zeros(scales)? }))
-            }
-            other => {
-                let known = "\"float32\", \"float16\", \"bfloat16\" and \"int8\" are supported";
-                Err(PyValueError::new_err(format!("dtype is {other:?}; {known}")))
-            }
-        }
-    }
-
-    /// The type of tokens, and the name of that in which they are kept.
-    pub(crate) fn kinds(&self) -> (Kind, &'static str) {
-        match self {
-            Self::F32(..) => (Kind::F32, "float32"),
-            Self::F16(..) => (Kind::F16, "float16"),
-            Self::Bf16(..) => (Kind::Bf16, "bfloat16"),
-            Self::I8(_) => (Kind::F32, "int8"),
-        }
-    }
-
-    /// Bytes of keys and values, with their scales.
-    pub(crate) fn bytes(&self) -> usize {
-        stored!(self, |k, v| size_of_val(&k[..]) + size_of_val(&v[..]), |int8| {
-            let scales = size_of_val(&int8.k_scales[..]) + size_of_val(&int8.v_scales[..]);
-            int8.k.len() + int8.v.len() + scales
-        })
-    }
-
-    /// The cache with so many tokens, to be read.
-    pub(crate) fn source<'c>(&'c self, sizes: &Sizes, lens: &'c [usize]) -> Result<Source<'c>, AttnError> {
-        stored!(self, |k, v| sizes.view(k, v, lens), |int8| int8.view(sizes, lens))
-    }
-}
-
-impl Int8 {
-    fn view<'c>(&'c self, sizes: &Sizes, lens: &'c [usize]) -> Result<Source<'c>, AttnError> {
-        let (k, v) =
-            (View::new(&self.k, Layout::Bhsd, sizes.keys())?, View::new(&self.v, Layout::Bhsd, sizes.values())?);
-        let scales = [sizes.batch, sizes.kv_heads, sizes.slots, 1];
-        let k_scales = KeyScales::PerToken(View::new(&self.k_scales, Layout::Bhsd, scales)?);
-        let v_scales = View::new(&self.v_scales, Layout::Bhsd, scales)?;
-        Ok(QuantizedView::new(CacheView::of_slots(k, v, lens)?, k_scales, v_scales)?.into())
-    }
-
-    /// Quantises new tokens, `counts` of them of each sequence.
-    pub(crate) fn append(
-        &mut self,
-        sizes: &Sizes,
-        lens: &mut [usize],
-        [k, v]: [View<'_, f32>; 2],
-        counts: Option<&[usize]>,
-    ) -> Result<(), AttnError> {
-        let [.., n, _] = k.sizes();
-        let wanted = |dim| [sizes.batch, sizes.kv_heads, n, dim];
-        for (what, found, wanted) in [
-            ("new keys against the cache", k.sizes(), wanted(sizes.head_dim)),
-            ("new values against the cache and new keys", v.sizes(), wanted(sizes.value_dim)),
-        ] {
-            found.into_iter().zip(wanted).try_for_each(|(found, wanted)| AttnError::check_size(what, wanted, found))?;
-        }
-        if let Some(counts) = counts {
-            AttnError::check_size("counts against batch", sizes.batch, counts.len())?;
-        }
-        let count = |b: usize| counts.map_or(n, |counts| counts[b]);
-        for (at, &len) in lens.iter().enumerate() {
-            for (what, value, most) in
-                [("counts", count(at), n), ("cached tokens", len.saturating_add(count(at)), sizes.slots)]
-            {
-                if value > most {
-                    return Err(AttnError::Index { what, at, value, limit: most.saturating_add(1) });
-                }
-            }
-        }
-        let mut row = vec![0.0; sizes.head_dim.max(sizes.value_dim)];
-        for (b, len) in lens.iter_mut().enumerate() {
-            for h in 0..sizes.kv_heads {
-                for token in 0..count(b) {
-                    let slot = (b * sizes.kv_heads + h) * sizes.slots + *len + token;
-                    for (from, dim, numbers, scales) in [
-                        (k, sizes.head_dim, &mut self.k, &mut self.k_scales),
-                        (v, sizes.value_dim, &mut self.v, &mut self.v_scales),
-                    ] {
-                        let row = &mut row[..dim];
-                        row.iter_mut().zip(from.row(b, h, token).iter()).for_each(|(to, x)| *to = x);
-                        scales[slot] = quantize(row, &mut numbers[slot * dim..][..dim]);
-                    }
-                }
-            }
-            *len += count(b);
-        }
-        Ok(())
-    }
+/// Where tokens are.
+pub(crate) enum Place {
+    /// In the first slots of each sequence.
+    Slots,
+    /// The first tokens, which stay, and the last ones in a ring.
+    Ring { sinks: usize, window: usize },
+    /// In pages that sequences take from a common stock.
+    Pages(Pages),
 }
 
 /// What a cache is besides its numbers.
@@ -151,56 +59,221 @@ impl Int8 {
 pub(crate) struct Sizes {
     pub(crate) batch: usize,
     pub(crate) kv_heads: usize,
+    /// Sequences or pages, and the slots of each.
+    pub(crate) rows: usize,
     pub(crate) slots: usize,
     pub(crate) head_dim: usize,
     pub(crate) value_dim: usize,
-    /// Tokens that are kept for ever, and the last ones that are.
-    pub(crate) ring: Option<(usize, usize)>,
 }
 
+/// New keys and values of one number type.
+pub(crate) type New<'a, T> = [View<'a, T>; 2];
+
 impl Sizes {
-    fn keys(&self) -> [usize; 4] {
-        [self.batch, self.kv_heads, self.slots, self.head_dim]
+    /// The sizes of keys and of values.
+    fn both(&self) -> [[usize; 4]; 2] {
+        [self.head_dim, self.value_dim].map(|dim| [self.rows, self.kv_heads, self.slots, dim])
+    }
+}
+
+impl Store {
+    /// Zeros of a type, by its name.
+    pub(crate) fn new(dtype: &str, sizes: &Sizes) -> PyResult<Self> {
+        let [k, v] = sizes.both();
+        match dtype {
+            "float32" => Ok(Self::F32([zeros(k)?, zeros(v)?])),
+            "float16" => Ok(Self::F16([zeros::<u16>(k)?.reinterpret_into(), zeros::<u16>(v)?.reinterpret_into()])),
+            "bfloat16" => Ok(Self::Bf16([zeros::<u16>(k)?.reinterpret_into(), zeros::<u16>(v)?.reinterpret_into()])),
+            _ => match FORMATS.into_iter().find(|(name, _)| *name == dtype) {
+                Some((_, format)) => Ok(Self::Bytes([Bytes::new(format, k)?, Bytes::new(format, v)?])),
+                None => {
+                    let known = FORMATS.map(|(name, _)| format!("\"{name}\"")).join(", ");
+                    let text =
+                        format!("dtype is {dtype:?}; \"float32\", \"float16\", \"bfloat16\", {known} are supported");
+                    Err(PyValueError::new_err(text))
+                }
+            },
+        }
     }
 
-    fn values(&self) -> [usize; 4] {
-        [self.batch, self.kv_heads, self.slots, self.value_dim]
+    /// The name of the type in which numbers are kept.
+    pub(crate) fn dtype(&self) -> &'static str {
+        match self {
+            Self::F32(_) => Kind::F32.name(),
+            Self::F16(_) => Kind::F16.name(),
+            Self::Bf16(_) => Kind::Bf16.name(),
+            Self::Bytes([k, _]) => {
+                FORMATS.into_iter().find(|(_, format)| *format == k.format).map_or(k.format.name(), |(name, _)| name)
+            }
+        }
+    }
+
+    /// The only type that new tokens may have; `None` where all floats are encoded.
+    pub(crate) fn takes(&self) -> Option<Kind> {
+        match self {
+            Self::F32(_) => Some(Kind::F32),
+            Self::F16(_) => Some(Kind::F16),
+            Self::Bf16(_) => Some(Kind::Bf16),
+            Self::Bytes(_) => None,
+        }
+    }
+
+    /// Bytes of keys and values, with their scales.
+    pub(crate) fn bytes(&self) -> usize {
+        let all = |sizes: [usize; 2]| sizes[0] + sizes[1];
+        match self {
+            Self::F32(both) => all(both.each_ref().map(|x| size_of_val(&x[..]))),
+            Self::F16(both) => all(both.each_ref().map(|x| size_of_val(&x[..]))),
+            Self::Bf16(both) => all(both.each_ref().map(|x| size_of_val(&x[..]))),
+            Self::Bytes(both) => all(both.each_ref().map(|x| x.data.len() + size_of_val(&x.scales[..]))),
+        }
     }
 
     /// The cache with so many tokens, to be read.
-    fn view<'c, T: KernelElement>(&self, k: &'c [T], v: &'c [T], lens: &'c [usize]) -> Result<Source<'c>, AttnError> {
-        let (k, v) = (View::new(k, Layout::Bhsd, self.keys())?, View::new(v, Layout::Bhsd, self.values())?);
-        Ok(match self.ring {
-            None => CacheView::of_slots(k, v, lens)?.into(),
-            Some((sinks, window)) => CacheView::of_ring(k, v, lens, sinks, window)?.into(),
-        })
-    }
-
-    /// Takes new tokens.
-    pub(crate) fn append<T: KernelElement>(
-        &self,
-        (k, v, lens): (&mut [T], &mut [T], &mut [usize]),
-        new: [View<'_, T>; 2],
-        counts: Option<&[usize]>,
-    ) -> Result<(), AttnError> {
-        let (k, v) = (ViewMut::new(k, Layout::Bhsd, self.keys())?, ViewMut::new(v, Layout::Bhsd, self.values())?);
-        match (self.ring, counts) {
-            (Some((sinks, window)), _) => RingCache::new(k, v, lens, sinks, window)?.insert(new[0], new[1]),
-            (None, None) => AppendCache::new(k, v, lens)?.append(new[0], new[1]),
-            (None, Some(counts)) => AppendCache::new(k, v, lens)?.append_ragged(new[0], new[1], counts),
+    pub(crate) fn source<'c>(
+        &'c self,
+        sizes: &Sizes,
+        place: &'c Place,
+        lens: &'c [usize],
+    ) -> Result<Source<'c>, AttnError> {
+        match self {
+            Self::F32(both) => Ok(numbers(both, sizes, place, lens)?.into()),
+            Self::F16(both) => Ok(numbers(both, sizes, place, lens)?.into()),
+            Self::Bf16(both) => Ok(numbers(both, sizes, place, lens)?.into()),
+            // The kernel reads int8 as numbers, which is faster than to widen bytes.
+            Self::Bytes([k, v]) if k.format == Format::Int8 => {
+                let [k_data, v_data] = [k, v].map(|x| View::new(bytemuck::cast_slice(&x.data), Layout::Bhsd, x.sizes));
+                let cache = place.view(k_data?, v_data?, lens)?;
+                Ok(QuantizedView::new(cache, KeyScales::PerToken(k.scales()?), v.scales()?)?.into())
+            }
+            Self::Bytes([k, v]) => {
+                let cache = place.view(k.view()?, v.view()?, lens)?;
+                Ok(Source::Stored(StoredView::new(cache, k.rows()?, v.rows()?)?))
+            }
         }
     }
 }
 
-/// Zeros for a tensor, or an error that names their size.
-fn zeros<T: Copy + Default>(sizes: [usize; 4]) -> PyResult<Vec<T>> {
-    let count = sizes.into_iter().try_fold(1usize, usize::checked_mul);
-    let mut data = Vec::new();
-    match count.filter(|&count| data.try_reserve_exact(count).is_ok()) {
-        Some(count) => {
-            data.resize(count, T::default());
-            Ok(data)
+/// A cache of numbers, to be read.
+fn numbers<'c, T: Copy>(
+    [k, v]: &'c [Vec<T>; 2],
+    sizes: &Sizes,
+    place: &'c Place,
+    lens: &'c [usize],
+) -> Result<CacheView<'c, T>, AttnError> {
+    let [k_sizes, v_sizes] = sizes.both();
+    place.view(View::new(k, Layout::Bhsd, k_sizes)?, View::new(v, Layout::Bhsd, v_sizes)?, lens)
+}
+
+impl Place {
+    fn view<'c, T: Copy>(
+        &'c self,
+        k: View<'c, T>,
+        v: View<'c, T>,
+        lens: &'c [usize],
+    ) -> Result<CacheView<'c, T>, AttnError> {
+        match self {
+            Self::Slots => CacheView::of_slots(k, v, lens),
+            &Self::Ring { sinks, window } => CacheView::of_ring(k, v, lens, sinks, window),
+            Self::Pages(pages) => CacheView::of_pages(k, v, pages.table(lens)?),
         }
+    }
+
+    /// Takes new tokens into numbers. Over pages `lens` counts them already.
+    pub(crate) fn append<T: KernelElement>(
+        &self,
+        both: &mut [Vec<T>; 2],
+        sizes: &Sizes,
+        lens: &mut [usize],
+        new: New<'_, T>,
+        counts: Option<&[usize]>,
+    ) -> Result<(), AttnError> {
+        let ([k, v], [k_sizes, v_sizes]) = (both, sizes.both());
+        let (mut k, mut v) = (ViewMut::new(k, Layout::Bhsd, k_sizes)?, ViewMut::new(v, Layout::Bhsd, v_sizes)?);
+        match (self, counts) {
+            (&Self::Ring { sinks, window }, _) => RingCache::new(k, v, lens, sinks, window)?.insert(new[0], new[1]),
+            (Self::Slots, None) => AppendCache::new(k, v, lens)?.append(new[0], new[1]),
+            (Self::Slots, Some(counts)) => AppendCache::new(k, v, lens)?.append_ragged(new[0], new[1], counts),
+            (Self::Pages(pages), counts) => append_paged(&mut k, &mut v, pages.table(lens)?, new[0], new[1], counts),
+        }
+    }
+
+    /// Encodes new tokens into bytes. Over pages `lens` counts them already.
+    pub(crate) fn encode<T: Element<Compute = f32>>(
+        &self,
+        both: &mut [Bytes; 2],
+        lens: &mut [usize],
+        new: New<'_, T>,
+        counts: Option<&[usize]>,
+    ) -> Result<(), AttnError> {
+        let [k, v] = both;
+        let (mut k, mut v) = (k.rows_mut()?, v.rows_mut()?);
+        match (self, counts) {
+            (&Self::Ring { sinks, window }, _) => StoredRing::new(k, v, lens, sinks, window)?.insert(new[0], new[1]),
+            (Self::Slots, None) => StoredCache::new(k, v, lens)?.append(new[0], new[1]),
+            (Self::Slots, Some(counts)) => StoredCache::new(k, v, lens)?.append_ragged(new[0], new[1], counts),
+            (Self::Pages(pages), counts) => {
+                append_paged_stored(&mut k, &mut v, pages.table(lens)?, new[0], new[1], counts)
+            }
+        }
+    }
+}
+
+impl Bytes {
+    /// Zeros for rows of so many numbers.
+    fn new(format: Format, [rows, heads, slots, dim]: [usize; 4]) -> PyResult<Self> {
+        let sizes = [rows, heads, slots, format.row_bytes(dim).map_err(raised)?];
+        let scales = if format.is_scaled() { zeros([rows, heads, slots, 1])? } else { Vec::new() };
+        Ok(Self { format, sizes, data: zeros(sizes)?, scales })
+    }
+
+    fn of_scales(&self) -> [usize; 4] {
+        let [rows, heads, slots, _] = self.sizes;
+        [rows, heads, slots, 1]
+    }
+
+    fn view(&self) -> Result<View<'_, u8>, AttnError> {
+        View::new(&self.data, Layout::Bhsd, self.sizes)
+    }
+
+    fn scales(&self) -> Result<View<'_, f32>, AttnError> {
+        View::new(&self.scales, Layout::Bhsd, self.of_scales())
+    }
+
+    fn rows(&self) -> Result<StoredRows<'_>, AttnError> {
+        StoredRows::new(self.format, self.format.is_scaled().then(|| self.scales()).transpose()?)
+    }
+
+    fn rows_mut(&mut self) -> Result<StoredRowsMut<'_>, AttnError> {
+        let of_scales = self.of_scales();
+        let bytes = ViewMut::new(&mut self.data, Layout::Bhsd, self.sizes)?;
+        if !self.format.is_scaled() {
+            return StoredRowsMut::new(self.format, bytes);
+        }
+        let scales = ViewMut::new(&mut self.scales, Layout::Bhsd, of_scales)?;
+        StoredRowsMut::with_scales_per_token(self.format, bytes, scales)
+    }
+}
+
+/// The name of a type: a text, or a dtype of NumPy, torch or ml_dtypes.
+pub(crate) fn name_of(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(name) = dtype.extract::<String>() {
+        return Ok(name);
+    }
+    for attribute in ["name", "__name__"] {
+        if let Ok(name) = dtype.getattr(attribute).and_then(|name| name.extract::<String>()) {
+            return Ok(name);
+        }
+    }
+    let text = dtype.str()?.to_string();
+    Ok(text.strip_prefix("torch.").unwrap_or(&text).to_owned())
+}
+
+/// Zeros for a tensor, or an error that names their size. The system gives the memory when tokens are written.
+fn zeros<T: Zeroable>(sizes: [usize; 4]) -> PyResult<Vec<T>> {
+    let count = sizes.into_iter().try_fold(1usize, usize::checked_mul);
+    match count.and_then(|count| try_zeroed_slice_box(count).ok()) {
+        Some(zeros) => Ok(zeros.into_vec()),
         None => Err(PyMemoryError::new_err(format!("a cache of the sizes {sizes:?} cannot be allocated"))),
     }
 }

@@ -237,6 +237,9 @@ pub(crate) struct Fold {
 }
 
 impl Fold {
+    /// All leading axes are one batch.
+    pub(crate) const ONE: Self = Self { calls: 1, whole: true };
+
     /// One call for each index of the first axis.
     pub(crate) fn each(calls: usize) -> Self {
         Self { calls, whole: false }

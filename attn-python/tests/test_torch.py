@@ -33,7 +33,7 @@ def near(ours, exact):
     torch.testing.assert_close(ours.double(), exact, atol=TOLERANCE[ours.dtype], rtol=TOLERANCE[ours.dtype])
 
 
-# The rows of the table for torch in docs/migrating.md.
+# The common rows of docs/migrating.md in each number type; test_migrating.py has all rows.
 
 @pytest.mark.parametrize("function", [attn.sdpa, attn.torch.sdpa])
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -280,6 +280,26 @@ def test_varlen_is_one_call_for_each_sequence(window):
     assert q.grad.shape == q.shape
     with pytest.raises(ValueError, match="query has 4 axes"):
         attn.torch.varlen_attn(q[None], k, v, *bounds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+                                   torch.float8_e5m2, "int8", "q8_0"], ids=str)
+def test_a_cache_of_tensors(dtype):
+    """Tokens of bfloat16 go into every format; a cache of numbers takes its own type."""
+    number = dtype if dtype in TOLERANCE else torch.bfloat16
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, heads, 20, 32, generator=generator).to(number) for heads in (4, 2, 2))
+    cache = attn.Cache(1, 2, 32, pages=2, dtype=dtype)
+    assert cache.dtype == str(dtype).removeprefix("torch.")
+    out = cache.prefill(q, k, v)
+    assert out.dtype == number
+    atol = 0.3 if "float8" in cache.dtype else 0.05
+    exact = exactly(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(out.double(), exact, atol=atol, rtol=0)
+    with pytest.raises(TypeError, match="key is float64"):
+        cache.append(k.double(), v.double())
+    with pytest.raises(ValueError, match="key requires grad"):
+        cache.append(k.clone().requires_grad_(), v)
 
 
 def test_dropout_is_torchs_to_seed():

@@ -11,9 +11,8 @@
 mod check;
 mod example;
 mod heads;
-mod page;
+mod look;
 mod picture;
-mod scene;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +20,8 @@ use std::process::ExitCode;
 use attn_bench::report::plot::Theme;
 use attn_bench::report::table;
 
-use scene::{Drop, Look, Scene};
+use attn_heatmap::{Drop, Scene};
+use look::Look;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 fn show(args: &Args) -> Result<(), String> {
     let scene = scene(args)?;
-    write(&args.out, page::html(&scene).as_bytes())?;
+    write(&args.out, scene.html().as_bytes())?;
     for (theme, name) in Theme::ALL {
         if let (Some(folder), Some(svg)) = (&args.pictures, picture::svg(&scene, theme)) {
             write(&folder.join(format!("heatmap-{name}.svg")), svg.as_bytes())?;
@@ -88,7 +88,7 @@ fn show(args: &Args) -> Result<(), String> {
     if args.check {
         let folder = args.out.parent().unwrap_or(Path::new("."));
         for (name, scene) in check::scenes()? {
-            write(&folder.join(name), page::html(&scene).as_bytes())?;
+            write(&folder.join(name), scene.html().as_bytes())?;
         }
         check::run(folder)?;
     }

@@ -2,7 +2,10 @@
 
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-__all__ = ["Cache", "__version__", "explain", "levels", "merge", "rope", "sdpa", "sdpa_backward", "weights"]
+from ._heatmap import Heatmap as Heatmap, heatmap as heatmap
+
+__all__ = ["Cache", "Heatmap", "__version__", "explain", "heatmap", "levels", "merge", "rope", "sdpa", "sdpa_backward",
+           "weights"]
 
 __version__: str
 
@@ -83,12 +86,18 @@ class Cache:
     def __init__(
         self, batch: int, kv_heads: int, head_dim: int, value_dim: int | None = None, *, capacity: int | None = None,
         window: int | None = None, sink_tokens: int | None = None,
-        dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32",
+        pages: int | None = None, page_size: int | None = None,
+        dtype: Literal["float32", "float16", "bfloat16", "int8", "q8_0", "q4_0", "float8_e4m3fn", "float8_e5m2"] | Any
+        = "float32",
     ) -> None: ...
     @property
     def lens(self) -> list[int]: ...
     @property
     def capacity(self) -> int: ...
+    @property
+    def block_table(self) -> list[list[int]] | None: ...
+    @property
+    def free_pages(self) -> int | None: ...
     @property
     def nbytes(self) -> int: ...
     @property

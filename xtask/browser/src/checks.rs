@@ -40,6 +40,7 @@ pub(crate) fn run(folder: &Path) -> Result<usize> {
     checks.layers()?;
     checks.hostile_words()?;
     checks.long()?;
+    checks.other_keys()?;
     Ok(checks.done)
 }
 
@@ -191,6 +192,23 @@ impl Checks<'_> {
         let count = "document.querySelectorAll('#map td[data-key]').length";
         self.expect("a cell per query and key", count, LONGEST * LONGEST)?;
         self.looks("long")
+    }
+
+    /// Keys that are other tokens than queries: their vectors are shown if a key is chosen.
+    fn other_keys(&mut self) -> Result<()> {
+        self.open("keys")?;
+        self.expect("a cell per query and key", "document.querySelectorAll('#map td[data-key]').length", 15)?;
+        let keys: Vec<String> = (1..=5).map(|n| format!("key{n}")).collect();
+        self.expect_texts("keys above the columns", "#map thead th", &keys)?;
+        let vectors = "[...document.querySelectorAll('#vectors .vector')].map((x) => x.id.slice(7)).join()";
+        self.expect("vectors of the query", vectors, "Q,Output")?;
+        self.page.click("#map tbody tr:nth-child(2) td:nth-child(6)")?;
+        self.expect("and of the key", vectors, "Q,K,V,Output")?;
+        let status = "document.querySelector('#status').textContent.replace(/[0-9.]+ %/, 'some')";
+        self.expect("both are named", status, "“query2” gives some of its attention to “key5”.")?;
+        self.page.key("End")?;
+        self.expect("the last key stays", status, "“query2” gives some of its attention to “key5”.")?;
+        self.looks("keys")
     }
 
     /// On every kind of screen: text can be read, nothing is wider than the window, nobody complained.

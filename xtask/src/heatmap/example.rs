@@ -4,7 +4,9 @@ use attn_core::{Layout, View, ViewMut};
 use attn_layers::Linear;
 use attn_layers::worked_example::{TOKENS, W_K, W_Q, W_V, X};
 
-use super::scene::{self, Drop, Look, Scene};
+use attn_heatmap::{Drop, Layer, Scene};
+
+use super::look::Look;
 
 /// Dimensions of an embedding, which the heads share.
 const DIM: usize = 4;
@@ -31,7 +33,8 @@ pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<
         }
         let [q, k, v] = &qkv;
         let view = |x| View::new(x, Layout::Bshd, sizes);
-        scene::layer("Layer 1".into(), [view(q)?, view(k)?, view(v)?], looks, drop)
+        let attns: Vec<_> = looks.iter().map(|look| look.attention()).collect();
+        Layer::new("Layer 1".into(), [view(q)?, view(k)?, view(v)?], &attns, drop)
     };
     let layer = attended().map_err(|error: attn_core::AttnError| error.to_string())?;
 
@@ -47,7 +50,7 @@ pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<
     }
     let masks = looks.iter().map(|look| look.name()).collect();
     let tokens: Vec<String> = tokens.iter().map(|&token| token.to_owned()).collect();
-    Ok(Scene { title: tokens.join(" "), note, tokens, masks, dropout: drop, layers: vec![layer] })
+    Ok(Scene { title: tokens.join(" "), note, tokens, keys: None, masks, dropout: drop, layers: vec![layer] })
 }
 
 /// The embedding that the example gives a word.
@@ -87,7 +90,10 @@ mod tests {
     #[test]
     fn the_default_scene_is_the_worked_example() {
         let scene = scene(&TOKENS, 1, &[Look::Causal, Look::All], None).unwrap();
-        assert_eq!((scene.title.as_str(), scene.masks), ("The cat sat on the mat", vec!["causal", "none"]));
+        assert_eq!(
+            (scene.title.as_str(), scene.masks),
+            ("The cat sat on the mat", vec!["causal".to_owned(), "none".to_owned()])
+        );
         let head = &scene.layers[0].heads[0];
         close(&head.q, &Q);
         close(&head.k, &K);

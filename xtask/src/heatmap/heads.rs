@@ -5,7 +5,9 @@ use std::path::Path;
 use attn_core::{Layout, View};
 use serde::Deserialize;
 
-use super::scene::{self, Drop, Look, Scene};
+use attn_heatmap::{Drop, Layer, Scene};
+
+use super::look::Look;
 
 /// Longer sequences make pages that no browser likes: all heads of all layers are in there.
 const MAX_TOKENS: usize = 64;
@@ -15,12 +17,12 @@ struct File {
     title: String,
     note: String,
     tokens: Vec<String>,
-    layers: Vec<Layer>,
+    layers: Vec<Vectors>,
 }
 
 /// The rows of all heads: `[heads, tokens, dim]`.
 #[derive(Deserialize)]
-struct Layer {
+struct Vectors {
     q: Vec<Vec<Vec<f32>>>,
     k: Vec<Vec<Vec<f32>>>,
     v: Vec<Vec<Vec<f32>>>,
@@ -38,12 +40,12 @@ fn of(File { title, note, tokens, layers }: File, drop: Option<Drop>) -> Result<
     if tokens.len() > MAX_TOKENS {
         return Err(format!("{} tokens; at most {MAX_TOKENS} of a model fit on a page", tokens.len()));
     }
-    let layer = |(n, Layer { q, k, v }): (usize, &Layer)| {
+    let layer = |(n, Vectors { q, k, v }): (usize, &Vectors)| {
         let [q, k, v] = [flat("q", q, tokens.len())?, flat("k", k, tokens.len())?, flat("v", v, tokens.len())?];
         let view = |(sizes, data)| View::new(data, Layout::Bhsd, sizes);
         let all = || {
             let views = [view((q.0, &q.1))?, view((k.0, &k.1))?, view((v.0, &v.1))?];
-            scene::layer(format!("Layer {n}"), views, &[Look::All], drop)
+            Layer::new(format!("Layer {n}"), views, &[Look::All.attention()], drop)
         };
         all().map_err(|error: attn_core::AttnError| format!("layer {n}: {error}"))
     };
@@ -51,7 +53,7 @@ fn of(File { title, note, tokens, layers }: File, drop: Option<Drop>) -> Result<
     if layers.is_empty() {
         return Err("no layer".into());
     }
-    Ok(Scene { title, note, tokens, masks: vec!["none"], dropout: drop, layers })
+    Ok(Scene { title, note, tokens, keys: None, masks: vec!["none".into()], dropout: drop, layers })
 }
 
 /// Sizes and elements of `[heads][tokens][dim]`.

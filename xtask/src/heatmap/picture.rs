@@ -7,7 +7,7 @@ use std::fmt::Write;
 use attn_bench::report::escape::html;
 use attn_bench::report::plot::Theme;
 
-use super::scene::Scene;
+use attn_heatmap::Scene;
 
 /// Page, text, and cells that a query does not see.
 const fn colours(theme: Theme) -> [&'static str; 3] {
@@ -93,7 +93,7 @@ fn heat(weight: f32, theme: Theme) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::super::example;
-    use super::super::scene::Look;
+    use super::super::look::Look;
     use super::*;
 
     #[test]

@@ -353,7 +353,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "python-torch",
-        proves: "tensors of torch, gradients, opcheck and torch.compile; models of transformers give what eager gives",
+        proves: "gradients, opcheck and torch.compile; rows of migrating.md; transformers as eager; jit of JAX; the tour",
         minutes: 20,
         one_core: false,
         needs: &[
@@ -364,6 +364,8 @@ pub(super) const STEPS: &[Step] = &[
             PYTHON[4],
             Need::Venv("torch"),
             Need::Venv("transformers"),
+            Need::Venv("jax"),
+            Need::Venv("matplotlib"),
         ],
         runs: &[xtask(&["python", "torch"])],
     },

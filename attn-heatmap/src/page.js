@@ -2,7 +2,9 @@
 "use strict";
 (() => {
   const scene = JSON.parse(document.getElementById("scene").textContent);
-  const n = scene.tokens.length;
+  // Queries and keys: the same tokens, if the scene has no others for keys.
+  const keys = scene.keys ?? scene.tokens;
+  const [n, m] = [scene.tokens.length, keys.length];
   const state = { layer: 0, head: 0, mask: 0, view: "before", range: "largest", query: n - 1, key: null };
   const $ = (id) => document.getElementById(id);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -59,6 +61,7 @@
   const top = (of = head()) => (state.range === "one" ? 1 : largest(weights(of)) || 1);
   const percent = (w) => `${(100 * w).toFixed(1)} %`;
   const name = (token) => `“${scene.tokens[token]}”`;
+  const keyName = (key) => `“${keys[key]}”`;
 
   function controls() {
     const set = (title, key, choices) => {
@@ -96,9 +99,9 @@
   function heads() {
     const all = scene.layers[state.layer].heads;
     const buttons = all.length < 2 ? [] : all.map((of, i) => {
-      const canvas = el("canvas", { width: n, height: n, "aria-hidden": "true" });
+      const canvas = el("canvas", { width: m, height: n, "aria-hidden": "true" });
       const context = canvas.getContext("2d");
-      const picture = context.createImageData(n, n);
+      const picture = context.createImageData(m, n);
       const max = top(of);
       weights(of).flat().forEach((w, at) => {
         if (w !== null) picture.data.set([...heat(w / max).map(byte), 255], 4 * at);
@@ -119,10 +122,10 @@
   function map() {
     const table = $("map");
     const room = Math.min(680, document.body.clientWidth - 130); // beside the names of the rows
-    const side = Math.max(9, Math.min(56, Math.floor(room / n)));
+    const side = Math.max(9, Math.min(56, Math.floor(room / m)));
     const numbers = side >= 34;
     table.style.setProperty("--cell", `${side}px`);
-    table.classList.toggle("tight", n > 10 || scene.tokens.some((token) => token.length > 8));
+    table.classList.toggle("tight", m > 10 || keys.some((token) => token.length > 8));
     const layer = scene.layers[state.layer];
     const where = [
       ...(scene.layers.length > 1 ? [layer.name] : []),
@@ -132,7 +135,7 @@
     $("map-title").textContent = where.join(" · ");
     const max = top();
     const before = shown().before;
-    const columns = scene.tokens.map((token, key) => el("th", { scope: "col", "data-key": key, title: token }, token));
+    const columns = keys.map((token, key) => el("th", { scope: "col", "data-key": key, title: token }, token));
     const rows = weights().map((row, query) => {
       const label = el("th", { scope: "row", tabindex: -1, "data-query": query, "data-key": -1, title: scene.tokens[query] }, scene.tokens[query]);
       const cells = row.map((w, key) => {
@@ -140,11 +143,11 @@
         if (w === null) {
           cell.className = "hidden";
           cell.textContent = "-";
-          cell.title = `${name(query)} does not see ${name(key)}`;
+          cell.title = `${name(query)} does not see ${keyName(key)}`;
         } else {
           paint(cell, heat(w / max));
           if (numbers) cell.textContent = w.toFixed(2);
-          cell.title = `${name(query)} to ${name(key)}: ${w.toFixed(4)}`;
+          cell.title = `${name(query)} to ${keyName(key)}: ${w.toFixed(4)}`;
           if (state.view === "after" && w === 0 && before[query][key] !== 0) cell.classList.add("dropped");
         }
         return cell;
@@ -182,7 +185,7 @@
     at.classList.add("key");
     document.querySelectorAll("#map thead th")[state.key].classList.add("on");
     const w = weights()[state.query][state.key];
-    const [query, key] = [name(state.query), name(state.key)];
+    const [query, key] = [name(state.query), keyName(state.key)];
     const what = w === null ? `does not see ${key}` : `gives ${percent(w)} of its attention to ${key}`;
     $("status").textContent = `${query} ${state.view === "after" && w !== null ? `keeps ${percent(w)} for ${key} after dropout` : what}.`;
   }
@@ -197,7 +200,7 @@
     // The exponential of the entropy: how many keys an equal share would reach.
     const spread = Math.exp(-seen.reduce((sum, w) => sum + (w > 0 ? w * Math.log(w) : 0), 0));
     $("spread").textContent = seen.length
-      ? `Sees ${seen.length} of ${n} keys; it spreads its attention as if it looked at ${spread.toFixed(1)} of them equally (entropy).`
+      ? `Sees ${seen.length} of ${m} keys; it spreads its attention as if it looked at ${spread.toFixed(1)} of them equally (entropy).`
       : "Sees no key: its output is 0.";
     const titles = ["key", "score", "weight", ...(after ? ["after dropout"] : []), ""];
     const header = titles.map((title, i) => el("th", i ? { scope: "col", class: "num" } : { scope: "col" }, title));
@@ -213,14 +216,23 @@
         bar.append(fill);
       }
       const cells = [number(scores[at][key]), number(w), ...(after ? [number(after[at][key])] : []), bar];
-      const row = el("tr", { "data-key": key }, el("th", { scope: "row", title: scene.tokens[key] }, scene.tokens[key]), ...cells);
+      const row = el("tr", { "data-key": key }, el("th", { scope: "row", title: keys[key] }, keys[key]), ...cells);
       row.classList.toggle("hidden", w === null);
       row.classList.toggle("key", key === state.key);
       return row;
     });
     $("row").replaceChildren(el("thead", {}, el("tr", {}, ...header)), el("tbody", {}, ...rows));
-    const parts = [["Q", "what it looks for", q], ["K", "what it is found by", k], ["V", "what it hands over", v], ["Output", "the weighted mean of the values it sees", out]];
-    $("vectors").replaceChildren(...parts.map(([symbol, meaning, rows]) => vector(symbol, meaning, rows, at)));
+    // A token has a key of its own where queries and keys are the same tokens; else those of the chosen key are shown.
+    const own = scene.keys ? state.key : at;
+    const parts = [["Q", "what it looks for", q, at]];
+    if (own !== null) {
+      const [found, handed] = scene.keys
+        ? [`what ${keyName(own)} is found by`, `what ${keyName(own)} hands over`]
+        : ["what it is found by", "what it hands over"];
+      parts.push(["K", found, k, own], ["V", handed, v, own]);
+    }
+    parts.push(["Output", "the weighted mean of the values it sees", out, at]);
+    $("vectors").replaceChildren(...parts.map((part) => vector(...part)));
   }
 
   function vector(symbol, meaning, rows, at) {
@@ -243,7 +255,7 @@
   /** Chooses a row, and a key in it or none. */
   function choose(query, key, focus) {
     state.query = Math.min(n - 1, Math.max(0, query));
-    state.key = key < 0 ? null : Math.min(n - 1, key);
+    state.key = key < 0 ? null : Math.min(m - 1, key);
     mark();
     token();
     if (focus) document.querySelector("#map [tabindex='0']").focus();
@@ -258,6 +270,7 @@
     token();
   }
 
+  document.title = `Attention: ${scene.title}`;
   $("title").textContent = scene.title;
   $("note").textContent = scene.note;
   $("map").addEventListener("click", (event) => {
@@ -269,7 +282,7 @@
     const to = {
       ArrowUp: [state.query - 1, key], ArrowDown: [state.query + 1, key],
       ArrowLeft: [state.query, Math.max(-1, key - 1)], ArrowRight: [state.query, key + 1],
-      Home: [state.query, -1], End: [state.query, n - 1], PageUp: [0, key], PageDown: [n - 1, key],
+      Home: [state.query, -1], End: [state.query, m - 1], PageUp: [0, key], PageDown: [n - 1, key],
     }[event.key];
     if (!to || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();

@@ -6,132 +6,121 @@
 
 use attn_core::dropout::Dropout;
 use attn_core::weights::{self, RowAt};
-use attn_core::{Align, Attention, Layout, Mask, Outputs, Result, View, ViewMut};
+use attn_core::{Attention, AttnShape, Layout, Outputs, Result, View, ViewMut};
 use attn_layers::steps;
 use serde::Serialize;
 
 /// A matrix, row by row.
-type Rows<T> = Vec<Vec<T>>;
+pub type Rows<T> = Vec<Vec<T>>;
 
 /// Everything on one page.
 #[derive(Serialize)]
-pub(super) struct Scene {
+pub struct Scene {
     /// The page's heading.
-    pub(super) title: String,
+    pub title: String,
     /// What a reader must know about where the numbers come from.
-    pub(super) note: String,
-    /// One per query and key.
-    pub(super) tokens: Vec<String>,
+    pub note: String,
+    /// One per query, and per key if there are no others.
+    pub tokens: Vec<String>,
+    /// One per key, where keys are other tokens than queries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Vec<String>>,
     /// Names of the masks, in the order of [`Head::views`].
-    pub(super) masks: Vec<&'static str>,
+    pub masks: Vec<String>,
     /// What was drawn, if anything.
-    pub(super) dropout: Option<Drop>,
+    pub dropout: Option<Drop>,
     /// At least one.
-    pub(super) layers: Vec<Layer>,
+    pub layers: Vec<Layer>,
 }
 
 /// Dropout by a seed.
 #[derive(Clone, Copy, Serialize)]
-pub(super) struct Drop {
+pub struct Drop {
     /// Probability of dropping a weight.
-    pub(super) p: f32,
+    pub p: f32,
     /// Seed of the draw.
-    pub(super) seed: u64,
-}
-
-/// Which keys a query sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Look {
-    /// Those up to itself.
-    Causal,
-    /// All.
-    All,
-}
-
-impl Look {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Causal => "causal",
-            Self::All => "none",
-        }
-    }
-
-    fn mask(self) -> Mask<'static> {
-        match self {
-            Self::Causal => Mask::causal(Align::TopLeft),
-            Self::All => Mask::none(),
-        }
-    }
+    pub seed: u64,
 }
 
 /// All heads of a layer.
 #[derive(Serialize)]
-pub(super) struct Layer {
+pub struct Layer {
     /// How the page calls it.
-    pub(super) name: String,
+    pub name: String,
     /// Query heads.
-    pub(super) heads: Vec<Head>,
+    pub heads: Vec<Head>,
 }
 
 /// One query head, with the key/value head that it reads.
 #[derive(Serialize)]
-pub(super) struct Head {
+pub struct Head {
     /// `[tokens, head_dim]`.
-    pub(super) q: Rows<f32>,
+    pub q: Rows<f32>,
     /// `[tokens, head_dim]`.
-    pub(super) k: Rows<f32>,
+    pub k: Rows<f32>,
     /// `[tokens, value_dim]`.
-    pub(super) v: Rows<f32>,
+    pub v: Rows<f32>,
     /// One per mask.
-    pub(super) views: Vec<HeadView>,
+    pub views: Vec<HeadView>,
 }
 
 /// What one head does under one mask.
 #[derive(Serialize)]
-pub(super) struct HeadView {
+pub struct HeadView {
     /// Scaled scores, `[tokens, tokens]`.
-    pub(super) scores: Rows<Option<f32>>,
+    pub scores: Rows<Option<f32>>,
     /// Weights as the softmax gave them.
-    pub(super) before: Rows<Option<f32>>,
+    pub before: Rows<Option<f32>>,
     /// Weights after dropout, where there is any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) after: Option<Rows<Option<f32>>>,
+    pub after: Option<Rows<Option<f32>>>,
     /// The weighted mean of the values, without dropout: `[tokens, value_dim]`.
-    pub(super) out: Rows<f32>,
+    pub out: Rows<f32>,
 }
 
-/// Attends with all heads of a layer: `q` `[1, q_heads, tokens, head_dim]`, `k` and `v` with their `kv_heads`.
-pub(super) fn layer(name: String, [q, k, v]: [View<'_, f32>; 3], looks: &[Look], drop: Option<Drop>) -> Result<Layer> {
-    let ([_, q_heads, ..], [_, kv_heads, ..]) = (q.sizes(), k.sizes());
-    let mut heads: Vec<Head> = (0..q_heads)
-        .map(|head| {
-            let kv_head = head * kv_heads / q_heads;
-            Head { q: rows(q, head), k: rows(k, kv_head), v: rows(v, kv_head), views: Vec::new() }
-        })
-        .collect();
-    for look in looks {
-        for (head, view) in heads.iter_mut().zip(views([q, k, v], *look, drop)?) {
-            head.views.push(view);
+impl Layer {
+    /// Attends with all heads of a layer: `q` `[1, q_heads, tokens, head_dim]`, `k` and `v` with their `kv_heads` and
+    /// as many keys as the page has. A view for each of `attns`, which have no dropout: `drop` draws it.
+    ///
+    /// # Errors
+    /// As [`attn_parallel::forward`].
+    pub fn new(
+        name: String,
+        [q, k, v]: [View<'_, f32>; 3],
+        attns: &[Attention<'_>],
+        drop: Option<Drop>,
+    ) -> Result<Self> {
+        let ([_, q_heads, ..], [_, kv_heads, ..]) = (q.sizes(), k.sizes());
+        AttnShape::new(q.sizes(), k.sizes(), v.sizes())?;
+        let mut heads: Vec<Head> = (0..q_heads)
+            .map(|head| {
+                let kv_head = head * kv_heads / q_heads;
+                Head { q: rows(q, head), k: rows(k, kv_head), v: rows(v, kv_head), views: Vec::new() }
+            })
+            .collect();
+        for attn in attns {
+            for (head, view) in heads.iter_mut().zip(views([q, k, v], attn, drop)?) {
+                head.views.push(view);
+            }
         }
+        Ok(Self { name, heads })
     }
-    Ok(Layer { name, heads })
 }
 
 /// A view per head.
-fn views([q, k, v]: [View<'_, f32>; 3], look: Look, drop: Option<Drop>) -> Result<Vec<HeadView>> {
+fn views([q, k, v]: [View<'_, f32>; 3], attn: &Attention<'_>, drop: Option<Drop>) -> Result<Vec<HeadView>> {
     let ([_, heads, q_len, _], [_, _, kv_len, value_dim]) = (q.sizes(), v.sizes());
-    let attn = Attention::new().mask(look.mask());
     let (mut out, mut lse) = (vec![0.0; heads * q_len * value_dim], vec![0.0; heads * q_len]);
     let sizes = [1, heads, q_len, value_dim];
     let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, sizes)?).lse(&mut lse);
-    attn_parallel::forward(&attn, q, k, v, outputs)?;
+    attn_parallel::forward(attn, q, k, v, outputs)?;
     let out = View::new(&out, Layout::Bhsd, sizes)?;
 
     let mut finished = vec![0.0f32; heads * q_len * kv_len];
     let sizes = [1, heads, q_len, kv_len];
-    steps::masked_scores(&attn, q, k, &mut ViewMut::new(&mut finished, Layout::Bhsd, sizes)?)?;
+    steps::masked_scores(attn, q, k, &mut ViewMut::new(&mut finished, Layout::Bhsd, sizes)?)?;
     let finished = View::new(&finished, Layout::Bhsd, sizes)?;
-    let dropout = drop.map(|Drop { p, seed }| Attention::new().mask(look.mask()).dropout(Dropout::Seeded { p, seed }));
+    let dropout = drop.map(|Drop { p, seed }| attn.dropout(Dropout::Seeded { p, seed }));
 
     (0..heads)
         .map(|head| {
@@ -141,7 +130,7 @@ fn views([q, k, v]: [View<'_, f32>; 3], look: Look, drop: Option<Drop>) -> Resul
                 let cell = |query: usize, key: usize| seen(query, key).then(|| short(weights[query * kv_len + key]));
                 (0..q_len).map(|query| (0..kv_len).map(|key| cell(query, key)).collect()).collect()
             };
-            weights::head_before_dropout(&attn, q, k, at, &lse, &mut weights)?;
+            weights::head_before_dropout(attn, q, k, at, &lse, &mut weights)?;
             let before = visible(&weights);
             let after = match &dropout {
                 Some(attn) => {
@@ -170,6 +159,8 @@ fn short(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use attn_core::{Align, Mask};
+
     use super::*;
 
     /// Four query heads on two key/value heads, two tokens.
@@ -178,7 +169,8 @@ mod tests {
         let q = View::new(&q, Layout::Bhsd, [1, 4, 2, 1]).unwrap();
         let kv = View::new(&kv, Layout::Bhsd, [1, 2, 2, 1]).unwrap();
         let drop = Some(Drop { p: 0.5, seed: 7 });
-        layer("one".into(), [q, kv, kv], &[Look::Causal, Look::All], drop).unwrap()
+        let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
+        Layer::new("one".into(), [q, kv, kv], &[causal, Attention::new()], drop).unwrap()
     }
 
     #[test]
