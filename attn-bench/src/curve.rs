@@ -189,7 +189,7 @@ impl Curve {
         PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.seconds)).collect::<Vec<_>>())
     }
 
-    /// How its extra memory grows over the larger lengths; `None` where it needs none at all.
+    /// How its extra memory grows over the larger lengths; `None` if it needs none at all.
     pub fn memory_law(&self, who: Who) -> Option<PowerLaw> {
         PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.extra_bytes as f64)).collect::<Vec<_>>())
     }

@@ -40,7 +40,7 @@ pub struct Growth {
     pub who: Who,
     /// Of its time, over the larger lengths.
     pub time: Option<PowerLaw>,
-    /// Of its extra memory, over the larger lengths; `None` where it needs none.
+    /// Of its extra memory, over the larger lengths; `None` if it needs none.
     pub memory: Option<PowerLaw>,
 }
 

@@ -22,7 +22,7 @@ impl Filter {
     /// The cases whose names match.
     ///
     /// # Errors
-    /// A message where the expression makes no sense.
+    /// A message if the expression makes no sense.
     pub fn new(expression: &str) -> Result<Self, String> {
         Regex::new(expression).map(|regex| Self(Some(regex))).map_err(|error| format!("--filter: {error}"))
     }

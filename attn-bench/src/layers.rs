@@ -87,7 +87,7 @@ pub const ABSOLUTE: f64 = 1e-5;
 pub const RELATIVE: f64 = 1e-5;
 
 impl Distance {
-    /// Compares; `None` where the lengths differ.
+    /// Compares; `None` if the lengths differ.
     pub fn between(found: &[f32], expected: &Expected) -> Option<Self> {
         if found.len() != expected.values.len() {
             return None;
@@ -112,7 +112,7 @@ impl Distance {
 /// Runs all engines on a layer.
 ///
 /// # Errors
-/// [`LayerError`] where q, k and v do not fit together.
+/// [`LayerError`] if q, k and v do not fit together.
 pub fn run(
     layer: &Layer,
     causal: bool,

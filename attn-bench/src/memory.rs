@@ -29,7 +29,7 @@ impl Heap {
     }
 }
 
-/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` where the
+/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` if the
 /// system does not tell. Pages that an earlier call left with the allocator do not count again.
 pub fn resident<R>(call: impl FnOnce() -> R) -> (R, Option<usize>) {
     let status = || std::fs::read_to_string("/proc/self/status").unwrap_or_default();

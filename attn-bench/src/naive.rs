@@ -10,7 +10,7 @@ use attn_core::score::{At, Problem};
 use attn_core::{Attention, AttnError, Dtype, Outputs, Result, View};
 use attn_simd::KernelElement;
 
-/// Elements of scratch that [`forward`] needs, or `None` where the count overflows: the scores of one head, one output
+/// Elements of scratch that [`forward`] needs, or `None` if the count overflows: the scores of one head, one output
 /// row, and, where the inputs are not contiguous f32, one head's q, k and v gathered.
 pub fn scratch_len<T: KernelElement>(q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Option<usize> {
     let ([_, _, q_len, head_dim], [_, _, kv_len, value_dim]) = (q.sizes(), v.sizes());

@@ -153,7 +153,7 @@ impl Peer {
         format!("{peer}{}", self.suffix)
     }
 
-    /// By how many bytes its resident set grew at the worst moment of one call; `None` where its system does not tell.
+    /// By how many bytes its resident set grew at the worst moment of one call; `None` if its system does not tell.
     ///
     /// # Errors
     /// [`PeerError`].

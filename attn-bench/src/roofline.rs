@@ -34,7 +34,7 @@ pub struct Roofs {
     pub fma_one: f64,
     /// On all threads at once.
     pub fma_all: f64,
-    /// FLOP/s of bf16 products on one thread, by AMX or AVX512_BF16; `None` where it has none.
+    /// FLOP/s of bf16 products on one thread, by AMX or AVX512_BF16; `None` if it has none.
     pub bf16_one: Option<f64>,
     /// Reading, by size.
     pub reads: Vec<Read>,

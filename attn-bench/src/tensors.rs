@@ -125,7 +125,7 @@ pub struct Layer {
     pub out: Option<Expected>,
     /// The stored log-sum-exp, `[batch, heads, q_len]`.
     pub lse: Option<Expected>,
-    /// Keys that are real, `[batch, kv_len]`; `None` where the file has no `attention_mask`.
+    /// Keys that are real, `[batch, kv_len]`; `None` if the file has no `attention_mask`.
     pub real: Option<Vec<bool>>,
 }
 

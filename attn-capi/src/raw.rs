@@ -137,7 +137,7 @@ fn bytes<T>(what: &'static str, data: *const T, len: usize) -> Result<Range<usiz
     Ok(data.addr()..end.ok_or(AttnError::Overflow { what })?)
 }
 
-/// A table of the caller's; `None` where there is none.
+/// A table of the caller's; `None` if there is none.
 ///
 /// # Safety
 /// `data` points to `len` elements if it is not null, which nobody writes during `'a`.
@@ -452,7 +452,7 @@ unsafe fn output<'a>(what: &'static str, from: *const AttnTensor, extents: &mut 
     }
 }
 
-/// A tensor of doubles to write; `None` where there is none.
+/// A tensor of doubles to write; `None` if there is none.
 ///
 /// # Safety
 /// As [`output`], but null is allowed.
@@ -474,7 +474,7 @@ unsafe fn doubles<'a>(
     }
 }
 
-/// A table to write; `None` where there is none.
+/// A table to write; `None` if there is none.
 ///
 /// # Safety
 /// `data` is null, or points to `len` elements that nobody else reads or writes during `'a`.

@@ -31,7 +31,7 @@ impl<'a, T: Copy> TryFrom<ArrayView4<'a, T>> for View<'a, T> {
     type Error = AttnError;
 
     /// # Errors
-    /// [`AttnError::Unsupported`] where the elements leave gaps.
+    /// [`AttnError::Unsupported`] if the elements leave gaps.
     ///
     /// ```
     /// use attn_core::View;
@@ -52,7 +52,7 @@ impl<'a, T: Copy> TryFrom<ArrayViewMut4<'a, T>> for ViewMut<'a, T> {
     type Error = AttnError;
 
     /// # Errors
-    /// [`AttnError::Unsupported`] where the elements leave gaps.
+    /// [`AttnError::Unsupported`] if the elements leave gaps.
     fn try_from(array: ArrayViewMut4<'a, T>) -> Result<Self> {
         let (sizes, strides, offset) = axes(array.shape(), array.strides());
         Self::strided(array.into_slice_memory_order().ok_or(GAPS)?, sizes, strides, offset)

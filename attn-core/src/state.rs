@@ -42,7 +42,7 @@ pub const fn row_len(value_dim: usize) -> Result<usize> {
 /// Numbers of all rows of a call.
 ///
 /// # Errors
-/// [`AttnError::Overflow`] where there are more than `usize` holds.
+/// [`AttnError::Overflow`] if there are more than `usize` holds.
 pub const fn len(shape: &AttnShape) -> Result<usize> {
     let row = match row_len(shape.value_dim) {
         Ok(row) => row,
@@ -67,7 +67,7 @@ pub fn clear<R: Real>(rows: &mut [R], value_dim: usize) {
 /// A row that has seen nothing changes no bit of the other.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there are not as many of both, or not whole rows. Nothing has been written then.
+/// [`AttnError::Size`] if there are not as many of both, or not whole rows. Nothing has been written then.
 pub fn merge_states<R: Real>(rows: &mut [R], others: &[R], value_dim: usize) -> Result<()> {
     let row = row_len(value_dim)?;
     AttnError::check_size("states to be merged", rows.len(), others.len())?;

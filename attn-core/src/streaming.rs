@@ -49,7 +49,7 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 /// type that is computed in.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where the full weights are asked for,
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] if the full weights are asked for,
 /// which this engine never has ([`weights`](crate::weights) recomputes any row of them).
 pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     attn: &Attention<'_, M>,

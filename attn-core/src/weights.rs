@@ -49,7 +49,7 @@ pub struct RowAt {
 /// for the same options, `[batch, q_heads, q_len]`. Writes `out`, `[kv_len]`.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Index`] where `at` lies outside.
+/// Whatever does not fit, before anything is written; [`AttnError::Index`] if `at` lies outside.
 pub fn row<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,

@@ -275,7 +275,7 @@ impl LayerKind {
         }
     }
 
-    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` where they
+    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` if they
     /// never meet (a kernel of 1, a neighbourhood of 0).
     pub const fn max_path_len(&self, n: usize) -> Option<u128> {
         match *self {

@@ -51,7 +51,7 @@ impl<'a, T: Element> Linear<'a, T> {
     /// `x·W` with `weight` `[d_in, d_out]`, row-major.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the slice does not hold `d_in·d_out` elements; [`AttnError::Overflow`].
+    /// [`AttnError::Size`] if the slice does not hold `d_in·d_out` elements; [`AttnError::Overflow`].
     pub const fn new(weight: &'a [T], d_in: usize, d_out: usize) -> Result<Self> {
         match check_matrix(weight.len(), d_in, d_out) {
             Ok(()) => Self::strided(weight, d_in, d_out, [d_out as isize, 1], 0),
@@ -105,7 +105,7 @@ impl<'a, T: Element> Linear<'a, T> {
     /// is `outputs(h·head_dim..(h + 1)·head_dim)`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where the range reaches beyond `d_out`; [`AttnError::Order`] where it ends before it
+    /// [`AttnError::Index`] if the range reaches beyond `d_out`; [`AttnError::Order`] if it ends before it
     /// starts.
     pub fn outputs(&self, range: Range<usize>) -> Result<Self> {
         if range.end > self.d_out() {

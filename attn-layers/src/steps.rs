@@ -176,7 +176,7 @@ fn each_score<T: Element, O: Element, M: Mods>(
 }
 
 /// The softmax of every row, in place: `exp(sⱼ − max)/Σ exp(sⱼ − max)`. A row of −∞ only becomes zeros, a row with a
-/// NaN or +∞ becomes NaN where it is not −∞.
+/// NaN or +∞ becomes NaN if it is not −∞.
 ///
 /// ```
 /// use attn_core::ViewMut;
@@ -193,7 +193,7 @@ pub fn softmax<T: Element>(rows: &mut ViewMut<'_, T>) {
 /// The softmax of every row with one more logit per head in the denominator, in place. `sinks` are `[q_heads]`.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there is not one sink per head.
+/// [`AttnError::Size`] if there is not one sink per head.
 pub fn softmax_with_sinks<T: Element>(rows: &mut ViewMut<'_, T>, sinks: &[f32]) -> Result<()> {
     let [_, heads, _, _] = rows.sizes();
     AttnError::check_size("sinks against q_heads", heads, sinks.len())?;
@@ -225,7 +225,7 @@ fn softmax_rows<T: Element>(rows: &mut ViewMut<'_, T>, sink: impl Fn(usize) -> f
 /// where none is set. `weights` are `[batch, q_heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// [`AttnError`] where the dropout does not fit the weights.
+/// [`AttnError`] if the dropout does not fit the weights.
 pub fn dropout<T: Element, M: Mods>(attn: &Attention<'_, M>, weights: &mut ViewMut<'_, T>) -> Result<()> {
     let [batch, q_heads, q_len, kv_len] = weights.sizes();
     let dropout = attn.get_dropout();
@@ -293,7 +293,7 @@ pub fn weighted_sum<W: Element, T: Element, O: Element>(
 /// row, which stands where it stood.
 ///
 /// # Errors
-/// [`AttnError::Index`] where there is no such query.
+/// [`AttnError::Index`] if there is no such query.
 ///
 /// ```
 /// use attn_core::{Align, Attention, Mask, View, ViewMut};
@@ -319,7 +319,7 @@ pub fn single_query<T: Copy>(q: View<'_, T>, query: usize) -> Result<View<'_, T>
 /// One head of one sequence, as the matrix `[1, 1, seq, dim]` that a textbook draws.
 ///
 /// # Errors
-/// [`AttnError::Index`] where there is no such sequence or head.
+/// [`AttnError::Index`] if there is no such sequence or head.
 pub fn single_head<T: Copy>(x: View<'_, T>, batch: usize, head: usize) -> Result<View<'_, T>> {
     let ([batches, heads, seq, dim], [batch_step, head_step, ..]) = (x.sizes(), x.strides());
     if batch >= batches {

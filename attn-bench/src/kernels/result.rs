@@ -18,7 +18,7 @@ pub struct PeerResult {
     pub ratio: f64,
     /// Seconds per call of each sample.
     pub samples: Samples,
-    /// Largest difference between its output and ours; `None` where they are not comparable (dropout draws
+    /// Largest difference between its output and ours; `None` if they are not comparable (dropout draws
     /// differently).
     pub difference: Option<f64>,
     /// Its largest distance from the reference in f64, over the last queries of each head; plain kernels only.

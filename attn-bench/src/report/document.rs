@@ -39,11 +39,11 @@ pub struct Card {
 pub enum Part {
     /// The heading of several pictures.
     Heading(String),
-    /// A picture; left out where it has no point, and where pictures cannot be shown.
+    /// A picture; left out if it has no point, and where pictures cannot be shown.
     Picture(Picture),
-    /// A table; left out where it has no row.
+    /// A table; left out if it has no row.
     Table(Section),
-    /// A list; left out where it is empty.
+    /// A list; left out if it is empty.
     List {
         /// Its heading.
         title: String,

@@ -171,7 +171,7 @@ const TOP: i32 = 14;
 const BOTTOM: i32 = 46;
 
 impl Plot {
-    /// The picture in the colours of the page around it; empty where there is no point.
+    /// The picture in the colours of the page around it; empty if there is no point.
     pub fn svg(&self) -> String {
         let title = super::escape::html(&self.title);
         self.painted(|ink| format!("var(--{})", ink.variable)).replacen(
@@ -181,7 +181,7 @@ impl Plot {
         )
     }
 
-    /// The picture as a file of its own; empty where there is no point.
+    /// The picture as a file of its own; empty if there is no point.
     pub fn file(&self, theme: Theme) -> String {
         let page = PAGE[usize::from(theme == Theme::Dark)];
         let title = super::escape::html(&self.title);

@@ -25,7 +25,7 @@ pub(crate) struct Copies {
     dropout_keep: OnceCell<Box<[bool]>>,
 }
 
-/// A boolean tensor; `None` where there is none.
+/// A boolean tensor; `None` if there is none.
 ///
 /// # Safety
 /// As [`elements`], with bytes.
@@ -79,7 +79,7 @@ fn copied_bools<'a>(what: &'static str, from: View<'_, u8>, copy: &'a OnceCell<B
     Ok(View::strided(copy.get_or_init(|| bools.into()), from.sizes(), packed, 0)?)
 }
 
-/// An additive bias; `None` where there is none.
+/// An additive bias; `None` if there is none.
 ///
 /// # Safety
 /// As [`elements`], with the elements that `dtype` names.

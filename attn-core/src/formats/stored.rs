@@ -78,7 +78,7 @@ impl<'c> StoredRows<'c> {
         Ok((Self { scales, ..self }, dim))
     }
 
-    /// The scale of a row; 1 where there is none.
+    /// The scale of a row; 1 if there is none.
     #[inline]
     pub(super) fn scale(&self, row: usize, head: usize, slot: usize) -> f32 {
         self.scales.map_or(1.0, |scales| scales.at(row, head, slot, 0))
@@ -141,8 +141,8 @@ impl<'c> StoredView<'c> {
     /// Pairs bytes with what they mean.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where rows are no whole number of blocks, [`AttnError::Broadcast`] where scales do not
-    /// broadcast to the rows, [`AttnError::Unsupported`] where the bytes of a row do not lie side by side or the bytes
+    /// [`AttnError::Size`] if rows are no whole number of blocks, [`AttnError::Broadcast`] if scales do not
+    /// broadcast to the rows, [`AttnError::Unsupported`] if the bytes of a row do not lie side by side or the bytes
     /// have rope tables, which are those of [`cache_relative`](Self::cache_relative) here.
     #[inline]
     pub fn new(bytes: CacheView<'c, u8>, keys: StoredRows<'c>, values: StoredRows<'c>) -> Result<Self> {
@@ -217,14 +217,14 @@ impl<'c> StoredView<'c> {
         AttnShape::new(q, [batch, heads, kv_len, head_dim], [batch, heads, kv_len, value_dim])
     }
 
-    /// Writes the key of a token in real numbers. Nothing where there is no such token.
+    /// Writes the key of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn key(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.bytes.run(sequence, token) else { return };
         self.key_row(kv_head).read((row, slot), out);
     }
 
-    /// Writes the value of a token in real numbers. Nothing where there is no such token.
+    /// Writes the value of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn value(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.bytes.run(sequence, token) else { return };

@@ -58,7 +58,7 @@ impl<'c> QuantizedView<'c> {
     /// Pairs numbers and scales. `values`: `[batch or pages, kv_heads, slots, 1]` as the values lie.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where scales have other sizes.
+    /// [`AttnError::Size`] if scales have other sizes.
     #[inline]
     pub fn new(numbers: CacheView<'c, i8>, keys: KeyScales<'c>, values: View<'c, f32>) -> Result<Self> {
         let ([rows, heads, slots, head_dim], [_, _, v_slots, _]) = (numbers.k().sizes(), numbers.v().sizes());
@@ -104,7 +104,7 @@ impl<'c> QuantizedView<'c> {
         Ok(Self { numbers: self.numbers.after(before)?, ..self })
     }
 
-    /// Writes the key of a token in real numbers. Nothing where there is no such token.
+    /// Writes the key of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn key(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.numbers.run(sequence, token) else { return };
@@ -116,7 +116,7 @@ impl<'c> QuantizedView<'c> {
         out.iter_mut().zip(numbers.iter()).enumerate().for_each(|(c, (out, n))| *out = f32::from(n) * scale(c));
     }
 
-    /// Writes the value of a token in real numbers. Nothing where there is no such token.
+    /// Writes the value of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn value(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.numbers.run(sequence, token) else { return };
@@ -160,7 +160,7 @@ pub fn quantize_by(scales: &[f32], x: &[f32], numbers: &mut [i8]) {
 
 /// The scale of each channel of one head's keys, `k` being `[batch, kv_heads, tokens, head_dim]`: the largest magnitude
 /// divided by
-/// 127. NaN where one is NaN or ±∞.
+/// 127. NaN if one is NaN or ±∞.
 #[inline]
 pub fn channel_scales(k: View<'_, f32>, sequence: usize, kv_head: usize, scales: &mut [f32]) {
     let [_, _, tokens, _] = k.sizes();
@@ -169,7 +169,7 @@ pub fn channel_scales(k: View<'_, f32>, sequence: usize, kv_head: usize, scales:
     }
 }
 
-/// The largest magnitude divided by 127; NaN where one is not finite.
+/// The largest magnitude divided by 127; NaN if one is not finite.
 #[inline]
 pub(super) fn scale_of(x: impl Iterator<Item = f32>) -> f32 {
     // A NaN anywhere wins.

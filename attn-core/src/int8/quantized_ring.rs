@@ -34,7 +34,7 @@ impl<'c> ScaledRows<'c> {
     /// Pairs numbers and scales.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where there is not one scale for each row.
+    /// [`AttnError::Size`] if there is not one scale for each row.
     pub fn new(numbers: ViewMut<'c, i8>, scales: ViewMut<'c, f32>) -> Result<Self> {
         let [batch, heads, slots, _] = numbers.sizes();
         for (expected, found) in [batch, heads, slots, 1].into_iter().zip(scales.sizes()) {
@@ -91,7 +91,7 @@ impl<'c> QuantizedRingCache<'c> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k, v and seen disagree; [`AttnError::Option`] for a window of 0;
+    /// [`AttnError::Size`] if k, v and seen disagree; [`AttnError::Option`] for a window of 0;
     /// [`AttnError::TooShort`] for too few slots.
     pub fn new(
         k: ScaledRows<'c>,
@@ -111,7 +111,7 @@ impl<'c> QuantizedRingCache<'c> {
         self.seen
     }
 
-    /// Tokens held of one sequence; 0 where there is no such sequence.
+    /// Tokens held of one sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.slots.held(self.seen.get(sequence).copied().unwrap_or(0)).len
     }

@@ -84,7 +84,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// `[batch, kv_heads, kv_len, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k and v disagree.
+    /// [`AttnError::Size`] if k and v disagree.
     pub const fn of_tensors(k: View<'c, T>, v: View<'c, T>) -> Result<Self> {
         Self::of_part(k, v, 0)
     }
@@ -92,7 +92,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// Some of the tokens of longer sequences, from token `first` on: what one of several processes holds of a cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k and v disagree, [`AttnError::Overflow`] where the tokens cannot be counted.
+    /// [`AttnError::Size`] if k and v disagree, [`AttnError::Overflow`] if the tokens cannot be counted.
     pub const fn of_part(k: View<'c, T>, v: View<'c, T>, first: usize) -> Result<Self> {
         let [batch, heads, len, head_dim] = k.sizes();
         if let Err(e) = AttnShape::new([batch, heads, 0, head_dim], k.sizes(), v.sizes()) {
@@ -186,7 +186,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// lengths count the others.
     ///
     /// # Errors
-    /// [`AttnError::Overflow`] where the tokens cannot be counted.
+    /// [`AttnError::Overflow`] if the tokens cannot be counted.
     pub fn after(self, before: usize) -> Result<Self> {
         let first = self.first.checked_add(before);
         let longest = (0..self.batch()).map(|b| self.own_len(b)).max().unwrap_or(0);
@@ -205,7 +205,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// [`Rope::tables`](crate::position::rope::Rope::tables) from position 0 on.
     ///
     /// # Errors
-    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
+    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] if the tables do not fit.
     pub fn cache_relative<C: Real>(self, tables: RopeTables<'c, C>) -> Result<Self> {
         let this = Self { rope: CacheRope::new(tables), ..self };
         this.check_rope()?;
@@ -247,7 +247,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
         }
     }
 
-    /// Tokens of one sequence; 0 where there is no such sequence. Of a ring those that are held, of a
+    /// Tokens of one sequence; 0 if there is no such sequence. Of a ring those that are held, of a
     /// [part](Self::of_part) or a [continuation](Self::after) all up to its end.
     #[inline]
     pub fn len(&self, sequence: usize) -> usize {
@@ -317,7 +317,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
         if row == usize::MAX { left.min(pages.page_size().saturating_sub(slot)) } else { 0 }
     }
 
-    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or
+    /// Where a token lies, and how many from it on lie side by side. `None` if the sequence has no such token, or
     /// its page was [given back](super::PageTable::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
@@ -344,7 +344,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// sequence.
     ///
     /// # Errors
-    /// [`AttnError::Size`] or [`AttnError::Heads`] where they do not fit.
+    /// [`AttnError::Size`] or [`AttnError::Heads`] if they do not fit.
     pub fn shape(&self, q: [usize; 4]) -> Result<AttnShape> {
         let ([_, heads, _, head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         let (batch, kv_len) = (self.batch(), (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0));

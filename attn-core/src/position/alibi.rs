@@ -25,7 +25,7 @@ use crate::mask::Align;
 use crate::shape::{At, AttnShape};
 use crate::view::ViewMut;
 
-/// The slope of one head out of `heads`; 0 where there is no such head.
+/// The slope of one head out of `heads`; 0 if there is no such head.
 pub fn slope(head: usize, heads: usize) -> f64 {
     if head >= heads {
         return 0.0;
@@ -50,7 +50,7 @@ pub fn slopes<T: Element>(slopes: &mut [T]) {
 /// `slopes`: `[heads]`; `out`: `[batch, heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there is not one slope per head.
+/// [`AttnError::Size`] if there is not one slope per head.
 ///
 /// ```
 /// use attn_core::{Align, ViewMut, position::alibi};

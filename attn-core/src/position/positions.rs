@@ -25,7 +25,7 @@ pub enum Positions<'a> {
 }
 
 impl Positions<'_> {
-    /// The position of one token, where each sequence has `seq_len`; 0 where a table is too short (which
+    /// The position of one token, where each sequence has `seq_len`; 0 if a table is too short (which
     /// [`check`](Self::check) refuses).
     #[inline]
     pub fn of(&self, batch: usize, seq: usize, seq_len: usize) -> isize {

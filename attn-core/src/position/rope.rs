@@ -182,7 +182,7 @@ impl<'a> Rope<'a> {
     /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
     ///
     /// # Errors
-    /// As [`dims`](Self::dims); [`AttnError::Size`] where the positions do not fit. Nothing has been written then.
+    /// As [`dims`](Self::dims); [`AttnError::Size`] if the positions do not fit. Nothing has been written then.
     pub fn apply_in_place<T: Element>(&self, x: &mut ViewMut<'_, T>, positions: Positions<'_>) -> Result<()> {
         self.apply_to_pairs(x.sizes(), positions, &mut InPlace(x))
     }

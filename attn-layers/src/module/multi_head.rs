@@ -101,7 +101,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     /// `kv_heads·value_dim`. Their inputs may have three different numbers of features (torch's `kdim`, `vdim`).
     ///
     /// # Errors
-    /// [`AttnError::Heads`] where the heads do not group, [`AttnError::Size`] where features do not divide into heads.
+    /// [`AttnError::Heads`] if the heads do not group, [`AttnError::Size`] if features do not divide into heads.
     pub fn new(q_heads: usize, kv_heads: usize, q: Linear<'a, T>, k: Linear<'a, T>, v: Linear<'a, T>) -> Result<Self> {
         let grouped = q_heads.checked_rem(kv_heads).map_or(q_heads == 0, |rest| rest == 0);
         if !grouped {
@@ -123,7 +123,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     /// `[3·embed_dim]`.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] where a slice has another length.
+    /// As [`new`](Self::new); [`AttnError::Size`] if a slice has another length.
     pub fn packed(
         embed_dim: usize,
         heads: usize,

@@ -67,7 +67,7 @@ impl Case {
         parse(value).map(Some).ok_or_else(|| Stop::Fail(format!("parameter {name} = {value} is not understood")))
     }
 
-    /// A number, `None` where it is absent or null.
+    /// A number, `None` if it is absent or null.
     pub fn number(&self, name: &str) -> Result<Option<f64>, Stop> {
         self.parsed(name, Value::as_f64)
     }
