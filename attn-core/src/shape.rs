@@ -125,7 +125,7 @@ impl AttnShape {
 
     /// The key/value head that query head `head` reads.
     pub const fn kv_head(&self, head: usize) -> usize {
-        // `group()` is 0 only where there are no query heads, and then nobody asks.
+        // `group()` is 0 only where there are no query heads, and then no head is mapped.
         match head.checked_div(self.group()) {
             Some(kv_head) => kv_head,
             None => 0,

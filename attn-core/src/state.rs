@@ -6,7 +6,7 @@
 //! `2 + value_dim` numbers per row (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes
 //! results by rounding only; whoever wants the same bits merges in the same tree.
 //!
-//! A row lies in a buffer as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
+//! A row is stored as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
 //! nothing else to it: buffers may be sent as they are, between machines of the same byte order.
 //!
 //! ```
@@ -108,7 +108,7 @@ pub fn finish<R: Real>(row: &[R], sink: Option<f32>, out: &mut [R]) -> R {
     state.lse()
 }
 
-/// A finished output and its lse as one row: what other engines give can be merged too.
+/// A finished output and its lse as one row: results of other engines can be merged too.
 pub fn from_output<R: Real>(out: &[R], lse: R, row: &mut [R]) {
     if let [max, sum, values @ ..] = row {
         let seen = lse != R::NEG_INFINITY;

@@ -1,8 +1,8 @@
 //! Borrowed 4-D views with strides: how q, k, v, masks, biases and outputs are handed over without copying.
 //!
-//! A view is checked when it is made: every element it can reach lies inside its slice, so that reading cannot fail
+//! A view is checked when it is made: every element it can reach is inside its slice, so that reading cannot fail
 //! afterwards. Sizes are always given in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides
-//! say where they lie in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
+//! say where they are in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
 //! inputs. An output view also proves that no two of its elements share memory.
 
 use crate::error::{AttnError, Result};
@@ -13,9 +13,9 @@ use crate::shape::product;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Layout {
-    /// `[batch, heads, seq, dim]`: what torch's SDPA takes.
+    /// `[batch, heads, seq, dim]`: the layout of torch's SDPA.
     Bhsd,
-    /// `[batch, seq, heads, dim]`: what a projection leaves behind, and FlashAttention takes.
+    /// `[batch, seq, heads, dim]`: the layout of a projection's output, and of FlashAttention.
     Bshd,
     /// `[seq, batch, heads, dim]`: sequence-first models.
     Sbhd,
@@ -50,7 +50,7 @@ const fn max1(x: usize) -> usize {
     if x == 0 { 1 } else { x }
 }
 
-/// Sizes, strides and first element of a view: what [`View`] and [`ViewMut`] share.
+/// Sizes, strides and first element of a [`View`] or [`ViewMut`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub(crate) struct Strided {
@@ -60,7 +60,7 @@ pub(crate) struct Strided {
 }
 
 impl Strided {
-    /// Checks that all elements lie inside a buffer of `len` elements; `what` says whose.
+    /// Checks that all elements are inside a buffer of `len` elements; `what` names the tensor.
     const fn new(
         what: &'static str,
         len: usize,
@@ -238,7 +238,7 @@ impl<'a, T: Copy> View<'a, T> {
         Self::strided(data, sizes, [seq as isize * row, d, row, 1], part * heads * dim)
     }
 
-    /// A matrix of `rows` positions, one batch and one head: what a textbook calls Q, K or V.
+    /// A matrix of `rows` positions, one batch and one head: Q, K or V of a textbook.
     ///
     /// # Errors
     /// As [`View::new`].
@@ -376,7 +376,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
     }
 
-    /// One row as a slice, where its elements lie side by side; `None` if they do not, or where there is no such
+    /// One row as a slice if its elements are contiguous; `None` if they are not, or if there is no such
     /// row.
     #[inline]
     pub fn row_mut(&mut self, batch: usize, head: usize, seq: usize) -> Option<&mut [T]> {

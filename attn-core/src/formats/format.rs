@@ -86,7 +86,7 @@ impl Format {
         }
     }
 
-    /// Whether its numbers are multiplied by scales that lie beside the bytes.
+    /// Whether its numbers are multiplied by scales beside the bytes.
     pub const fn is_scaled(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2 | Self::Int8)
     }
@@ -172,7 +172,7 @@ impl Format {
         }
     }
 
-    /// Writes the numbers of a row, without the scale that lies beside it. Exact.
+    /// Writes the numbers of a row, without the scale beside it. Exact.
     ///
     /// # Errors
     /// [`AttnError::Size`] if the bytes are no whole number of blocks, or `x` has another length than their

@@ -1,4 +1,4 @@
-//! A cache whose keys and values are bytes in a format, to be read by any engine, wherever its tokens lie.
+//! A cache whose keys and values are bytes in a format. Any engine reads it, in any layout of its tokens.
 
 use super::format::Format;
 use crate::element::Element;
@@ -45,7 +45,7 @@ impl<'c> StoredRows<'c> {
         }
     }
 
-    /// From what was checked.
+    /// From checked parts.
     #[inline]
     pub(super) const fn of_checked(format: Format, scales: Option<View<'c, f32>>) -> Self {
         Self { format, scales }
@@ -98,16 +98,16 @@ fn broadcast(scales: View<'_, f32>, to: [usize; 4]) -> Result<View<'_, f32>> {
     View::strided(scales.data(), to, strides, scales.offset())
 }
 
-/// Keys and values in bytes, each in a [`Format`] of its own, wherever they lie.
+/// Keys and values in bytes, each in a [`Format`] of its own, in any layout.
 ///
 /// The bytes are those of a [`CacheView`]: plain tensors, rows of slots, rings, pages. Its k is
-/// `[batch or pages, kv_heads, slots, bytes of a key]`, its v `[…, bytes of a value]`; a row's bytes lie side by side.
+/// `[batch or pages, kv_heads, slots, bytes of a key]`, its v `[…, bytes of a value]`; a row's bytes are contiguous.
 /// A scale multiplies a key's score or a value's weight; of the bytes, a tile at a time is widened at most.
 ///
 /// # How exact
 ///
 /// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy. They sum products with the
-/// codes before they multiply by a scale that lies beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
+/// codes before they multiply by a scale beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
 ///
 /// ```
 /// use attn_core::formats::{Format, StoredRows, StoredView};
@@ -138,11 +138,11 @@ pub struct StoredView<'c> {
 }
 
 impl<'c> StoredView<'c> {
-    /// Pairs bytes with what they mean.
+    /// Pairs bytes with their formats.
     ///
     /// # Errors
     /// [`AttnError::Size`] if rows are no whole number of blocks, [`AttnError::Broadcast`] if scales do not
-    /// broadcast to the rows, [`AttnError::Unsupported`] if the bytes of a row do not lie side by side or the bytes
+    /// broadcast to the rows, [`AttnError::Unsupported`] if the bytes of a row are not contiguous or the bytes
     /// have rope tables, which are those of [`cache_relative`](Self::cache_relative) here.
     #[inline]
     pub fn new(bytes: CacheView<'c, u8>, keys: StoredRows<'c>, values: StoredRows<'c>) -> Result<Self> {
@@ -153,7 +153,7 @@ impl<'c> StoredView<'c> {
         Ok(Self { bytes, keys, values, dims: [head_dim, value_dim], rope: None })
     }
 
-    /// The bytes, and where tokens lie in them.
+    /// The bytes, and where tokens are in them.
     #[inline]
     pub const fn bytes(&self) -> &CacheView<'c, u8> {
         &self.bytes

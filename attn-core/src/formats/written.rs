@@ -34,7 +34,7 @@ impl<'c> StoredRowsMut<'c> {
     ///
     /// # Errors
     /// [`AttnError::Size`] if rows are no whole number of blocks, or the format has scales;
-    /// [`AttnError::Unsupported`] if the bytes of a row do not lie side by side.
+    /// [`AttnError::Unsupported`] if the bytes of a row are not contiguous.
     #[inline]
     pub fn new(format: Format, bytes: ViewMut<'c, u8>) -> Result<Self> {
         let (_, dim) = StoredRows::new(format, None)?.for_bytes(bytes.as_view())?;

@@ -1,6 +1,6 @@
-//! A cache in int8 with scales, to be read by any engine: numbers in any layout, and what they are multiplied by.
+//! A cache in int8 with scales, for any engine: numbers in any layout, and the scales that multiply them.
 //!
-//! Keys have a scale per token, or one per channel: their outliers lie in a few channels, which per-channel scales keep
+//! Keys have a scale per token, or one per channel: their outliers are in a few channels, which per-channel scales keep
 //! from the others (KIVI, Liu et al. 2024, arXiv 2402.02750). Values have a scale per token. A token's scale multiplies
 //! its score or its weight and a channel's the query, so that nothing is widened in memory and reading costs a quarter
 //! of `f32`. Zero points are 0.
@@ -71,7 +71,7 @@ impl<'c> QuantizedView<'c> {
         Ok(Self { numbers, keys, values })
     }
 
-    /// From what is known to fit.
+    /// From parts that are known to fit.
     #[inline]
     pub(super) const fn of_checked(numbers: CacheView<'c, i8>, keys: KeyScales<'c>, values: View<'c, f32>) -> Self {
         Self { numbers, keys, values }
@@ -141,7 +141,7 @@ pub fn quantize(x: &[f32], numbers: &mut [i8]) -> f32 {
 }
 
 /// Writes the nearest numbers of a token, channel by channel, in scales that were [chosen](channel_scales) before. What
-/// lies beyond 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
+/// exceeds 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
 ///
 /// ```
 /// use attn_core::int8::{channel_scales, quantize_by};

@@ -21,7 +21,7 @@ use crate::view::{View, ViewMut};
 /// One of a cache's two tensors: numbers `[batch, kv_heads, slots, dim]` and their scales
 /// `[batch, kv_heads, slots, 1]`.
 ///
-/// A row stands for `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off
+/// A row means `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off
 /// by at most half a scale. A row with a NaN or ±∞ becomes NaN.
 #[derive(Debug)]
 pub struct ScaledRows<'c> {
@@ -144,7 +144,7 @@ impl<'c> QuantizedRingCache<'c> {
         Ok(())
     }
 
-    /// Puts one token where the oldest non-sink token stood. What is held then.
+    /// Overwrites the oldest non-sink token. Returns the tokens held then.
     fn insert_token(&mut self, (sequence, token): (usize, usize), k_new: View<'_, f32>, v_new: View<'_, f32>) -> Held {
         let [_, heads, ..] = self.k.numbers.sizes();
         let seen = self.seen.get(sequence).copied().unwrap_or(0);

@@ -45,7 +45,7 @@ pub fn slopes<T: Element>(slopes: &mut [T]) {
     }
 }
 
-/// The bias as a matrix, `−slope[h]·|i + offset − j|`; with `causal`, −∞ where key `j` lies after the query.
+/// The bias as a matrix, `−slope[h]·|i + offset − j|`; with `causal`, −∞ where key `j` is after the query.
 ///
 /// `slopes`: `[heads]`; `out`: `[batch, heads, q_len, kv_len]`.
 ///
@@ -85,7 +85,7 @@ pub fn bias<S: Element, T: Element>(slopes: &[S], align: Align, causal: bool, ou
 pub struct Alibi<'a> {
     /// One slope per query head, `[q_heads]`.
     pub slopes: &'a [f32],
-    /// Where query 0 stands.
+    /// The key position of query 0.
     pub align: Align,
 }
 

@@ -14,9 +14,9 @@ use crate::shape::product;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Positions<'a> {
-    /// Token `s` stands at `offset + s`, in every sequence.
+    /// Token `s` has position `offset + s`, in every sequence.
     Offset(isize),
-    /// Token `s` of sequence `b` stands at `offsets[b] + s`. `[batch]`.
+    /// Token `s` of sequence `b` has position `offsets[b] + s`. `[batch]`.
     Offsets(&'a [isize]),
     /// One position per token, the same in every sequence. `[seq]`.
     Shared(&'a [isize]),
