@@ -56,7 +56,7 @@
 //! steps::weighted_sum(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
 //! assert!(agrees(&context, &cat::CONTEXT)); // row "cat": 0.9056 1.0249 1.0561 1.4822
 //!
-//! // The same without looking ahead: masked scores are −∞, so that their weights are 0.
+//! // The same under a causal mask: masked scores are −∞, so that their weights are 0.
 //! let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
 //! steps::masked_scores(&causal, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
 //! assert_eq!(s[1], f64::NEG_INFINITY);
@@ -96,7 +96,7 @@ pub fn scaled_scores<T: Element, O: Element, M: Mods>(
     each_score(attn, q, k, out, |problem, dot, _| dot * problem.scale())
 }
 
-/// Scaled scores after the soft-cap; the scaled scores themselves where none is set. Shapes and errors as for
+/// Scaled scores after the soft-cap; the scaled scores themselves if none is set. Shapes and errors as for
 /// [`scores`].
 ///
 /// # Errors
@@ -290,7 +290,7 @@ pub fn weighted_sum<W: Element, T: Element, O: Element>(
 /// One query of a longer sequence, all batches and heads of it: `[batch, q_heads, 1, head_dim]`.
 ///
 /// Where a mask counts positions, give it [`Align::Offset(query)`](attn_core::Align::Offset): the view has only one
-/// row, which stands where it stood.
+/// row, which keeps its place.
 ///
 /// # Errors
 /// [`AttnError::Index`] if there is no such query.

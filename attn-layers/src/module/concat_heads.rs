@@ -122,7 +122,7 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
     }
 
     /// Runs all heads on `x` `[batch, 1, seq, d_model]`; the result is `[batch, 1, seq, heads·d_v]`, the weights (if
-    /// asked for) `[batch, heads, seq, seq]`.
+    /// requested) `[batch, heads, seq, seq]`.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.

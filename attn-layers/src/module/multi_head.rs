@@ -254,7 +254,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     }
 
     /// The gradients of `Σ y·dy` by inputs, weights, biases, appended key and value: see [`ModuleGradients`] for what
-    /// can be asked for. The engine runs the forward pass again and goes back through the attention: [`Reference`]
+    /// can be requested. The engine runs the forward pass again and goes back through the attention: [`Reference`]
     /// in `f64`, an engine of kernels on them. `dy` has the shape of the result; `scratch` holds
     /// [`backward_scratch_len`](Self::backward_scratch_len) elements.
     ///
@@ -275,7 +275,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     }
 }
 
-/// Features per head, where they divide.
+/// Features per head, if they divide.
 fn per_head(what: &'static str, features: usize, heads: usize) -> Result<usize> {
     let dim = features.checked_div(heads).unwrap_or(0);
     AttnError::check_size(what, dim * heads, features)?;
