@@ -18,7 +18,7 @@ type Rows<T> = Vec<Vec<T>>;
 pub(super) struct Scene {
     /// The page's heading.
     pub(super) title: String,
-    /// What a reader must know about where the numbers come from.
+    /// A note about the origin of the numbers.
     pub(super) note: String,
     /// One per query and key.
     pub(super) tokens: Vec<String>,
@@ -93,7 +93,7 @@ pub(super) struct HeadView {
     pub(super) scores: Rows<Option<f32>>,
     /// Weights as the softmax gave them.
     pub(super) before: Rows<Option<f32>>,
-    /// Weights after dropout, where there is any.
+    /// Weights after dropout, if there is any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) after: Option<Rows<Option<f32>>>,
     /// The weighted mean of the values, without dropout: `[tokens, value_dim]`.
