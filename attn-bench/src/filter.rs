@@ -1,7 +1,7 @@
 //! Which cases to measure: a regular expression over their names.
 //!
 //! Every measured case has a name of parts between slashes, from the general to the special:
-//! `curve/d64/f32/simd/t1/n4096`, `kernels/pf2048d64/avx512/t1`. The same names stand in reports, comparisons and JSON.
+//! `curve/d64/f32/simd/t1/n4096`, `kernels/pf2048d64/avx512/t1`. Reports, comparisons and JSON use the same names.
 
 use regex_lite::Regex;
 

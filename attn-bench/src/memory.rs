@@ -1,4 +1,4 @@
-//! The most heap that a call holds beyond what was held before it.
+//! The most heap that a call holds beyond the heap held before it.
 //!
 //! The counting is done by the program's global allocator, which a library must not choose: the program hands over
 //! three functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the
@@ -12,7 +12,7 @@ pub struct Heap {
     pub current: fn() -> usize,
     /// The most bytes allocated at once since the last reset.
     pub peak: fn() -> usize,
-    /// Sets the peak to what is allocated now.
+    /// Sets the peak to the current allocation.
     pub reset_peak: fn(),
 }
 

@@ -1,4 +1,4 @@
-//! What measuring a shape leaves: samples of every pass, ours and the peers', and what they say.
+//! The measurement of a shape: samples of every pass, ours and the peers', and the conclusions from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +82,7 @@ impl KernelReport {
         Self { format, kind, machine, peers: Vec::new(), results: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a result, or its samples where an earlier pass measured the same.
+    /// Adds a result, or its samples if an earlier pass measured the same.
     pub fn take(&mut self, result: KernelResult) {
         match self.results.iter_mut().find(|known| known.name() == result.name()) {
             Some(known) => known.join(result),
