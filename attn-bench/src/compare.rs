@@ -152,7 +152,10 @@ impl Run {
     /// # Errors
     /// [`ReadError`].
     pub fn read(json: &str) -> Result<Self, ReadError> {
-        let Head { format, kind } = serde_json::from_str(json).map_err(|error| ReadError::Json(error.to_string()))?;
+        let Head { format, kind } = serde_json::from_str(json).map_err(|error| match error.is_data() {
+            true => ReadError::NotAReport,
+            false => ReadError::Json(error.to_string()),
+        })?;
         let format = format.ok_or(ReadError::NotAReport)?;
         if format != FORMAT {
             return Err(ReadError::Format { found: format });
