@@ -137,11 +137,6 @@ impl KernelResult {
             peer.ratio = median(&ratios);
         }
     }
-
-    /// The fastest peer.
-    pub fn best_peer(&self) -> Option<&PeerResult> {
-        self.peers.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-    }
 }
 
 #[cfg(test)]
