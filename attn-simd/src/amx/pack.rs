@@ -129,7 +129,7 @@ fn read<I: Isa>(
 }
 
 /// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and
-/// marked, a bit each; so are those beyond the last, without a mark. `None` where the channels are strewn.
+/// marked, a bit each; so are those beyond the last, without a mark. `None` if the channels are strewn.
 #[inline(always)]
 fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
     let Input::Bf16(view) = input else { return None };
