@@ -10,8 +10,8 @@
 //! base follows twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
 //! a row's keys, and seldom enough to cost nothing.
 //!
-//! Weights and their sums are stored times 2²⁴ ([`RAISE`](crate::math::RAISE)). AMX flushes subnormals; the parts of the
-//! smallest weight above 0 are normal numbers, and AMX drops 2²⁴ times less of a product.
+//! Weights and their sums are stored times 2²⁴ ([`RAISE`](crate::math::RAISE)). AMX flushes subnormals; the parts of
+//! the smallest weight above 0 are normal numbers, and AMX drops 2²⁴ times less of a product.
 
 use super::product::Operand;
 use crate::isa::Isa;
