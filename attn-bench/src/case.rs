@@ -70,13 +70,13 @@ impl Case {
         Attention::new().mask(self.mask())
     }
 
-    /// The mask that the case asks for.
+    /// The mask of the case.
     pub const fn mask(&self) -> Mask<'static> {
         if self.causal { Mask::causal(Align::BottomRight) } else { Mask::none() }
     }
 }
 
-/// `batch × heads (key/value heads) × queries (keys) × head_dim`; what is in brackets only where it differs.
+/// `batch × heads (key/value heads) × queries (keys) × head_dim`; sizes in brackets only if they differ.
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let pair = |a: usize, b: usize| if a == b { a.to_string() } else { format!("{a} ({b})") };
@@ -245,7 +245,7 @@ pub fn normal(seed: u64, len: usize) -> Vec<f32> {
     out
 }
 
-/// The largest difference of two outputs; infinite where they differ in length or one is not a number.
+/// The largest difference of two outputs; infinite if they differ in length or one is not a number.
 pub(crate) fn difference(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() {
         return f64::INFINITY;

@@ -5,7 +5,7 @@
 //! computes, which other programs leave alone. With `mₚ` the median of pass `p`:
 //!
 //! - the case's value is the median of the `mₚ`: one disturbed pass does not move it;
-//! - its noise `s` is the larger of half the range of the `mₚ` (how far moments of one and the same run lay apart) and
+//! - its noise `s` is the larger of half the range of the `mₚ` (the distance between moments of one run) and
 //!   the standard error of the median within passes, `1.2533·σ/√samples` with `σ` from the quartiles (0.1 where there
 //!   are too few samples to tell);
 //! - the band is `ln(1 + threshold) + 2·√(s_old² + s_new²)`. A case whose value grew by more is slower, by less than
@@ -16,7 +16,6 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::clock::median;
 use crate::curve::Curve;
@@ -26,7 +25,7 @@ use crate::format::FORMAT;
 use crate::kernels::KernelReport;
 use crate::machine::Machine;
 
-/// What a case may be slower by before it counts, if noise is nil.
+/// How much slower a case may be before it counts, if noise is nil.
 pub const THRESHOLD: f64 = 0.05;
 
 /// How the columns of a comparison are read.
@@ -38,7 +37,7 @@ pub const LEGEND: &str = "Then and now are medians in seconds of the clock. The 
 /// Taken for the noise of a case with fewer than two samples.
 const UNKNOWN_NOISE: f64 = 0.1;
 
-/// What is compared of one case.
+/// One case, as it is compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Its name.
@@ -139,26 +138,36 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
+/// The fields that tell a report from any other JSON.
+#[derive(Deserialize)]
+struct Head {
+    format: Option<String>,
+    #[serde(default)]
+    kind: String,
+}
+
 impl Run {
     /// Reads what `--json` wrote.
     ///
     /// # Errors
     /// [`ReadError`].
     pub fn read(json: &str) -> Result<Self, ReadError> {
-        let value: Value = serde_json::from_str(json).map_err(|error| ReadError::Json(error.to_string()))?;
-        let format = value.get("format").and_then(Value::as_str).ok_or(ReadError::NotAReport)?;
+        let Head { format, kind } = serde_json::from_str(json).map_err(|error| match error.is_data() {
+            true => ReadError::NotAReport,
+            false => ReadError::Json(error.to_string()),
+        })?;
+        let format = format.ok_or(ReadError::NotAReport)?;
         if format != FORMAT {
-            return Err(ReadError::Format { found: format.to_string() });
+            return Err(ReadError::Format { found: format });
         }
-        let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default().to_string();
         let broken = |error: serde_json::Error| ReadError::Broken(error.to_string());
         let run = match kind.as_str() {
             "curve" => {
-                let report: CurveReport = serde_json::from_value(value).map_err(broken)?;
+                let report: CurveReport = serde_json::from_str(json).map_err(broken)?;
                 Self::of_curves(&report.machine, &report.curves)
             }
-            "kernels" => Self::of_kernels(&serde_json::from_value(value).map_err(broken)?),
-            "decode" => Self::of_decode(&serde_json::from_value(value).map_err(broken)?),
+            "kernels" => Self::of_kernels(&serde_json::from_str(json).map_err(broken)?),
+            "decode" => Self::of_decode(&serde_json::from_str(json).map_err(broken)?),
             _ => return Err(ReadError::Kind(kind)),
         };
         if run.cases.is_empty() { Err(ReadError::Empty) } else { Ok(run) }
@@ -180,7 +189,7 @@ impl Run {
         Self { machine: report.machine.clone(), cases }
     }
 
-    /// The cases of a table of decoding: what stands beside each sample is the rate of a plain read.
+    /// The cases of a table of decoding: beside each sample is the rate of a plain read.
     pub fn of_decode(report: &DecodeReport) -> Self {
         let rows = report.rows.iter().filter_map(|row| {
             let rates: Vec<f64> = row.probes.iter().map(|seconds| row.bytes as f64 / seconds).collect();
@@ -190,7 +199,7 @@ impl Run {
     }
 }
 
-/// What became of a case.
+/// The verdict on a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -230,7 +239,7 @@ pub struct Comparison {
     pub added: Vec<String>,
     /// Why the numbers may mean little.
     pub warnings: Vec<String>,
-    /// What a case may be slower by before it counts, if noise is nil.
+    /// How much slower a case may be before it counts, if noise is nil.
     pub threshold: f64,
 }
 
@@ -286,7 +295,7 @@ impl Comparison {
         )
     }
 
-    /// The median of all ratios: what the whole run is off by.
+    /// The median of all ratios: the factor of the whole run.
     pub fn overall(&self) -> f64 {
         median(&self.rows.iter().map(|row| row.ratio).collect::<Vec<_>>())
     }
@@ -308,6 +317,7 @@ fn warnings(old: &Machine, new: &Machine) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::curve_report::tests::report;
+    use serde_json::Value;
 
     /// A case whose passes have these times, at a peak of 1 FLOP/s.
     fn case(name: &str, passes: &[&[f64]]) -> Measured {
@@ -397,6 +407,7 @@ mod tests {
         assert!(matches!(Run::read(&json[..json.len() / 2]), Err(ReadError::Json(_))));
         assert!(matches!(Run::read(""), Err(ReadError::Json(_))));
         assert_eq!(Run::read("{}"), Err(ReadError::NotAReport));
+        assert_eq!(Run::read("{\"format\": 3}"), Err(ReadError::NotAReport));
         assert_eq!(Run::read("[1, 2]"), Err(ReadError::NotAReport));
         let other = json.replace(FORMAT, "attn-bench/0");
         assert_eq!(Run::read(&other), Err(ReadError::Format { found: "attn-bench/0".into() }));

@@ -1,6 +1,6 @@
 //! The cost curve: time and memory of every engine against sequence length, for each head dimension and number type.
 //!
-//! [`measure`](mod@measure) takes the samples; here is what it leaves: points, and what they say about growth.
+//! [`measure`](mod@measure) takes the samples; its results are here: points, and their growth.
 
 pub mod measure;
 
@@ -47,9 +47,9 @@ pub struct Point {
     pub n: usize,
     /// Median seconds per call: of the thread's own clock for engines on one thread, of the wall's for others.
     pub seconds: f64,
-    /// Most heap held during a first call beyond what was held before, in bytes.
+    /// Most heap held during a first call beyond the heap held before, in bytes.
     pub extra_bytes: usize,
-    /// Growth of the process's resident set over that call, in bytes, where the system tells.
+    /// Growth of the process's resident set over that call, in bytes, if the system tells.
     pub resident_bytes: Option<usize>,
     /// `flops / seconds / 1e9`.
     pub gflops: f64,
@@ -73,7 +73,7 @@ impl Point {
         if self.thread.is_empty() { &self.samples.0 } else { &self.thread }
     }
 
-    /// Median seconds per call by the wall's clock: what compares with lines of several threads.
+    /// Median seconds per call by the wall's clock, to compare with lines of several threads.
     pub fn wall(&self) -> f64 {
         self.samples.median()
     }
@@ -109,7 +109,7 @@ pub struct Skipped {
     pub why: String,
 }
 
-/// What one pass finds at one length.
+/// The results of one pass at one length.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
     pub(crate) points: Vec<Point>,
@@ -123,9 +123,9 @@ pub struct Curve {
     pub case: Case,
     /// How numbers are stored.
     pub number: Number,
-    /// What was measured.
+    /// The measured points.
     pub points: Vec<Point>,
-    /// What was not.
+    /// The points that were not measured.
     pub skipped: Vec<Skipped>,
 }
 
@@ -135,7 +135,7 @@ impl Curve {
         Self { case, number, points: Vec::new(), skipped: Vec::new() }
     }
 
-    /// What names of its cases begin with: `curve/d64/f32`, with heads and `causal` where there is something to say.
+    /// The begin of its cases' names: `curve/d64/f32`, with heads and `causal` if they are not the default.
     pub fn name(&self) -> String {
         let Case { q_heads, head_dim, causal, .. } = self.case;
         let heads = if q_heads == 1 { String::new() } else { format!("/h{q_heads}") };
@@ -147,7 +147,7 @@ impl Curve {
         format!("{}/{}/t{}/n{n}", self.name(), who.engine, who.threads)
     }
 
-    /// What was measured, in words: `f32, one head of dimension 64, causal`.
+    /// The case in words: `f32, one head of dimension 64, causal`.
     pub fn title(&self) -> String {
         let Case { q_heads, head_dim, causal, .. } = self.case;
         let heads = if q_heads == 1 { "one head".into() } else { format!("{q_heads} heads") };
@@ -189,7 +189,7 @@ impl Curve {
         PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.seconds)).collect::<Vec<_>>())
     }
 
-    /// How its extra memory grows over the larger lengths; `None` where it needs none at all.
+    /// How its extra memory grows over the larger lengths; `None` if it needs none at all.
     pub fn memory_law(&self, who: Who) -> Option<PowerLaw> {
         PowerLaw::fit_large(&self.of(who).map(|p| (p.n, p.extra_bytes as f64)).collect::<Vec<_>>())
     }
@@ -201,7 +201,7 @@ impl Curve {
         Some((slow.n, slow.seconds / fast.seconds))
     }
 
-    /// Takes what one pass found at one length.
+    /// Takes the results of one pass at one length.
     pub(crate) fn take(&mut self, found: Found) {
         let case = self.case;
         for point in found.points {

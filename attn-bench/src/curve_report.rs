@@ -1,4 +1,4 @@
-//! What a run of the cost curve leaves as JSON: its curves, and what follows from them.
+//! A run of the cost curve as JSON: its curves, and the conclusions from them.
 
 use attn_simd::Level;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use crate::format::FORMAT;
 use crate::machine::Machine;
 use crate::roofline::{Footprint, Prediction, Roofs, footprints, predict};
 
-/// Cost curves with everything that is said about them.
+/// Cost curves with the conclusions from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurveReport {
     /// [`FORMAT`].
@@ -40,7 +40,7 @@ pub struct Growth {
     pub who: Who,
     /// Of its time, over the larger lengths.
     pub time: Option<PowerLaw>,
-    /// Of its extra memory, over the larger lengths; `None` where it needs none.
+    /// Of its extra memory, over the larger lengths; `None` if it needs none.
     pub memory: Option<PowerLaw>,
 }
 

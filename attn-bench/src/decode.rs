@@ -95,9 +95,9 @@ impl Stored {
 /// One row of the table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was run.
+    /// The shape.
     pub shape: Shape,
-    /// Over what.
+    /// The type of the cache.
     pub stored: Stored,
     /// Whether the processor's caches held something else before each call.
     pub cold: bool,
@@ -181,7 +181,7 @@ impl DecodeReport {
         Self { format, kind, machine, peers: Vec::new(), rows: Vec::new() }
     }
 
-    /// Adds a row, or its samples where an earlier pass measured the same.
+    /// Adds a row, or its samples if an earlier pass measured the same.
     pub fn take(&mut self, row: Row) {
         match self.rows.iter_mut().find(|known| known.name() == row.name()) {
             Some(known) => known.join(row),
@@ -367,7 +367,7 @@ fn steps<Q: KernelElement>(
         None => Vec::new(),
     };
     let mut row = |cold: bool| -> Result<Row, DecodeError> {
-        // Steps that are over at once are taken together, but not where the caches are filled before each.
+        // Steps that are over at once are taken together, but not if the caches are filled before each.
         let calls = if cold { 1 } else { ((1 << 20) / bytes.max(1)).clamp(1, 1000) };
         let probe = || {
             if cold {

@@ -89,7 +89,7 @@ fn windowed(mask: Mask<'_>) -> Mask<'_> {
 /// two of them share a core would be measured, not the engine.
 ///
 /// # Errors
-/// A message where the threads cannot be started.
+/// A message if the threads cannot be started.
 pub fn pool(threads: usize) -> std::result::Result<ThreadPool, String> {
     let cores = if own_cores(threads) { core_affinity::get_core_ids().unwrap_or_default() } else { Vec::new() };
     let stay = move |thread: usize| {
@@ -161,7 +161,18 @@ impl<'p> Runner<'p> {
         q: View<'_, T>,
         k: View<'_, T>,
         v: View<'_, T>,
-        outputs: impl Into<Outputs<'o, O>> + Send,
+        outputs: impl Into<Outputs<'o, O>>,
+    ) -> Result<()> {
+        self.run_into(engine, attn, (q, k, v), outputs.into())
+    }
+
+    /// [`run`](Self::run) for one type of outputs, so that the compiler makes each engine once per element type.
+    fn run_into<T: KernelElement, O: KernelElement>(
+        &mut self,
+        engine: Engine,
+        attn: &Attention<'_>,
+        (q, k, v): (View<'_, T>, View<'_, T>, View<'_, T>),
+        mut outputs: Outputs<'_, O>,
     ) -> Result<()> {
         match engine {
             Engine::Naive => {
@@ -177,7 +188,6 @@ impl<'p> Runner<'p> {
             Engine::Simd => attn_simd::forward_at(self.level, attn, q, k, v, outputs, &mut self.workspace),
             Engine::Parallel => {
                 let level = self.level;
-                let outputs = outputs.into();
                 self.pool.install(|| attn_parallel::Runner::new().level(level).forward(attn, q, k, v, outputs))
             }
             Engine::Windowed => {
@@ -193,7 +203,7 @@ impl<'p> Runner<'p> {
                 let (s, z) = state.split_at_mut(s_len);
                 let linear = LinearAttention::new();
                 let linear = if attn.get_mask().is_none() { linear } else { linear.causal(Align::BottomRight) };
-                linear.forward(q, k, v, &mut outputs.into().out, LinearState { s, z }, scratch)
+                linear.forward(q, k, v, &mut outputs.out, LinearState { s, z }, scratch)
             }
         }
     }

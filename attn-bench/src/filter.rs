@@ -1,7 +1,7 @@
 //! Which cases to measure: a regular expression over their names.
 //!
 //! Every measured case has a name of parts between slashes, from the general to the special:
-//! `curve/d64/f32/simd/t1/n4096`, `kernels/pf2048d64/avx512/t1`. The same names stand in reports, comparisons and JSON.
+//! `curve/d64/f32/simd/t1/n4096`, `kernels/pf2048d64/avx512/t1`. Reports, comparisons and JSON use the same names.
 
 use regex_lite::Regex;
 
@@ -22,7 +22,7 @@ impl Filter {
     /// The cases whose names match.
     ///
     /// # Errors
-    /// A message where the expression makes no sense.
+    /// A message if the expression makes no sense.
     pub fn new(expression: &str) -> Result<Self, String> {
         Regex::new(expression).map(|regex| Self(Some(regex))).map_err(|error| format!("--filter: {error}"))
     }

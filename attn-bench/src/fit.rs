@@ -10,9 +10,9 @@ pub struct PowerLaw {
     /// The cost at `n = 1` (meaningful only as a coefficient).
     pub factor: f64,
     /// Half the width of the 95 % confidence interval of the exponent, by Student's t over the scatter of the points
-    /// about the line; `None` for two points, which always lie on one.
+    /// about the line; `None` for two points, which are always on one.
     pub exponent_95: Option<f64>,
-    /// Coefficient of determination on the logarithms; 1 where all points lie on the line.
+    /// Coefficient of determination on the logarithms; 1 if all points are on the line.
     pub r2: f64,
     /// The smallest n that took part.
     pub from_n: usize,
@@ -23,7 +23,7 @@ pub struct PowerLaw {
 }
 
 impl PowerLaw {
-    /// Fits all points; `None` for fewer than two different n, or where a cost is not positive.
+    /// Fits all points; `None` for fewer than two different n, or if a cost is not positive.
     ///
     /// ```
     /// use attn_bench::fit::PowerLaw;

@@ -1,4 +1,4 @@
-//! What a run has measured so far, in a file, so that one that was interrupted goes on where it stopped.
+//! The finished steps of a run, in a file, so that an interrupted run goes on at its next step.
 //!
 //! The file holds lines of JSON: first a key that says which run this is, then a line per finished step. A run with
 //! another key (other options, another build, another machine) starts anew; a last line that was cut off while it was
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// A line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line {
     step: String,
-    result: Value,
+    result: Box<RawValue>,
 }
 
 /// The steps of a run that are done.
 #[derive(Debug, Default)]
 pub struct Journal {
     file: Option<(PathBuf, File)>,
-    done: HashMap<String, Value>,
+    done: HashMap<String, Box<RawValue>>,
 }
 
 impl Journal {
@@ -55,7 +55,7 @@ impl Journal {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        // Written again from what was understood: a line that was cut off must not swallow the next one.
+        // Written again from the lines that parsed: a line that was cut off must not swallow the next one.
         let mut text = serde_json::to_string(key)? + "\n";
         for (step, result) in &done {
             text += &(serde_json::to_string(&Line { step: step.clone(), result: result.clone() })? + "\n");
@@ -77,18 +77,18 @@ impl Journal {
         self.done.is_empty()
     }
 
-    /// What a step found, if it is done and reads as a `T`.
+    /// The result of a step, if it is done and reads as a `T`.
     pub fn get<T: DeserializeOwned>(&self, step: &str) -> Option<T> {
-        serde_json::from_value(self.done.get(step)?.clone()).ok()
+        serde_json::from_str(self.done.get(step)?.get()).ok()
     }
 
-    /// Notes what a step found.
+    /// Notes the result of a step.
     ///
     /// # Errors
     /// Where the file cannot be written.
     pub fn put<T: Serialize>(&mut self, step: &str, result: &T) -> io::Result<()> {
         let Some((_, file)) = &mut self.file else { return Ok(()) };
-        let line = Line { step: step.to_string(), result: serde_json::to_value(result)? };
+        let line = Line { step: step.to_string(), result: to_raw_value(result)? };
         writeln!(file, "{}", serde_json::to_string(&line)?)?;
         self.done.insert(line.step, line.result);
         file.flush()

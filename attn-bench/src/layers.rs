@@ -1,4 +1,4 @@
-//! All engines on the layers of a file: how far each is from what the file holds, and how long it takes.
+//! All engines on the layers of a file: the error of each against the file's outputs, and its time.
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut, reference};
@@ -46,18 +46,18 @@ pub struct EngineResult {
     pub seconds: f64,
     /// Seconds per call of each sample.
     pub samples: Samples,
-    /// How far the output is off, where there is something to compare with.
+    /// The error of the output, if there is something to compare with.
     pub out: Option<Distance>,
-    /// How far the log-sum-exp is off, where there is something to compare with.
+    /// The error of the log-sum-exp, if there is something to compare with.
     pub lse: Option<Distance>,
 }
 
-/// How far a result is from what was expected.
+/// The distance of a result from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distance {
     /// The largest absolute difference.
     pub largest: f64,
-    /// The largest difference in units of what is allowed ([`ABSOLUTE`] + [`RELATIVE`]·|value| and the precision that
+    /// The largest difference in units of the allowed one ([`ABSOLUTE`] + [`RELATIVE`]·|value| and the precision that
     /// the expected value is stored in); up to 1 is right.
     pub of_allowed: f64,
 }
@@ -81,13 +81,13 @@ pub struct LayerResults {
     pub engines: Vec<EngineResult>,
 }
 
-/// Allowed absolute difference: what single precision leaves for attention over outputs of the order of 1.
+/// Allowed absolute difference: single precision's for attention over outputs of the order of 1.
 pub const ABSOLUTE: f64 = 1e-5;
 /// Allowed relative difference.
 pub const RELATIVE: f64 = 1e-5;
 
 impl Distance {
-    /// Compares; `None` where the lengths differ.
+    /// Compares; `None` if the lengths differ.
     pub fn between(found: &[f32], expected: &Expected) -> Option<Self> {
         if found.len() != expected.values.len() {
             return None;
@@ -112,7 +112,7 @@ impl Distance {
 /// Runs all engines on a layer.
 ///
 /// # Errors
-/// [`LayerError`] where q, k and v do not fit together.
+/// [`LayerError`] if q, k and v do not fit together.
 pub fn run(
     layer: &Layer,
     causal: bool,

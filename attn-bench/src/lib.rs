@@ -1,7 +1,7 @@
 //! What the benchmarks of the attn crates measure, and how: the cost curve of attention against sequence length, single
 //! kernels against the machine's peak, and real tensors from a file.
 //!
-//! `cargo xtask bench` drives it: arguments, the progress bar and where files go are there. Here is all that has a
+//! `cargo xtask bench` drives it: arguments, the progress bar and the places of files are there. Here is all that has a
 //! right answer, so that it can be tested.
 //!
 //! - What is run: cases and their FLOP counts ([`case`]), the engines under one roof ([`engine`], with the textbook
@@ -12,7 +12,7 @@
 //!   the peak ([`kernels`]), steps over caches beside a plain read ([`decode`]), and ranks of an MPI job beside threads
 //!   ([`ranks`]). A [`filter`] narrows each.
 //! - What is left: a run as JSON ([`curve_report`], [`kernels::KernelReport`], [`decode::DecodeReport`]), two runs
-//!   compared ([`compare`]), and what is shown of them ([`report`]).
+//!   compared ([`compare`]), and their reports ([`report`]).
 //!
 //! Conventions: times are medians of several samples, taken in passes over the whole grid, all samples are kept for
 //! `--json`; work on one thread is timed by the thread's own clock; FLOPs count `4·B·H·Sq·Skv·D`, halved for causal

@@ -27,9 +27,9 @@ pub struct Machine {
     pub rustc: String,
     /// Profile, target and flags that it was built with.
     pub flags: String,
-    /// The revision of the sources, `-dirty` where they were changed, if git can be asked.
+    /// The revision of the sources, `-dirty` if they were changed; `None` without git.
     pub revision: Option<String>,
-    /// What was typed.
+    /// The command line.
     pub command: String,
     /// The day, as `2026-11-25`, in universal time.
     pub date: String,
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// A warning, where others were using the machine before the run: then times are too high and shares too low.
+    /// A warning if others were using the machine before the run: then times are too high and shares too low.
     pub fn disturbed(&self) -> Option<String> {
         let load: f64 = self.load_before.as_ref()?.parse().ok()?;
         let text =
@@ -101,7 +101,7 @@ fn cpu_model() -> Option<String> {
     output("sysctl", &["-n", "machdep.cpu.brand_string"])
 }
 
-/// The model from `/proc/cpuinfo`, with family and model number where it has them: virtual machines often shorten the
+/// The model from `/proc/cpuinfo`, with family and model number if it has them: virtual machines often shorten the
 /// name.
 fn model_of(info: &str) -> Option<String> {
     let field = |name: &str| {

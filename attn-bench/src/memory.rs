@@ -1,4 +1,4 @@
-//! The most heap that a call holds beyond what was held before it.
+//! The most heap that a call holds beyond the heap held before it.
 //!
 //! The counting is done by the program's global allocator, which a library must not choose: the program hands over
 //! three functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the
@@ -12,7 +12,7 @@ pub struct Heap {
     pub current: fn() -> usize,
     /// The most bytes allocated at once since the last reset.
     pub peak: fn() -> usize,
-    /// Sets the peak to what is allocated now.
+    /// Sets the peak to the current allocation.
     pub reset_peak: fn(),
 }
 
@@ -29,7 +29,7 @@ impl Heap {
     }
 }
 
-/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` where the
+/// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` if the
 /// system does not tell. Pages that an earlier call left with the allocator do not count again.
 pub fn resident<R>(call: impl FnOnce() -> R) -> (R, Option<usize>) {
     let status = || std::fs::read_to_string("/proc/self/status").unwrap_or_default();

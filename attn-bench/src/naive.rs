@@ -10,8 +10,8 @@ use attn_core::score::{At, Problem};
 use attn_core::{Attention, AttnError, Dtype, Outputs, Result, View};
 use attn_simd::KernelElement;
 
-/// Elements of scratch that [`forward`] needs, or `None` where the count overflows: the scores of one head, one output
-/// row, and, where the inputs are not contiguous f32, one head's q, k and v gathered.
+/// Elements of scratch that [`forward`] needs, or `None` if the count overflows: the scores of one head, one output
+/// row, and, if the inputs are not contiguous f32, one head's q, k and v gathered.
 pub fn scratch_len<T: KernelElement>(q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Option<usize> {
     let ([_, _, q_len, head_dim], [_, _, kv_len, value_dim]) = (q.sizes(), v.sizes());
     let mut len = q_len.checked_mul(kv_len)?.checked_add(value_dim)?;
@@ -23,7 +23,7 @@ pub fn scratch_len<T: KernelElement>(q: View<'_, T>, k: View<'_, T>, v: View<'_,
     Some(len)
 }
 
-/// Whether the heads of a view can be read as they lie.
+/// Whether the heads of a view can be read in place.
 fn in_place<T: KernelElement>(view: &View<'_, T>) -> bool {
     let ([_, _, _, dim], [_, _, row, step]) = (view.sizes(), view.strides());
     T::DTYPE == Dtype::F32 && step == 1 && usize::try_from(row) == Ok(dim)
@@ -133,7 +133,7 @@ fn one_head<T: KernelElement, O: KernelElement>(
     }
 }
 
-/// The rows of one head, which lie side by side.
+/// The rows of one head, which are contiguous.
 fn head_of<T: KernelElement>(view: View<'_, T>, batch: usize, head: usize) -> &[T] {
     let ([_, _, seq, dim], [batch_stride, head_stride, ..]) = (view.sizes(), view.strides());
     if view.is_empty() {

@@ -33,7 +33,7 @@ pub enum PeerError {
     Gone(String),
     /// It answered something else than agreed.
     Protocol(String),
-    /// It could not do what was asked.
+    /// It refused the request.
     Refused(String),
 }
 
@@ -91,7 +91,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `python` with `threads` threads, its libraries held to AVX2 if asked for.
+    /// Starts `python` with `threads` threads, its libraries held to AVX2 if `avx2`.
     ///
     /// # Errors
     /// [`PeerError`]; a Python without numpy ends at once.
@@ -153,7 +153,7 @@ impl Peer {
         format!("{peer}{}", self.suffix)
     }
 
-    /// By how many bytes its resident set grew at the worst moment of one call; `None` where its system does not tell.
+    /// By how many bytes its resident set grew at the worst moment of one call; `None` if its system does not tell.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -249,7 +249,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It ends by itself when its input does; this is for one that hangs. Nothing is left to do where that fails.
+        // It ends by itself when its input does; this is for one that hangs. Nothing is left to do if that fails.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -24,7 +24,7 @@ impl Progress for Silent {
     fn end(&mut self) {}
 }
 
-/// Predicts the time that is left from the time that the steps so far took, in proportion to what was expected of them.
+/// Predicts the time that is left from the time that the steps so far took, in proportion to the expected time of each.
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
     expected: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What a run shows: one [`Document`](document::Document) per run, and three ways to show it.
+//! Reports: one [`Document`](document::Document) per run, and three ways to show it.
 //!
 //! [`curve`], [`kernels`], [`decode`] and [`ranks`] say what a run's document holds; [`html`], [`markdown`] and
 //! [`terminal`] show any document, as a page, as text for docs/figures.md, or on the terminal. What is stored as JSON

@@ -13,7 +13,7 @@ use crate::curve::{Curve, Point, Who};
 use crate::engine::Engine;
 use crate::probe;
 
-/// Bytes that are read over and over: what fits into the caches of most processors, and what fits into none.
+/// Bytes that are read over and over: sizes that fit into the caches of most processors, and one that fits into none.
 pub const SIZES: [usize; 4] = [32 << 10, 512 << 10, 8 << 20, 256 << 20];
 
 /// A rate of reading memory.
@@ -34,7 +34,7 @@ pub struct Roofs {
     pub fma_one: f64,
     /// On all threads at once.
     pub fma_all: f64,
-    /// FLOP/s of bf16 products on one thread, by AMX or AVX512_BF16; `None` where it has none.
+    /// FLOP/s of bf16 products on one thread, by AMX or AVX512_BF16; `None` if it has none.
     pub bf16_one: Option<f64>,
     /// Reading, by size.
     pub reads: Vec<Read>,
@@ -64,7 +64,7 @@ impl Roofs {
     }
 }
 
-/// What the cost model says of a call, beside what was measured.
+/// The cost model's time of a call, beside the measured one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// The curve's name.
@@ -127,7 +127,7 @@ pub fn predict(curve: &Curve, roofs: &Roofs, lanes: usize) -> Vec<Prediction> {
     curve.points.iter().filter(|p| p.who.engine.one_thread()).filter_map(one).collect()
 }
 
-/// Bytes of one thing at one length: measured, or from a closed form where it was not run.
+/// Bytes of one thing at one length: measured, or from a closed form if it was not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// How many.
@@ -158,7 +158,7 @@ pub fn footprints(curve: &Curve, level: Level) -> Vec<Footprint> {
         Some(Bytes { bytes: point.extra_bytes as u128, measured: true })
     };
     let one = |n: usize| {
-        // A head's scores at a time: that is what the naive engine keeps.
+        // The naive engine keeps one head's scores at a time.
         let case = Case { q_len: n, kv_len: n, ..curve.case };
         let head = Case { q_heads: 1, kv_heads: 1, ..case }.shape().ok()?;
         let attn = case.attention();

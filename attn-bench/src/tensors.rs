@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 pub enum FileError {
     /// The bytes are not a safetensors file.
     Format(String),
-    /// A tensor that was asked for is not there.
+    /// A requested tensor is not there.
     Missing {
         /// Its name.
         name: String,
@@ -46,7 +46,7 @@ pub enum FileError {
         /// The ranks that would do.
         wanted: &'static str,
     },
-    /// A tensor does not have the shape that the others ask for.
+    /// A tensor does not have the shape that fits the others.
     Shape {
         /// Its name.
         name: String,
@@ -106,14 +106,14 @@ pub struct Tensor {
 pub struct Expected {
     /// The values, row-major.
     pub values: Vec<f64>,
-    /// How far a stored value may lie from the exact one because of its own precision, relative to it.
+    /// How far a stored value may be from the exact one because of its own precision, relative to it.
     pub precision: f64,
 }
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// What it is called in the file, such as `layer3`; the name of q where that says nothing.
+    /// Its name in the file, such as `layer3`; the name of q if that says nothing.
     pub name: String,
     /// Queries.
     pub q: Tensor,
@@ -125,7 +125,7 @@ pub struct Layer {
     pub out: Option<Expected>,
     /// The stored log-sum-exp, `[batch, heads, q_len]`.
     pub lse: Option<Expected>,
-    /// Keys that are real, `[batch, kv_len]`; `None` where the file has no `attention_mask`.
+    /// Keys that are real, `[batch, kv_len]`; `None` if the file has no `attention_mask`.
     pub real: Option<Vec<bool>>,
 }
 

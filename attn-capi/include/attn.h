@@ -102,7 +102,7 @@ typedef enum AttnDtype {
   ATTN_DTYPE_Q4_0 = 10
 } AttnDtype;
 
-/* The key at which query 0 stands, for causal masks, windows and ALiBi. */
+/* The key position of query 0, for causal masks, windows and ALiBi. */
 typedef enum AttnAlign {
   /* Not used: no causal mask, no window. */
   ATTN_ALIGN_NONE = 0,
@@ -153,7 +153,7 @@ typedef struct AttnWorkspace AttnWorkspace;
 
 /* A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
  * memory. Of the dtypes Q8_0 and Q4_0, shape counts numbers, whole blocks of 32 to a row, and len, strides and offset
- * count bytes; the blocks of a row lie side by side (the last stride is 1). */
+ * count bytes; the blocks of a row are contiguous (the last stride is 1). */
 typedef struct AttnTensor {
   /* sizeof(AttnTensor) */
   size_t struct_size;

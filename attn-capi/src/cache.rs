@@ -11,7 +11,7 @@ use attn_simd::decode::Source;
 use crate::error::{Error, Result};
 use crate::types::AttnCacheKind;
 
-/// Where a cache's tokens lie.
+/// Where a cache's tokens are in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place<'a> {
     /// In the first slots of each sequence.
@@ -88,7 +88,7 @@ pub(crate) struct Tokens<'a> {
 pub(crate) enum Rows<'a> {
     /// Numbers.
     Plain([Input<'a>; 2]),
-    /// Bytes, and what they mean.
+    /// Bytes, and their format.
     Stored([(View<'a, u8>, StoredRows<'a>); 2]),
 }
 

@@ -83,7 +83,7 @@ fn plan_to_output<T: KernelElement, M: Mods + Sync>(
     Ok(())
 }
 
-/// Checks options against sizes, and says what would run.
+/// Checks options against sizes, and explains which kernel would run.
 pub(crate) fn explain(
     attn: Attention<'_>,
     callbacks: Option<Callbacks>,

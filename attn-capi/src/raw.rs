@@ -3,7 +3,7 @@
 //! Whoever calls in from C vouches for one thing: that a pointer which is not null points to as many elements as the
 //! length beside it says. Everything else is checked here before a reference is made: null, alignment, the size of a
 //! struct, how far shape and strides reach, that no output meets an input, that a boolean is 0 or 1. Slices cover what
-//! a tensor reaches and no more, so that tensors may lie side by side in one arena.
+//! a tensor reaches and no more, so that tensors may be neighbours in one arena.
 
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 
@@ -61,10 +61,10 @@ unsafe impl Struct for AttnGradients {
     const NAME: &'static str = "AttnGradients";
 }
 
-/// A struct of no version is as large as this: what is larger was never a size.
+/// No version of a struct is as large as this: a larger number was never a size.
 const LARGEST: usize = 1 << 14;
 
-/// The size of a struct, which is possible, and whose bytes behind what this version knows are zero.
+/// The size of a struct, checked: it is possible, and all bytes that this version does not know are zero.
 ///
 /// # Safety
 /// `from` is null, or points to as many bytes as its first field says.
@@ -87,7 +87,7 @@ unsafe fn measure<T: Struct>(from: *const T) -> Result<usize> {
     Ok(found)
 }
 
-/// Refuses impossible sizes of structs before any field is read: no field of such a struct means what it says.
+/// Refuses impossible sizes of structs before any field is read.
 /// Null is left to whoever needs the struct.
 ///
 /// # Safety
@@ -137,7 +137,7 @@ fn bytes<T>(what: &'static str, data: *const T, len: usize) -> Result<Range<usiz
     Ok(data.addr()..end.ok_or(AttnError::Overflow { what })?)
 }
 
-/// A table of the caller's; `None` where there is none.
+/// A table of the caller's; `None` if there is none.
 ///
 /// # Safety
 /// `data` points to `len` elements if it is not null, which nobody writes during `'a`.
@@ -286,7 +286,7 @@ pub(crate) unsafe fn part<'a>(
     }
 }
 
-/// Reads the arguments of what ends a call on parts.
+/// Reads the arguments of the end of a call on parts.
 ///
 /// # Safety
 /// As [`elements`] for all, and nobody else touches the outputs during `'a`.
@@ -452,7 +452,7 @@ unsafe fn output<'a>(what: &'static str, from: *const AttnTensor, extents: &mut 
     }
 }
 
-/// A tensor of doubles to write; `None` where there is none.
+/// A tensor of doubles to write; `None` if there is none.
 ///
 /// # Safety
 /// As [`output`], but null is allowed.
@@ -474,7 +474,7 @@ unsafe fn doubles<'a>(
     }
 }
 
-/// A table to write; `None` where there is none.
+/// A table to write; `None` if there is none.
 ///
 /// # Safety
 /// `data` is null, or points to `len` elements that nobody else reads or writes during `'a`.

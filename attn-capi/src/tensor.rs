@@ -20,7 +20,7 @@ pub(crate) struct Reach {
     pub(crate) offset: usize,
 }
 
-/// The part of its buffer that a tensor reaches, which lies inside `len`.
+/// The part of its buffer that a tensor reaches, inside `len`.
 pub(crate) fn reach(what: &'static str, tensor: &AttnTensor) -> Result<Reach> {
     if tensor.reserved != 0 {
         return Err(Error::Unknown { what: "AttnTensor.reserved", value: tensor.reserved });
@@ -74,7 +74,7 @@ pub(crate) fn is_packed(dtype: AttnDtype) -> bool {
     format(dtype).is_some_and(|format| !matches!(format, Format::F16 | Format::Bf16))
 }
 
-/// What strides count of a row of `dim` numbers: elements, or bytes where blocks are larger than a number.
+/// The unit of a row's strides: elements, or bytes if blocks are larger than a number.
 pub(crate) fn row_len(dtype: AttnDtype, dim: usize) -> Result<usize> {
     match format(dtype).filter(|format| format.block() > 1) {
         Some(format) => Ok(format.row_bytes(dim)?),

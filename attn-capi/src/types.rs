@@ -92,7 +92,7 @@ impl AttnDtype {
     }
 }
 
-/// The key at which query 0 stands, for causal masks, windows and ALiBi.
+/// The key position of query 0, for causal masks, windows and ALiBi.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnAlign {
@@ -136,7 +136,7 @@ pub const ATTN_EXPLAIN_SIZE: usize = 512;
 
 /// A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in
 /// memory. Of the dtypes Q8_0 and Q4_0, shape counts numbers, whole blocks of 32 to a row, and len, strides and offset
-/// count bytes; the blocks of a row lie side by side (the last stride is 1).
+/// count bytes; the blocks of a row are contiguous (the last stride is 1).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnTensor {

@@ -50,7 +50,7 @@ impl<'a, T: Element> Appended<'a, T> {
         problem.attn().get_temperature().map_or(s, |t| s / R::of(t))
     }
 
-    /// Refuses what has no meaning together with appended positions.
+    /// Refuses options that have no meaning with appended positions.
     pub fn check<M: Mods>(&self, problem: &Problem<'_, '_, M>) -> Result<()> {
         if self.count() != 0 && matches!(problem.attn().get_dropout(), Dropout::Keep { .. }) {
             return Err(AttnError::Unsupported { what: "a dropout mask with appended keys, which it does not cover" });
@@ -69,7 +69,7 @@ impl<'a, T: Element> Appended<'a, T> {
         sum
     }
 
-    /// Merges the appended positions into what an engine computed: `context` `[batch, q_heads, q_len, value_dim]` and
+    /// Merges the appended positions into an engine's result: `context` `[batch, q_heads, q_len, value_dim]` and
     /// `lse`.
     pub fn merge<R: Real, M: Mods>(
         &self,

@@ -31,7 +31,7 @@ impl<'a, T: Copy> TryFrom<ArrayView4<'a, T>> for View<'a, T> {
     type Error = AttnError;
 
     /// # Errors
-    /// [`AttnError::Unsupported`] where the elements leave gaps.
+    /// [`AttnError::Unsupported`] if the elements leave gaps.
     ///
     /// ```
     /// use attn_core::View;
@@ -52,7 +52,7 @@ impl<'a, T: Copy> TryFrom<ArrayViewMut4<'a, T>> for ViewMut<'a, T> {
     type Error = AttnError;
 
     /// # Errors
-    /// [`AttnError::Unsupported`] where the elements leave gaps.
+    /// [`AttnError::Unsupported`] if the elements leave gaps.
     fn try_from(array: ArrayViewMut4<'a, T>) -> Result<Self> {
         let (sizes, strides, offset) = axes(array.shape(), array.strides());
         Self::strided(array.into_slice_memory_order().ok_or(GAPS)?, sizes, strides, offset)
@@ -63,7 +63,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// A slice of a larger array, or one that broadcasts: `owner` is all memory of the array that `part` was cut from.
     ///
     /// # Errors
-    /// As [`View::strided`], where `part` lies elsewhere.
+    /// As [`View::strided`], if `part` is not inside the array.
     ///
     /// ```
     /// use attn_core::View;
@@ -76,7 +76,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// ```
     pub fn of_part(owner: &'a [T], part: ArrayView4<'_, T>) -> Result<Self> {
         let (sizes, strides, _) = axes(part.shape(), part.strides());
-        // `as_ptr` is the element [0, 0, 0, 0]. A part that lies before its owner or between elements is not the
+        // `as_ptr` is the element [0, 0, 0, 0]. A part that begins before its owner or between elements is not the
         // owner's.
         let distance = part.as_ptr().addr().checked_sub(owner.as_ptr().addr());
         let offset = distance.and_then(|bytes| bytes.checked_div(size_of::<T>()));

@@ -57,7 +57,7 @@ pub use outputs::Gradients;
 /// Elements of scratch that [`gradients`] needs: one row of `dq`, and `dk` and `dv` of one key/value head.
 ///
 /// # Errors
-/// [`AttnError::Overflow`] where the number does not fit in `usize`.
+/// [`AttnError::Overflow`] if the number does not fit in `usize`.
 pub const fn scratch_len(shape: &AttnShape) -> Result<usize> {
     if let Some(dims) = shape.head_dim.checked_add(shape.value_dim)
         && let Some(heads) = shape.kv_len.checked_mul(dims)
@@ -75,7 +75,7 @@ pub const fn scratch_len(shape: &AttnShape) -> Result<usize> {
 /// holds [`scratch_len`] elements.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where a `score_mod` has no
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] if a `score_mod` has no
 /// derivative (see [`Attention::score_mod_with`]).
 pub fn gradients<T: Element, G: Element, O: Element, M: Mods>(
     attn: &Attention<'_, M>,

@@ -1,4 +1,4 @@
-//! Halves as `u16` bits: what NumPy, candle's neighbours and other half crates hold, read as [`half`]'s types without
+//! Halves as `u16` bits, as NumPy, candle's neighbours and other half crates have them, read as [`half`] types without
 //! copying.
 
 use half::slice::HalfBitsSliceExt;

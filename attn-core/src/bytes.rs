@@ -10,7 +10,7 @@ impl<'a, T: Copy + Pod> View<'a, T> {
     /// copied.
     ///
     /// # Errors
-    /// [`AttnError::Unsupported`] where the bytes are not aligned for `T` (copy them then) or end inside an element; as
+    /// [`AttnError::Unsupported`] if the bytes are not aligned for `T` (copy them then) or end inside an element; as
     /// [`View::new`].
     ///
     /// ```

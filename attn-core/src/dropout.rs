@@ -22,7 +22,7 @@ pub enum Dropout<'a> {
         /// Seed of the generator.
         seed: u64,
     },
-    /// Those where a tensor, which broadcasts to `[batch, q_heads, q_len, kv_len]`, is false.
+    /// Those at which a tensor is false. It broadcasts to `[batch, q_heads, q_len, kv_len]`.
     Keep {
         /// `true` keeps the weight.
         mask: View<'a, bool>,

@@ -105,7 +105,7 @@ impl<const HEADS: usize, const KV_HEADS: usize, const DIM: usize> FixedAttention
     /// example.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where there are not as many values as keys or as many outputs as queries; nothing is written
+    /// [`AttnError::Size`] if there are not as many values as keys or as many outputs as queries; nothing is written
     /// then.
     pub fn decode(
         &self,

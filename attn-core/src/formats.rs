@@ -10,7 +10,7 @@
 //!
 //! [`streaming::forward_stored`](crate::streaming::forward_stored) and
 //! [`reference::forward_stored`](crate::reference::forward_stored) attend to such a cache, and the decode kernel of
-//! `attn-simd` reads it. Numbers are widened as they are read, exactly; a scale that lies beside the bytes multiplies a
+//! `attn-simd` reads it. Numbers are widened as they are read, exactly; a scale beside the bytes multiplies a
 //! score or a weight. Few bits hold rows better whose large numbers have been spread by a
 //! [rotation](crate::hadamard) before.
 

@@ -25,7 +25,7 @@ use crate::view::ViewMut;
 /// to `MAX/√block` do not overflow.
 ///
 /// # Errors
-/// [`AttnError::Option`] where `block` is no power of two, [`AttnError::Size`] where the numbers are no whole number of
+/// [`AttnError::Option`] if `block` is no power of two, [`AttnError::Size`] if the numbers are no whole number of
 /// blocks. Nothing has been written then.
 #[inline]
 pub fn rotate<R: Real>(x: &mut [R], block: usize) -> Result<()> {

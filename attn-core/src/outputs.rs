@@ -5,7 +5,7 @@ use crate::error::{AttnError, Result};
 use crate::shape::AttnShape;
 use crate::view::ViewMut;
 
-/// The outputs of a call. A [`ViewMut`] converts into one that asks for nothing else.
+/// The outputs of a call. A [`ViewMut`] converts into one without any other output.
 ///
 /// ```
 /// use attn_core::{Outputs, ViewMut};
@@ -61,7 +61,7 @@ impl<'o, O: Element> Outputs<'o, O> {
         Ok(())
     }
 
-    /// Writes the lse of one row, if it was asked for.
+    /// Writes the lse of one row, if it was requested.
     #[inline]
     pub(crate) fn set_lse(&mut self, row: usize, value: O::Compute) {
         if let Some(slot) = self.lse.as_deref_mut().and_then(|lse| lse.get_mut(row)) {

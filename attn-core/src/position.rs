@@ -1,4 +1,4 @@
-//! How tokens learn where they stand: sinusoidal and learned tables, rotary embeddings (RoPE), ALiBi.
+//! Positions of tokens: sinusoidal and learned tables, rotary embeddings (RoPE), ALiBi.
 //!
 //! Attention itself does not know the order of its keys: permuting them permutes nothing but the sum's terms. Position
 //! comes in at one of three places:
@@ -10,7 +10,7 @@
 //! | added to the scores | a penalty that grows with the distance | [`alibi`], by [`Attention::alibi`](crate::Attention::alibi) |
 //!
 //! All angles and frequencies are computed in `f64`: at position 100 000 an `f32` angle has lost two decimals, and the
-//! rotation with it. [`Positions`] says where the tokens of a call stand, for all of them.
+//! rotation with it. [`Positions`] says which positions the tokens of a call have, for all of them.
 
 pub mod alibi;
 mod positions;

@@ -84,7 +84,7 @@ impl<S: Default + Copy> Cursor<S> {
         self.state
     }
 
-    /// Checks that the cursor stands in a call of this shape.
+    /// Checks that the cursor belongs to a call of this shape.
     fn check(&self, shape: &AttnShape) -> Result<()> {
         let inside = self.batch < shape.batch && self.head < shape.q_heads && self.query < shape.q_len;
         // Past the last row, or before the first of a call without rows.
@@ -124,7 +124,7 @@ pub(crate) trait Rows {
     fn finish(&mut self, row: [usize; 3], state: &Self::State);
 }
 
-/// Goes on from where the cursor stands.
+/// Goes on at the cursor's position.
 #[inline]
 pub(crate) fn run<R: Rows>(shape: &AttnShape, rows: &mut R, budget: Budget<'_, R::State>) -> Result<Progress> {
     let Budget { cursor, keys: mut left } = budget;

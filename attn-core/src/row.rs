@@ -20,7 +20,7 @@ impl<'a, T: Copy> Row<'a, T> {
         self.len == 0
     }
 
-    /// The row as a slice, where its elements lie side by side.
+    /// The row as a slice, if its elements are contiguous.
     #[inline]
     pub fn as_slice(&self) -> Option<&'a [T]> {
         if self.len == 0 {
@@ -46,7 +46,7 @@ impl<'a, T: Copy> Row<'a, T> {
 }
 
 impl<T: Copy + Default> Row<'_, T> {
-    /// One element; the type's zero where `i` is outside.
+    /// One element; the type's zero if `i` is outside.
     #[inline]
     pub fn get(&self, i: usize) -> T {
         if i >= self.len {

@@ -41,7 +41,7 @@ impl<'p, 'a, M: Mods> Problem<'p, 'a, M> {
     }
 
     /// As [`of_shape`](Self::of_shape), for options and a shape that have been checked against each other before: a
-    /// batch of sequences of different lengths is checked once and asked about many times. With others, keys are hidden
+    /// batch of sequences of different lengths is checked once and read many times. With others, keys are hidden
     /// where a table is too short.
     pub fn of_checked(attn: &'p Attention<'a, M>, shape: AttnShape) -> Self {
         Self { shape, attn, scale: attn.scale.unwrap_or_else(|| default_scale(shape.head_dim)) }
@@ -220,7 +220,7 @@ pub const fn default_scale(head_dim: usize) -> f64 {
 }
 
 /// The square root of an integer above 0, correctly rounded: digit by digit, 54 of them, in integers. It is `const`,
-/// and saves firmware the addition and multiplication in emulated double precision that `libm`'s would bring along.
+/// and saves firmware the addition and multiplication in emulated double precision that `libm`'s would need.
 const fn sqrt_of(n: u64) -> f64 {
     // Digits before the point; the first pair of bits that is not 0 gives the first digit, which is 1.
     let whole = (64 - n.leading_zeros()).div_ceil(2);
@@ -236,7 +236,7 @@ const fn sqrt_of(n: u64) -> f64 {
         }
         digit += 1;
     }
-    // 53 bits, to nearest: no root of a 64-bit integer lies in the middle of two. Adding, not joining, lets it carry.
+    // 53 bits, to nearest: no root of a 64-bit integer is in the middle of two. Adding, not joining, lets it carry.
     let rounded = (root + 1) >> 1;
     f64::from_bits(((whole as u64 + 1022) << 52) + (rounded - (1 << 52)))
 }

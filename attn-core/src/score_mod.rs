@@ -26,7 +26,7 @@ pub trait Mods {
     fn score_mod(&self, score: f64, at: At) -> f64;
     /// Whether a key that the mask shows stays visible.
     fn mask_mod(&self, at: At) -> bool;
-    /// The derivative of [`score_mod`](Self::score_mod) by its first argument; `None` where it is not known, which
+    /// The derivative of [`score_mod`](Self::score_mod) by its first argument; `None` if it is not known, which
     /// makes `backward` refuse.
     fn derivative(&self, score: f64, at: At) -> Option<f64>;
 }

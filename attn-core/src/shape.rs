@@ -58,8 +58,8 @@ impl AttnShape {
     /// From the shapes of q, k and v, each `[batch, heads, seq, dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where two tensors disagree, [`AttnError::Heads`] where the query heads do not divide into
-    /// groups, [`AttnError::Overflow`] where a product of sizes does not fit in `usize`.
+    /// [`AttnError::Size`] if two tensors disagree, [`AttnError::Heads`] if the query heads do not divide into
+    /// groups, [`AttnError::Overflow`] if a product of sizes does not fit in `usize`.
     pub const fn new(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Self> {
         let [batch, q_heads, q_len, head_dim] = q;
         let [k_batch, kv_heads, kv_len, k_dim] = k;
@@ -115,7 +115,7 @@ impl AttnShape {
         Ok(())
     }
 
-    /// Query heads per key/value head; 1 where there are no heads.
+    /// Query heads per key/value head; 1 if there are no heads.
     pub const fn group(&self) -> usize {
         match self.q_heads.checked_div(self.kv_heads) {
             Some(group) => group,
@@ -125,7 +125,7 @@ impl AttnShape {
 
     /// The key/value head that query head `head` reads.
     pub const fn kv_head(&self, head: usize) -> usize {
-        // `group()` is 0 only where there are no query heads, and then nobody asks.
+        // `group()` is 0 only where there are no query heads, and then no head is mapped.
         match head.checked_div(self.group()) {
             Some(kv_head) => kv_head,
             None => 0,
@@ -150,7 +150,7 @@ impl AttnShape {
     /// Elements of the whole weight matrix, `rows() · kv_len`.
     ///
     /// # Errors
-    /// [`AttnError::Overflow`] where it does not fit in `usize` (on 32-bit targets it often does not).
+    /// [`AttnError::Overflow`] if it does not fit in `usize` (on 32-bit targets it often does not).
     pub const fn weights_len(&self) -> Result<usize> {
         match self.rows().checked_mul(self.kv_len) {
             Some(n) => Ok(n),
@@ -159,7 +159,7 @@ impl AttnShape {
     }
 }
 
-/// The product of some sizes, `None` where it overflows. A zero anywhere gives 0 whatever the others are.
+/// The product of some sizes, `None` if it overflows. A zero anywhere gives 0 whatever the others are.
 pub const fn product(sizes: &[usize]) -> Option<usize> {
     let mut total: usize = 1;
     let mut overflow = false;

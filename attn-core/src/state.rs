@@ -6,7 +6,7 @@
 //! `2 + value_dim` numbers per row (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes
 //! results by rounding only; whoever wants the same bits merges in the same tree.
 //!
-//! A row lies in a buffer as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
+//! A row is stored as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
 //! nothing else to it: buffers may be sent as they are, between machines of the same byte order.
 //!
 //! ```
@@ -42,7 +42,7 @@ pub const fn row_len(value_dim: usize) -> Result<usize> {
 /// Numbers of all rows of a call.
 ///
 /// # Errors
-/// [`AttnError::Overflow`] where there are more than `usize` holds.
+/// [`AttnError::Overflow`] if there are more than `usize` holds.
 pub const fn len(shape: &AttnShape) -> Result<usize> {
     let row = match row_len(shape.value_dim) {
         Ok(row) => row,
@@ -67,7 +67,7 @@ pub fn clear<R: Real>(rows: &mut [R], value_dim: usize) {
 /// A row that has seen nothing changes no bit of the other.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there are not as many of both, or not whole rows. Nothing has been written then.
+/// [`AttnError::Size`] if there are not as many of both, or not whole rows. Nothing has been written then.
 pub fn merge_states<R: Real>(rows: &mut [R], others: &[R], value_dim: usize) -> Result<()> {
     let row = row_len(value_dim)?;
     AttnError::check_size("states to be merged", rows.len(), others.len())?;
@@ -108,7 +108,7 @@ pub fn finish<R: Real>(row: &[R], sink: Option<f32>, out: &mut [R]) -> R {
     state.lse()
 }
 
-/// A finished output and its lse as one row: what other engines give can be merged too.
+/// A finished output and its lse as one row: results of other engines can be merged too.
 pub fn from_output<R: Real>(out: &[R], lse: R, row: &mut [R]) {
     if let [max, sum, values @ ..] = row {
         let seen = lse != R::NEG_INFINITY;

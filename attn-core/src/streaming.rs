@@ -1,4 +1,4 @@
-//! The same result with O(value_dim) state and no row of scores: what a microcontroller runs.
+//! The same result with O(value_dim) state and no row of scores: the engine for microcontrollers.
 //!
 //! Keys are taken one by one. Each gives a score; the running maximum and sum ([`RowState`]) say how much of the output
 //! so far remains and how much of the key's value to add (Rabe & Staats 2021, arXiv 2112.05682; FlashAttention, arXiv
@@ -49,7 +49,7 @@ pub const fn scratch_len(shape: &AttnShape) -> usize {
 /// type that is computed in.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] where the full weights are asked for,
+/// Whatever does not fit, before anything is written; [`AttnError::Unsupported`] if the full weights are requested,
 /// which this engine never has ([`weights`](crate::weights) recomputes any row of them).
 pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     attn: &Attention<'_, M>,
@@ -66,7 +66,7 @@ pub fn forward<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     resume::run_all(problem.shape(), &mut rows)
 }
 
-/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are
+/// As [`forward`], for some keys: goes on at the position of a [`Cursor`](resume::Cursor); says whether all rows are
 /// done. Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun.
 /// See [`crate::resume`].
 ///
@@ -88,7 +88,7 @@ pub fn resume<'o, T: Element, O: Element<Compute = T::Compute>, M: Mods>(
     resume::run(problem.shape(), &mut rows, budget)
 }
 
-/// Checks outputs and scratch, and takes of the scratch what is needed.
+/// Checks outputs and scratch. Returns the part of the scratch that is used.
 fn check<'x, O: Element>(
     shape: &AttnShape,
     outputs: &Outputs<'_, O>,
@@ -104,7 +104,7 @@ fn check<'x, O: Element>(
     Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())
 }
 
-/// One call, checked. All by reference: what is copied is stack, of which firmware has little.
+/// One call, checked. All by reference: copies would take stack, of which firmware has little.
 struct Streaming<'x, 'p, 'a, 'o, T, O: Element, M> {
     problem: &'x Problem<'p, 'a, M>,
     q: &'x View<'x, T>,

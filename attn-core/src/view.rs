@@ -1,8 +1,8 @@
 //! Borrowed 4-D views with strides: how q, k, v, masks, biases and outputs are handed over without copying.
 //!
-//! A view is checked when it is made: every element it can reach lies inside its slice, so that reading cannot fail
+//! A view is checked when it is made: every element it can reach is inside its slice, so that reading cannot fail
 //! afterwards. Sizes are always given in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides
-//! say where they lie in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
+//! say where they are in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
 //! inputs. An output view also proves that no two of its elements share memory.
 
 use crate::error::{AttnError, Result};
@@ -13,9 +13,9 @@ use crate::shape::product;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Layout {
-    /// `[batch, heads, seq, dim]`: what torch's SDPA takes.
+    /// `[batch, heads, seq, dim]`: the layout of torch's SDPA.
     Bhsd,
-    /// `[batch, seq, heads, dim]`: what a projection leaves behind, and FlashAttention takes.
+    /// `[batch, seq, heads, dim]`: the layout of a projection's output, and of FlashAttention.
     Bshd,
     /// `[seq, batch, heads, dim]`: sequence-first models.
     Sbhd,
@@ -25,7 +25,7 @@ impl Layout {
     /// Strides, in elements, of a contiguous tensor of these logical sizes `[batch, heads, seq, dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Overflow`] where the tensor has more elements than `isize::MAX`.
+    /// [`AttnError::Overflow`] if the tensor has more elements than `isize::MAX`.
     pub const fn strides(self, [batch, heads, seq, dim]: [usize; 4]) -> Result<[isize; 4]> {
         match product(&[max1(batch), max1(heads), max1(seq), max1(dim)]) {
             Some(n) if n <= isize::MAX as usize => {}
@@ -50,7 +50,7 @@ const fn max1(x: usize) -> usize {
     if x == 0 { 1 } else { x }
 }
 
-/// Sizes, strides and first element of a view: what [`View`] and [`ViewMut`] share.
+/// Sizes, strides and first element of a [`View`] or [`ViewMut`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub(crate) struct Strided {
@@ -60,7 +60,7 @@ pub(crate) struct Strided {
 }
 
 impl Strided {
-    /// Checks that all elements lie inside a buffer of `len` elements; `what` says whose.
+    /// Checks that all elements are inside a buffer of `len` elements; `what` names the tensor.
     const fn new(
         what: &'static str,
         len: usize,
@@ -212,7 +212,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// packed KV has 2.
     ///
     /// # Errors
-    /// As [`View::strided`]; [`AttnError::Index`] where `part` is not below `parts`.
+    /// As [`View::strided`]; [`AttnError::Index`] if `part` is not below `parts`.
     ///
     /// ```
     /// use attn_core::View;
@@ -238,7 +238,7 @@ impl<'a, T: Copy> View<'a, T> {
         Self::strided(data, sizes, [seq as isize * row, d, row, 1], part * heads * dim)
     }
 
-    /// A matrix of `rows` positions, one batch and one head: what a textbook calls Q, K or V.
+    /// A matrix of `rows` positions, one batch and one head: Q, K or V of a textbook.
     ///
     /// # Errors
     /// As [`View::new`].
@@ -271,7 +271,7 @@ impl<'a, T: Copy> View<'a, T> {
         self.data
     }
 
-    /// One row: the elements `[batch, head, seq, ..]`. Empty where a position is outside.
+    /// One row: the elements `[batch, head, seq, ..]`. Empty if a position is outside.
     #[inline]
     pub fn row(&self, batch: usize, head: usize, seq: usize) -> Row<'a, T> {
         let [nb, nh, ns, nd] = self.at.sizes;
@@ -284,7 +284,7 @@ impl<'a, T: Copy> View<'a, T> {
 }
 
 impl<T: Copy + Default> View<'_, T> {
-    /// One element; the type's zero where a position is outside.
+    /// One element; the type's zero if a position is outside.
     #[inline]
     pub fn at(&self, batch: usize, head: usize, seq: usize, dim: usize) -> T {
         self.row(batch, head, seq).get(dim)
@@ -347,7 +347,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     /// Any strides that keep all elements apart; `offset` is the index of element `[0, 0, 0, 0]`.
     ///
     /// # Errors
-    /// As [`View::strided`], and [`AttnError::Overlap`] where two elements could share memory.
+    /// As [`View::strided`], and [`AttnError::Overlap`] if two elements could share memory.
     pub fn strided(data: &'a mut [T], sizes: [usize; 4], strides: [isize; 4], offset: usize) -> Result<Self> {
         let at = Strided::new("output view", data.len(), sizes, strides, offset)?;
         at.check_distinct()?;
@@ -364,7 +364,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
 
     strided_queries!();
 
-    /// Writes one element; does nothing where a position is outside.
+    /// Writes one element; does nothing if a position is outside.
     #[inline]
     pub fn set(&mut self, batch: usize, head: usize, seq: usize, dim: usize, value: T) {
         let [nb, nh, ns, nd] = self.at.sizes;
@@ -376,7 +376,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
     }
 
-    /// One row as a slice, where its elements lie side by side; `None` where they do not, or where there is no such
+    /// One row as a slice if its elements are contiguous; `None` if they are not, or if there is no such
     /// row.
     #[inline]
     pub fn row_mut(&mut self, batch: usize, head: usize, seq: usize) -> Option<&mut [T]> {

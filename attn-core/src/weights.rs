@@ -49,7 +49,7 @@ pub struct RowAt {
 /// for the same options, `[batch, q_heads, q_len]`. Writes `out`, `[kv_len]`.
 ///
 /// # Errors
-/// Whatever does not fit, before anything is written; [`AttnError::Index`] where `at` lies outside.
+/// Whatever does not fit, before anything is written; [`AttnError::Index`] if `at` is outside.
 pub fn row<T: Element, R: Real, M: Mods>(
     attn: &Attention<'_, M>,
     q: View<'_, T>,
@@ -61,7 +61,7 @@ pub fn row<T: Element, R: Real, M: Mods>(
     Call::new(attn, q, k, lse, Dropping::Applied)?.row(at, out)
 }
 
-/// As [`row`], but before dropout: what the softmax gave.
+/// As [`row`], but before dropout: the softmax's own weights.
 ///
 /// # Errors
 /// As [`row`].

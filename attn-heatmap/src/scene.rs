@@ -18,7 +18,7 @@ pub type Rows<T> = Vec<Vec<T>>;
 pub struct Scene {
     /// The page's heading.
     pub title: String,
-    /// What a reader must know about where the numbers come from.
+    /// A note about the origin of the numbers.
     pub note: String,
     /// One per query, and per key if there are no others.
     pub tokens: Vec<String>,
@@ -71,7 +71,7 @@ pub struct HeadView {
     pub scores: Rows<Option<f32>>,
     /// Weights as the softmax gave them.
     pub before: Rows<Option<f32>>,
-    /// Weights after dropout, where there is any.
+    /// Weights after dropout, if there is any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<Rows<Option<f32>>>,
     /// The weighted mean of the values, without dropout: `[tokens, value_dim]`.

@@ -177,7 +177,7 @@ pub const fn backward_flops(shape: &AttnShape, pairs: u128) -> u128 {
     pairs.saturating_mul(dims).saturating_mul(2)
 }
 
-/// Bytes of the weight matrix, `batch·q_heads·q_len·kv_len` elements: what only the naive form stores.
+/// Bytes of the weight matrix, `batch·q_heads·q_len·kv_len` elements. Only the naive form stores it.
 pub const fn weights_bytes(shape: &AttnShape, dtype: Dtype) -> u128 {
     all_pairs(shape).saturating_mul(dtype.bytes() as u128)
 }
@@ -189,7 +189,7 @@ const fn query_bytes(shape: &AttnShape, dtype: Dtype) -> u128 {
     rows.saturating_mul(dims)
 }
 
-/// Bytes of k and v: what a cache of them holds, and what decoding one token must read.
+/// Bytes of k and v: the size of their cache, and the bytes that decoding one token must read.
 pub const fn kv_bytes(shape: &AttnShape, dtype: Dtype) -> u128 {
     let dims = (shape.head_dim as u128).saturating_add(shape.value_dim as u128);
     let rows = times(&[shape.batch, shape.kv_heads, shape.kv_len, dtype.bytes()]);
@@ -220,7 +220,7 @@ pub const fn rnn_flops(n: usize, d: usize) -> u128 {
     times(&[4, n, d, d])
 }
 
-/// The layers that Vaswani et al. 2017 (arXiv 1706.03762) compare in table 1. The numbers are what stands inside its
+/// The layers that Vaswani et al. 2017 (arXiv 1706.03762) compare in table 1. The numbers are those inside its
 /// `O(·)`.
 ///
 /// | layer | complexity | sequential steps | maximum path length |
@@ -275,7 +275,7 @@ impl LayerKind {
         }
     }
 
-    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` where they
+    /// Layers (or steps) between the two tokens of `n` that are farthest apart, fractions rounded up; `None` if they
     /// never meet (a kernel of 1, a neighbourhood of 0).
     pub const fn max_path_len(&self, n: usize) -> Option<u128> {
         match *self {

@@ -7,7 +7,7 @@
 //!
 //! **Features are heads side by side.** A tensor `[batch, heads, seq, dim]` has `heads·dim` features per position, head
 //! 0 first. So one projection fills all heads of a `q` in whatever layout the view says, and the output projection
-//! reads the heads of a context where they lie: splitting and joining heads is a matter of strides, never a copy.
+//! reads the heads of a context in place: splitting and joining heads is a matter of strides, never a copy.
 //!
 //! **Accumulation.** [`Linear::forward`] sums in `f64` and rounds once: the reference form. [`Linear::forward_in`] sums
 //! in the real type that it is told, in four interleaved chains; `f32` is what a microcontroller without double
@@ -42,7 +42,7 @@ use attn_core::{View, ViewMut};
 /// A linear layer over borrowed weights: `y = x·W + b`, without bias unless [`bias`](Self::bias) gives one.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a, T> {
-    /// `[1, 1, d_out, d_in]`: row `o` holds what output `o` is made of, whichever way it lies in memory.
+    /// `[1, 1, d_out, d_in]`: row `o` holds the weights of output `o`, whatever their layout in memory.
     weight: View<'a, T>,
     bias: Option<&'a [T]>,
 }
@@ -51,7 +51,7 @@ impl<'a, T: Element> Linear<'a, T> {
     /// `x·W` with `weight` `[d_in, d_out]`, row-major.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the slice does not hold `d_in·d_out` elements; [`AttnError::Overflow`].
+    /// [`AttnError::Size`] if the slice does not hold `d_in·d_out` elements; [`AttnError::Overflow`].
     pub const fn new(weight: &'a [T], d_in: usize, d_out: usize) -> Result<Self> {
         match check_matrix(weight.len(), d_in, d_out) {
             Ok(()) => Self::strided(weight, d_in, d_out, [d_out as isize, 1], 0),
@@ -105,7 +105,7 @@ impl<'a, T: Element> Linear<'a, T> {
     /// is `outputs(h·head_dim..(h + 1)·head_dim)`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where the range reaches beyond `d_out`; [`AttnError::Order`] where it ends before it
+    /// [`AttnError::Index`] if the range reaches beyond `d_out`; [`AttnError::Order`] if it ends before it
     /// starts.
     pub fn outputs(&self, range: Range<usize>) -> Result<Self> {
         if range.end > self.d_out() {
@@ -147,7 +147,7 @@ impl<'a, T: Element> Linear<'a, T> {
     /// Checks the sizes of an input and an output, both `[batch, heads, seq, dim]` with `heads·dim` features.
     ///
     /// # Errors
-    /// [`AttnError::Size`] naming what disagrees.
+    /// [`AttnError::Size`] naming the tensor that disagrees.
     pub fn check(&self, x: [usize; 4], y: [usize; 4]) -> Result<()> {
         let ([x_batch, _, x_seq, _], [y_batch, _, y_seq, _]) = (x, y);
         AttnError::check_size("projection input features (heads · dim)", self.d_in(), features(x)?)?;
@@ -232,7 +232,7 @@ impl<'a, T: Element> Linear<'a, T> {
         Ok(())
     }
 
-    /// The weights as `[1, 1, d_in, d_out]`, whose rows are what an input's gradient is made of.
+    /// The weights as `[1, 1, d_in, d_out]`: a row holds the weights of an input's gradient.
     pub(crate) fn by_input(&self) -> Result<View<'a, T>> {
         let [_, _, by_output, by_input] = self.weight.strides();
         let (sizes, strides) = ([1, 1, self.d_in(), self.d_out()], [0, 0, by_input, by_output]);

@@ -56,7 +56,7 @@
 //! steps::weighted_sum(View::matrix(&s, 6, 6)?, v, &mut ViewMut::matrix(&mut context, 6, 4)?)?;
 //! assert!(agrees(&context, &cat::CONTEXT)); // row "cat": 0.9056 1.0249 1.0561 1.4822
 //!
-//! // The same without looking ahead: masked scores are −∞, so that their weights are 0.
+//! // The same under a causal mask: masked scores are −∞, so that their weights are 0.
 //! let causal = Attention::new().mask(Mask::causal(Align::TopLeft));
 //! steps::masked_scores(&causal, q, k, &mut ViewMut::matrix(&mut s, 6, 6)?)?;
 //! assert_eq!(s[1], f64::NEG_INFINITY);
@@ -96,7 +96,7 @@ pub fn scaled_scores<T: Element, O: Element, M: Mods>(
     each_score(attn, q, k, out, |problem, dot, _| dot * problem.scale())
 }
 
-/// Scaled scores after the soft-cap; the scaled scores themselves where none is set. Shapes and errors as for
+/// Scaled scores after the soft-cap; the scaled scores themselves if none is set. Shapes and errors as for
 /// [`scores`].
 ///
 /// # Errors
@@ -176,7 +176,7 @@ fn each_score<T: Element, O: Element, M: Mods>(
 }
 
 /// The softmax of every row, in place: `exp(sⱼ − max)/Σ exp(sⱼ − max)`. A row of −∞ only becomes zeros, a row with a
-/// NaN or +∞ becomes NaN where it is not −∞.
+/// NaN or +∞ becomes NaN if it is not −∞.
 ///
 /// ```
 /// use attn_core::ViewMut;
@@ -193,7 +193,7 @@ pub fn softmax<T: Element>(rows: &mut ViewMut<'_, T>) {
 /// The softmax of every row with one more logit per head in the denominator, in place. `sinks` are `[q_heads]`.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there is not one sink per head.
+/// [`AttnError::Size`] if there is not one sink per head.
 pub fn softmax_with_sinks<T: Element>(rows: &mut ViewMut<'_, T>, sinks: &[f32]) -> Result<()> {
     let [_, heads, _, _] = rows.sizes();
     AttnError::check_size("sinks against q_heads", heads, sinks.len())?;
@@ -225,7 +225,7 @@ fn softmax_rows<T: Element>(rows: &mut ViewMut<'_, T>, sink: impl Fn(usize) -> f
 /// where none is set. `weights` are `[batch, q_heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// [`AttnError`] where the dropout does not fit the weights.
+/// [`AttnError`] if the dropout does not fit the weights.
 pub fn dropout<T: Element, M: Mods>(attn: &Attention<'_, M>, weights: &mut ViewMut<'_, T>) -> Result<()> {
     let [batch, q_heads, q_len, kv_len] = weights.sizes();
     let dropout = attn.get_dropout();
@@ -290,10 +290,10 @@ pub fn weighted_sum<W: Element, T: Element, O: Element>(
 /// One query of a longer sequence, all batches and heads of it: `[batch, q_heads, 1, head_dim]`.
 ///
 /// Where a mask counts positions, give it [`Align::Offset(query)`](attn_core::Align::Offset): the view has only one
-/// row, which stands where it stood.
+/// row, which keeps its place.
 ///
 /// # Errors
-/// [`AttnError::Index`] where there is no such query.
+/// [`AttnError::Index`] if there is no such query.
 ///
 /// ```
 /// use attn_core::{Align, Attention, Mask, View, ViewMut};
@@ -319,7 +319,7 @@ pub fn single_query<T: Copy>(q: View<'_, T>, query: usize) -> Result<View<'_, T>
 /// One head of one sequence, as the matrix `[1, 1, seq, dim]` that a textbook draws.
 ///
 /// # Errors
-/// [`AttnError::Index`] where there is no such sequence or head.
+/// [`AttnError::Index`] if there is no such sequence or head.
 pub fn single_head<T: Copy>(x: View<'_, T>, batch: usize, head: usize) -> Result<View<'_, T>> {
     let ([batches, heads, seq, dim], [batch_step, head_step, ..]) = (x.sizes(), x.strides());
     if batch >= batches {

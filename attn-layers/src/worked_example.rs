@@ -62,7 +62,7 @@ pub const W_V: [[f32; 4]; 4] = [
     [0.460_562_3, 0.515_875_04, 0.422_019_72, 0.578_603_5],
 ];
 
-/// Queries: what each token looks for.
+/// Queries: one row per token.
 pub const Q: [[f64; 4]; 6] = [
     [0.3280, 1.0655, 0.5169, 1.0596],
     [0.3827, 1.6059, 0.6077, 1.1021],
@@ -72,7 +72,7 @@ pub const Q: [[f64; 4]; 6] = [
     [0.2161, 1.2248, 0.4661, 0.7113],
 ];
 
-/// Keys: what each token is found by.
+/// Keys: one row per token.
 pub const K: [[f64; 4]; 6] = [
     [0.7291, 1.0440, 0.8219, 1.4456],
     [1.3937, 1.4232, 1.3643, 2.1164],
@@ -82,7 +82,7 @@ pub const K: [[f64; 4]; 6] = [
     [1.3254, 0.8991, 1.1816, 1.6896],
 ];
 
-/// Values: what each token hands over.
+/// Values: one row per token.
 pub const V: [[f64; 4]; 6] = [
     [0.8388, 0.7387, 0.9639, 1.3299],
     [0.9376, 1.0835, 1.1222, 1.6055],
@@ -132,7 +132,7 @@ pub const CONTEXT: [[f64; 4]; 6] = [
     [0.8780, 0.9893, 1.0232, 1.4328],
 ];
 
-/// Attention weights where no token sees a later one.
+/// Attention weights under a causal mask: no token sees a later one.
 pub const CAUSAL_WEIGHTS: [[f64; 6]; 6] = [
     [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
     [0.2756, 0.7244, 0.0000, 0.0000, 0.0000, 0.0000],
@@ -142,7 +142,7 @@ pub const CAUSAL_WEIGHTS: [[f64; 6]; 6] = [
     [0.1221, 0.2383, 0.2818, 0.0861, 0.1304, 0.1413],
 ];
 
-/// Context vectors where no token sees a later one.
+/// Context vectors under a causal mask.
 pub const CAUSAL_CONTEXT: [[f64; 4]; 6] = [
     [0.8388, 0.7387, 0.9639, 1.3299],
     [0.9104, 0.9885, 1.0785, 1.5295],

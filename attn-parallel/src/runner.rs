@@ -304,7 +304,7 @@ impl<'w> Runner<'w> {
     }
 }
 
-/// Runs what a plan has cut, on at most `threads` threads. The pool is asked for (and started) only if it pays.
+/// Runs what a plan has cut, on at most `threads` threads. The pool is used (and started) only if it pays.
 fn run_work<M: Mods + Sync>(
     mut scratch: Scratch<'_>,
     threads: usize,

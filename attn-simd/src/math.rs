@@ -65,7 +65,7 @@ const EXP2_COARSE: [f32; 4] = [0.99992807354, 0.693260985457, 0.242611122194, 0.
 /// The same to 2.6e-6.
 const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0559178603193, 0.00957010190809];
 
-/// What [`exp2_raised`] multiplies by, 2²⁴: every bit of the smallest result is a normal number then.
+/// The factor of [`exp2_raised`], 2²⁴: every bit of the smallest result is a normal number.
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
 /// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of

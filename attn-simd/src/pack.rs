@@ -159,7 +159,7 @@ pub(crate) fn start(input: &Input<'_>, [batch, head, seq]: [usize; 3]) -> Option
     is_direct(input).then(|| (view.data().as_ptr().wrapping_add(element(view, batch, head, seq)), view.strides()[2]))
 }
 
-/// Where a square of f32 starts in the caller's memory, and its stride; `None` where it has to be gathered.
+/// Where a square of f32 starts in the caller's memory, and its stride; `None` if it has to be gathered.
 #[inline(always)]
 fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize) -> Option<(&'a [f32], usize)> {
     let Input::F32(view) = input else { return None };

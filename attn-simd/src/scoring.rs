@@ -195,7 +195,7 @@ pub(crate) struct Scoring<'j> {
     pub(crate) sinks: Option<&'j [f32]>,
     pub(crate) dropout: &'j Dropout<'j>,
     pub(crate) mods: &'j dyn TileMods,
-    /// What scores are multiplied by before soft-cap, bias and mods; `None` where there is none of them.
+    /// What scores are multiplied by before soft-cap, bias and mods; `None` if there is none of them.
     pub(crate) score_scale: Option<f32>,
     /// What queries are multiplied by while they are packed: the sign of the scale, or 0.
     pub(crate) q_sign: f32,

@@ -1,4 +1,4 @@
-//! Compact descriptions of attention calls, and the inputs they stand for.
+//! Compact descriptions of attention calls, and the inputs that they describe.
 //!
 //! A [`Case`] is a shape, options and a memory layout; [`Inputs`] are its painted tensors. [`around_edges`] is the grid
 //! on which engines are compared: lengths one below, at and above the tile sizes that kernels like, odd dims, all
@@ -12,9 +12,9 @@ use attn_core::{AttnShape, Element, View};
 pub use options::{Drop, Options};
 pub use terms::{OwnedTerm, kinds};
 
-use crate::paint::{Paint, normal_at, poison};
+use crate::paint::{Paint, nonfinite, normal_at};
 
-/// How a tensor lies in memory.
+/// The layout of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// `[batch, heads, seq, dim]`, dense.
@@ -23,7 +23,7 @@ pub enum Memory {
     Bshd,
     /// `[seq, batch, heads, dim]`, dense.
     Sbhd,
-    /// Rows with a gap after each, which holds poison.
+    /// Rows with a gap after each, which holds nonfinite numbers.
     Padded,
     /// The sequence backwards: a negative stride.
     Reversed,
@@ -53,7 +53,7 @@ impl Memory {
     }
 }
 
-/// A tensor with the memory it lies in.
+/// A tensor with its memory.
 #[derive(Clone, Debug)]
 pub struct Tensor4<T> {
     /// The buffer.
@@ -67,10 +67,10 @@ pub struct Tensor4<T> {
 }
 
 impl<T: Element> Tensor4<T> {
-    /// A tensor whose elements are `f(place)`; gaps in memory hold poison.
+    /// A tensor whose elements are `f(place)`; gaps in memory hold nonfinite numbers.
     pub fn new(sizes: [usize; 4], memory: Memory, f: impl Fn([usize; 4]) -> f64) -> Self {
         let (strides, offset, len) = memory.place(sizes);
-        let mut tensor = Self { data: (0..len).map(poison).collect(), sizes, strides, offset };
+        let mut tensor = Self { data: (0..len).map(nonfinite).collect(), sizes, strides, offset };
         tensor.each(|place, x| *x = T::from_f64(f(place)));
         tensor
     }

@@ -3,7 +3,7 @@
 //! An engine takes some element types and not others, and each takes them under its own trait bounds. [`Engine`]
 //! therefore has one method per pair of input and output type, all written by [`engine_calls!`](crate::engine_calls);
 //! generic code goes through [`Engine::forward`], which picks the method by the element type. The engines of
-//! `attn-core` are here; those of other crates implement the trait where they are tested.
+//! `attn-core` are here; those of other crates implement the trait in their tests.
 
 mod calls;
 mod plain;
@@ -84,7 +84,7 @@ pub trait Engine: Sync {
     #[doc(hidden)]
     fn bf16_wide<M: Mods + Sync>(&self, call: Call<'_, bf16, f32, M>) -> Result<()>;
 
-    /// Whether the engine reads caches of any layout where they lie.
+    /// Whether the engine reads caches of any layout in place.
     fn reads_caches(&self) -> bool {
         false
     }
@@ -104,7 +104,7 @@ pub trait Engine: Sync {
         Err(NO_STEP)
     }
 
-    /// Whether the engine reads caches in int8 where they lie.
+    /// Whether the engine reads caches in int8 in place.
     fn reads_int8(&self) -> bool {
         false
     }
@@ -124,7 +124,7 @@ pub trait Engine: Sync {
         Err(NO_STEP)
     }
 
-    /// Whether the engine reads caches in packed formats where they lie.
+    /// Whether the engine reads caches in packed formats in place.
     fn reads_stored(&self) -> bool {
         false
     }
@@ -144,7 +144,7 @@ pub trait Engine: Sync {
         Err(NO_STEP)
     }
 
-    /// Whether the engine has calls of its own for a part of the keys, and for what ends them.
+    /// Whether the engine has calls of its own for a part of the keys, and for their end.
     fn gives_parts(&self) -> bool {
         false
     }

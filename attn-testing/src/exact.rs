@@ -1,4 +1,4 @@
-//! Single rows in doubles, with what their error is measured in.
+//! Single rows in doubles, with the unit of their error.
 //!
 //! [`laws::oracle`](crate::laws::oracle) computes every row by the reference, which is written to be read. Here a
 //! caller names the rows, and each costs one pass over its keys: what a check over tens of thousands of keys, or of a
@@ -46,7 +46,7 @@ impl Row {
     }
 }
 
-/// One call, ready to be asked for rows.
+/// One call, ready to compute rows.
 #[derive(Debug)]
 pub struct Exact<'x, M = ()> {
     problem: Problem<'x, 'x, M>,
@@ -58,7 +58,7 @@ pub struct Exact<'x, M = ()> {
 }
 
 impl<'x, M: Mods> Exact<'x, M> {
-    /// Widens the inputs, which lie in memory as they like.
+    /// Widens the inputs, in any layout.
     ///
     /// # Errors
     /// What [`Problem::of_shape`] refuses.

@@ -1,6 +1,6 @@
 //! Laws: test bodies that hold for every engine.
 //!
-//! Each law is a function that takes an engine and panics where the engine breaks it. [`law_tests!`](crate::law_tests)
+//! Each law is a function that takes an engine and panics if the engine breaks it. [`law_tests!`](crate::law_tests)
 //! makes one `#[test]` of each, so that a crate with an engine tests all of them with one line per engine. The
 //! integration tests of this crate show for each law an engine with a planted bug that it refuses.
 
@@ -65,7 +65,7 @@ pub fn attend<E: Engine, T: Number, M: Mods + Sync>(
     }
 }
 
-/// The exact result, and what its error is measured in.
+/// The exact result, and the unit of its error.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     /// The output in doubles, as [`Answer::out`].
@@ -120,13 +120,13 @@ pub fn oracle<T: Number, M: Mods + Clone>(attn: &Attention<'_, M>, inputs: &Inpu
 
 impl Oracle {
     /// Checks an answer: eta of the output within `entry`, the lse within its own bound, dead rows exactly 0. Returns
-    /// the worst difference as a share of what is allowed.
+    /// the worst difference as a share of the allowed one.
     #[track_caller]
     pub fn check<O: Number>(&self, entry: Entry, answer: &Answer<O>, what: &dyn core::fmt::Debug) -> f64 {
         self.check_with(entry, 0.0, answer, what)
     }
 
-    /// As [`check`](Self::check), where `eta` may be larger by `slack`.
+    /// As [`check`](Self::check), but `eta` may be larger by `slack`.
     #[track_caller]
     pub fn check_with<O: Number>(
         &self,
@@ -155,7 +155,7 @@ impl Oracle {
         }
         for (row, got) in answer.lse.iter().enumerate() {
             let (got, want) = (got.to_f64(), self.lse[row]);
-            // ln(kv_len) is what the lse can exceed S by.
+            // The lse can exceed S by ln(kv_len).
             let shares = entry.factor / tolerance::ETA.factor;
             let allowed = tolerance::LSE.bound(O::DTYPE, self.score_bound[row] + want.abs()) * shares;
             let share = share(got, want, allowed);
@@ -178,7 +178,7 @@ impl Oracle {
         }
     }
 
-    /// Panics where an element differs from `want` by more than `entry` allows.
+    /// Panics if an element differs from `want` by more than `entry` allows.
     #[track_caller]
     pub fn near<O: Number>(&self, entry: Entry, got: &[O], want: &[f64], what: &dyn core::fmt::Debug) {
         assert_eq!(got.len(), want.len(), "{what:?}");
@@ -191,7 +191,7 @@ impl Oracle {
     }
 }
 
-/// The difference as a share of what is allowed; infinite where a NaN or an unequal infinity is on either side.
+/// The difference as a share of the allowed one; infinite if a NaN or an unequal infinity is on either side.
 pub fn share(got: f64, want: f64, allowed: f64) -> f64 {
     if got == want {
         0.0

@@ -1,4 +1,4 @@
-//! Deterministic inputs: numbers much like N(0, 1), bools, and poison.
+//! Deterministic inputs: numbers much like N(0, 1), bools, and nonfinite numbers.
 //!
 //! An element's value depends on the seed and its logical place `[batch, head, seq, dim]` alone, never on the layout or
 //! the sizes of its tensor. So the same tensor can be laid out in any way, and a shorter one is a prefix of a longer
@@ -76,8 +76,8 @@ pub fn bools(seed: u64, n: usize, p: f64) -> Vec<bool> {
     (0..n).map(|_| paint.chance(p)).collect()
 }
 
-/// What may stand in memory that must not be read: NaN and both infinities, by turns.
-pub fn poison<T: Element>(n: usize) -> T {
+/// The `n`-th number of memory that must not be read: NaN and both infinities, in turn.
+pub fn nonfinite<T: Element>(n: usize) -> T {
     T::from_f64([f64::NAN, f64::INFINITY, f64::NEG_INFINITY][n % 3])
 }
 

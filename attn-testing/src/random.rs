@@ -2,7 +2,7 @@
 //! documented bound.
 //!
 //! Call `n` of a seed is the same on every machine and needs no other call before it, so that one that fails can be run
-//! alone. [`Call::draw`] draws it, [`Ready`] makes its tensors and asks [`exact`](crate::exact) for some rows,
+//! alone. [`Call::draw`] draws it, [`Ready`] makes its tensors and takes some rows of [`exact`](crate::exact),
 //! [`Ready::check`] runs an engine. Constants and wide magnitudes are there because ordinary data hide errors: sums of
 //! numbers of both signs forgive most of them.
 
@@ -18,7 +18,7 @@ pub use data::{Scores, Values};
 use crate::cases::{DIMS, Drop, Memory, Options, OwnedTerm};
 use crate::paint::Paint;
 
-/// Where keys and values lie.
+/// The layout of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In tensors.
@@ -40,7 +40,7 @@ pub struct Call {
     pub dtype: Dtype,
     /// Whether a half comes out as f32.
     pub wide: bool,
-    /// How q, k and v lie in memory.
+    /// The layout of q, k and v.
     pub memory: [Memory; 3],
     /// Options and mask.
     pub options: Options,

@@ -1,4 +1,4 @@
-//! Keys and values encoded in the formats of [`attn_core::formats`], beside the numbers that they stand for.
+//! Keys and values encoded in the formats of [`attn_core::formats`], beside the numbers that they mean.
 
 use attn_core::formats::{Format, StoredRows, StoredRowsMut, StoredView};
 use attn_core::kv_cache::CacheView;

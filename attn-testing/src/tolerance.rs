@@ -76,11 +76,11 @@ pub const WEIGHT: Entry = Entry {
 };
 
 /// `eta` of a half output, besides that of f32, where weights are the sum of two bf16: 16 bits and a sign. Far below
-/// the rounding of an output of the size of its values; where they cancel, it is what is left.
+/// the rounding of an output of the size of its values; if they cancel, it is what is left.
 pub const WEIGHTS_OF_TWO_PARTS: f64 = 1.0 / 131_072.0;
 /// Root mean square error of a half output under `Precision::Exact`, as a multiple of that of correct rounding.
 pub const RMS_EXACT: f64 = 1.05;
-/// The same under `Precision::Fast`: where peers' flash kernels are (1.34 to 1.37).
+/// The same under `Precision::Fast`: as peers' flash kernels (1.34 to 1.37).
 pub const RMS_FAST: f64 = 1.4;
 /// `eta` of f32 under `Precision::Fast`, as a multiple of `1 + S`: two bf16 parts of each number hold 16 to 17 bits.
 pub const FAST_F32: f64 = 1.0 / 65536.0;

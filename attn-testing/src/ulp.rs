@@ -1,6 +1,6 @@
 //! Distances in units in the last place.
 
-/// How many `f32` numbers lie from `a` to `b`; 0 for two NaNs, `u32::MAX` for one.
+/// How many `f32` numbers there are from `a` to `b`; 0 for two NaNs, `u32::MAX` for one.
 ///
 /// ```
 /// use attn_testing::ulp::distance;

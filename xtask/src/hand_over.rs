@@ -1,4 +1,4 @@
-//! Programs that are built when they are asked for, so that nobody waits for them before the first measurement.
+//! Programs that are built when they are first used, so that nobody waits for them before the first measurement.
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, ExitStatus};

@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Also write the first head's weights as pictures to this folder, for light and for dark pages.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
-    /// Also open pages in Chromium, click and type there and look at what they show; pictures are left beside the page.
+    /// Also open pages in Chromium, click and type there and check what they show; pictures are saved beside the page.
     #[arg(long)]
     check: bool,
 }
@@ -95,7 +95,7 @@ fn show(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// What the arguments ask for.
+/// The scene of the arguments.
 fn scene(args: &Args) -> Result<Scene, String> {
     let drop = (args.dropout != 0.0).then_some(Drop { p: args.dropout, seed: args.seed });
     if let Some(path) = &args.heads_of {

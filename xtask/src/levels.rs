@@ -1,4 +1,4 @@
-//! `cargo xtask levels`: what this machine can run, and which kernel each number type gets.
+//! `cargo xtask levels`: the levels of this machine, and the kernel of each number type.
 
 use std::process::ExitCode;
 
@@ -66,14 +66,14 @@ fn absent() -> impl Iterator<Item = String> {
     Level::names().filter_map(|name| Level::by_name(name).err().map(|error| format!("{name}: {error}")))
 }
 
-/// What to say where `ATTN_LEVEL` asks for a level that does not run here.
+/// A message if `ATTN_LEVEL` names a level that does not run here.
 pub(crate) fn ignored() -> Option<String> {
     let name = std::env::var_os("ATTN_LEVEL")?.to_string_lossy().into_owned();
     let error = Level::by_name(&name).err()?;
     Some(format!("ATTN_LEVEL={name} is ignored: {error}"))
 }
 
-/// Which level runs unless one is asked for, and why.
+/// Which level runs by default, and why.
 fn default_level() -> String {
     let level = Level::detect().name();
     match (ignored(), std::env::var_os("ATTN_LEVEL")) {

@@ -1,7 +1,7 @@
 //! Taking the samples of a cost curve.
 //!
 //! The whole grid of cases is gone through in several passes, so that the samples of one case come from moments that
-//! are minutes apart: how far its passes lie apart is what comparisons take for noise. Within a pass, at each length,
+//! are minutes apart: comparisons take the distance of its passes for noise. Within a pass, at each length,
 //! samples are taken in rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of
 //! the machine hits all engines and the probe alike. The parallel engine has rounds of its own against a probe on all
 //! of its threads, each sample right after a call that does not count: as in a model, whose layers follow each other.
@@ -132,7 +132,7 @@ impl Settings {
 /// Measures the curves, one per variant; those for which the filter leaves nothing are left out.
 ///
 /// # Errors
-/// [`MeasureError`]; what was finished is in the journal.
+/// [`MeasureError`]; finished steps are in the journal.
 pub fn measure(settings: &Settings, tools: &mut Tools<'_>) -> Result<Vec<Curve>, MeasureError> {
     let mut curves: Vec<Curve> = settings.variants.iter().map(|&(case, number)| Curve::new(case, number)).collect();
     let passes = settings.passes.max(1);

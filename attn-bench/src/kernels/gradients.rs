@@ -1,6 +1,6 @@
-//! Gradients of a row of the table: what the backward call is given after the forward call, and timing it.
+//! Gradients of a row of the table: the tensors of the backward call, and its time.
 //!
-//! The forward call and its log-sum-exp are computed once, outside of what is timed, as they are in training.
+//! The forward call and its log-sum-exp are computed once, outside of the timed part, as they are in training.
 
 use attn_core::backward::Gradients;
 use attn_core::{Attention, AttnError, Layout, Outputs, View, ViewMut};
@@ -25,7 +25,7 @@ pub(super) struct Backward<T> {
 }
 
 impl<T: Stored + KernelElement> Backward<T> {
-    /// Before the forward call. `dy` is rounded to the type, and becomes what was rounded.
+    /// Before the forward call. `dy` is rounded to the type, in place.
     pub(super) fn new(case: Case, dy: &mut Vec<f32>) -> Self {
         let stored = T::stored(core::mem::take(dy));
         *dy = stored.iter().map(|x| x.to_f64() as f32).collect();

@@ -1,6 +1,6 @@
 //! What a row of the table is run on: its numbers in the row's type, its options, and our engine on both.
 //!
-//! Peers get the same numbers as f32, whatever the type: what was rounded is what they are given.
+//! Peers get the same numbers as f32, whatever the type: rounded numbers, if ours are rounded.
 
 use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
@@ -62,7 +62,7 @@ pub struct Inputs {
     keep: Vec<bool>,
 }
 
-/// The same numbers as halves, where the kernel is one of halves.
+/// The same numbers as halves, if the kernel is one of halves.
 #[derive(Clone, Debug)]
 enum Halves {
     None,

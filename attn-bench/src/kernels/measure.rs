@@ -194,7 +194,7 @@ fn last_rows(tensors: &Tensors) -> Result<Vec<f64>, AttnError> {
     Ok(out)
 }
 
-/// The largest distance of an output's last queries from the reference; infinite where it has another length or is not
+/// The largest distance of an output's last queries from the reference; infinite if it has another length or is not
 /// a number.
 fn distance(case: &Case, out: &[f32], oracle: &[f64]) -> f64 {
     let (rows, dim) = (case.q_len.min(ORACLE_ROWS), case.head_dim);

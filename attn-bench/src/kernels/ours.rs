@@ -8,7 +8,7 @@ use crate::case::Views;
 use crate::clock::both;
 use crate::engine::{self, Engine, Runner};
 
-/// Our engine, and where it runs.
+/// Our engine, and its pool.
 pub(super) struct Ours<'o, 'p> {
     pub(super) engine: Engine,
     pub(super) pool: &'p ThreadPool,

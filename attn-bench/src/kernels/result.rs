@@ -1,4 +1,4 @@
-//! What measuring a shape leaves: samples of every pass, ours and the peers', and what they say.
+//! The measurement of a shape: samples of every pass, ours and the peers', and the conclusions from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct PeerResult {
     pub ratio: f64,
     /// Seconds per call of each sample.
     pub samples: Samples,
-    /// Largest difference between its output and ours; `None` where they are not comparable (dropout draws
+    /// Largest difference between its output and ours; `None` if they are not comparable (dropout draws
     /// differently).
     pub difference: Option<f64>,
     /// Its largest distance from the reference in f64, over the last queries of each head; plain kernels only.
@@ -82,7 +82,7 @@ impl KernelReport {
         Self { format, kind, machine, peers: Vec::new(), results: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a result, or its samples where an earlier pass measured the same.
+    /// Adds a result, or its samples if an earlier pass measured the same.
     pub fn take(&mut self, result: KernelResult) {
         match self.results.iter_mut().find(|known| known.name() == result.name()) {
             Some(known) => known.join(result),
@@ -136,11 +136,6 @@ impl KernelResult {
             let ratios: Vec<f64> = peer.samples.0.iter().zip(&times).map(|(theirs, ours)| theirs / ours).collect();
             peer.ratio = median(&ratios);
         }
-    }
-
-    /// The fastest peer.
-    pub fn best_peer(&self) -> Option<&PeerResult> {
-        self.peers.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
 }
 

@@ -31,7 +31,7 @@ pub enum What {
     Dropout(f64),
     /// Queries multiplied by this: most weights become tiny, and those below f32's normal range must slow nothing down.
     Spread(f64),
-    /// Nothing; and what is measured is the backward call: gradients of q, k and v.
+    /// Nothing; the measured call is the backward call: gradients of q, k and v.
     Backward,
 }
 
@@ -92,7 +92,7 @@ pub struct Kernel {
     /// The type of its numbers.
     #[serde(default)]
     pub number: Number,
-    /// Whether it asks for `Precision::Fast`.
+    /// Whether it runs with `Precision::Fast`.
     #[serde(default)]
     pub fast: bool,
 }
@@ -172,7 +172,7 @@ fn parse_row(line: usize, row: &str) -> Result<Kernel, RowError> {
     };
     let causal = match *causal {
         "0" => false,
-        // Peers put the diagonal elsewhere where the lengths differ: not one measurement, but two different results.
+        // Peers put the diagonal elsewhere if the lengths differ: not one measurement, but two different results.
         "1" if q_len == kv_len => true,
         "1" => return fail("causal needs Sq = Skv".into()),
         other => return fail(format!("causal is 0 or 1, not {other}")),

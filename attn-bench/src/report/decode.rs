@@ -1,4 +1,4 @@
-//! What is shown of a table of decoding.
+//! The report of a table of decoding.
 
 use comfy_table::Table;
 
@@ -9,7 +9,7 @@ use crate::curve::seconds;
 use crate::decode::{DecodeReport, Row, Stored};
 use crate::memory::human;
 
-/// What is shown of a run, compared with an earlier one if one was named.
+/// The report of a run, compared with an earlier one if one was named.
 pub fn document(report: &DecodeReport, earlier: Option<&Comparison>) -> Document {
     let mut parts: Vec<Part> = earlier.map(comparison).into_iter().collect();
     parts.push(Section::part(Weight::Main, "One token over a cache", NOTE, steps(&report.rows)));
@@ -34,7 +34,7 @@ const METHOD: &str = "A step is everything from the caller's view: checks, plan 
     other on the same cache; before a cold one the processor's caches are filled with something else. Medians by the \
     wall's clock.";
 
-/// One line per row; a column per peer, where there are any.
+/// One line per row; a column per peer, if there are any.
 fn steps(rows: &[Row]) -> Table {
     let peers = peers(rows);
     let beside: Vec<String> = peers.iter().map(|name| format!("{name} / ours")).collect();

@@ -1,4 +1,4 @@
-//! What is shown of a run, without saying how: cards, pictures, tables, lists, the machine.
+//! The content of a report, without its form: cards, pictures, tables, lists, the machine.
 
 use comfy_table::Table;
 
@@ -8,12 +8,12 @@ use crate::compare::{Comparison, LEGEND, Row, Verdict};
 use crate::curve::seconds;
 use crate::machine::Machine;
 
-/// Everything that is shown of a run, in order.
+/// The content of a run's report, in order.
 #[derive(Debug)]
 pub struct Document {
     /// The heading.
     pub title: String,
-    /// What was measured, in a line.
+    /// The subject of the run, in a line.
     pub subject: String,
     /// The few facts that most readers came for.
     pub cards: Vec<Card>,
@@ -28,7 +28,7 @@ pub struct Document {
 /// One fact.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// The number; `n^2.00` is shown as a power where that is possible.
+    /// The number; `n^2.00` is shown as a power if the form can.
     pub value: String,
     /// What it says.
     pub text: String,
@@ -39,11 +39,11 @@ pub struct Card {
 pub enum Part {
     /// The heading of several pictures.
     Heading(String),
-    /// A picture; left out where it has no point, and where pictures cannot be shown.
+    /// A picture; left out if it has no point, and in forms without pictures.
     Picture(Picture),
-    /// A table; left out where it has no row.
+    /// A table; left out if it has no row.
     Table(Section),
-    /// A list; left out where it is empty.
+    /// A list; left out if it is empty.
     List {
         /// Its heading.
         title: String,
@@ -52,7 +52,7 @@ pub enum Part {
     },
 }
 
-/// A picture and what it shows.
+/// A picture with its caption.
 #[derive(Debug)]
 pub struct Picture {
     /// Its heading.
@@ -63,10 +63,10 @@ pub struct Picture {
     pub plot: Plot,
 }
 
-/// How much of the reader's attention a table asks for.
+/// How prominent a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
-    /// It is what the run was made for: shown everywhere.
+    /// The table that the run was made for: shown everywhere.
     Main,
     /// It is shown on pages, and on the terminal by `--tables`.
     Detail,
@@ -74,7 +74,7 @@ pub enum Weight {
     Folded,
 }
 
-/// A table and what it shows.
+/// A table with its caption.
 #[derive(Debug)]
 pub struct Section {
     /// Its heading.

@@ -1,11 +1,11 @@
-//! Text where markup is expected.
+//! Text as markup.
 
 /// Text for HTML.
 pub fn html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Text for Markdown: what Markdown or HTML would take for itself is escaped.
+/// Text for Markdown: characters with a meaning in Markdown or HTML are escaped.
 pub(super) fn markdown(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -69,7 +69,7 @@ fn part(html: &mut String, part: &Part) {
     }
 }
 
-/// A picture with its caption; it scrolls where the screen is too narrow to read it.
+/// A picture with its caption; it scrolls if the screen is too narrow to read it.
 fn figure(html: &mut String, Picture { title, note, plot }: &Picture) {
     let (svg, note) = (plot.svg(), escape(note));
     if !svg.is_empty() {
@@ -78,7 +78,7 @@ fn figure(html: &mut String, Picture { title, note, plot }: &Picture) {
     }
 }
 
-/// A table, with what it shows.
+/// A table with its caption.
 fn table(html: &mut String, section: &Section) {
     let table = &section.table;
     if table.row_count() == 0 {

@@ -1,4 +1,4 @@
-//! What is shown of a table of kernels.
+//! The report of a table of kernels.
 
 use comfy_table::Table;
 
@@ -9,7 +9,7 @@ use crate::curve::seconds;
 use crate::kernels::{KernelReport, KernelResult, What};
 use crate::memory::human;
 
-/// What is shown of a run, compared with an earlier one if one was named.
+/// The report of a run, compared with an earlier one if one was named.
 pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document {
     let mut parts: Vec<Part> = earlier.map(comparison).into_iter().collect();
     let mut levels: Vec<&str> = Vec::new();

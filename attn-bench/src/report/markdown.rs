@@ -55,7 +55,7 @@ fn rows(table: &Table) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     let cells = |row: &comfy_table::Row| row.cell_iter().map(|cell| escape(&cell.content())).collect::<Vec<_>>();
     let mut out = table.header().map(|header| line(cells(header))).unwrap_or_default();
-    // The first column names the row; numbers stand to the right.
+    // The first column names the row; numbers are aligned to the right.
     let rule = table.column_iter().enumerate().map(|(at, _)| if at == 0 { "---".into() } else { "---:".into() });
     out += &line(rule.collect());
     table.row_iter().for_each(|row| out += &line(cells(row)));

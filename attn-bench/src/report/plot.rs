@@ -42,7 +42,7 @@ pub const LINEAR: Ink = ink(9, "linear", "#8a6d00", "#e0c040");
 
 const INKS: [Ink; 9] = [TEXT, GRID, GUIDE, NAIVE, STREAMING, SIMD, PARALLEL, WINDOWED, LINEAR];
 
-/// The background of a picture that stands alone.
+/// The background of a picture in a file of its own.
 const PAGE: [&str; 2] = ["#ffffff", "#15181b"];
 
 /// For which background a picture is.
@@ -101,11 +101,11 @@ pub struct Series {
     pub marker: Marker,
     /// The points; both coordinates above 0.
     pub points: Vec<(f64, f64)>,
-    /// Where the label stands.
+    /// The place of the label.
     pub label_at: LabelAt,
 }
 
-/// Where the name of a line stands.
+/// The place of a line's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelAt {
     /// Beside its last point.
@@ -171,7 +171,7 @@ const TOP: i32 = 14;
 const BOTTOM: i32 = 46;
 
 impl Plot {
-    /// The picture in the colours of the page around it; empty where there is no point.
+    /// The picture in the colours of the page around it; empty if there is no point.
     pub fn svg(&self) -> String {
         let title = super::escape::html(&self.title);
         self.painted(|ink| format!("var(--{})", ink.variable)).replacen(
@@ -181,7 +181,7 @@ impl Plot {
         )
     }
 
-    /// The picture as a file of its own; empty where there is no point.
+    /// The picture as a file of its own; empty if there is no point.
     pub fn file(&self, theme: Theme) -> String {
         let page = PAGE[usize::from(theme == Theme::Dark)];
         let title = super::escape::html(&self.title);
@@ -192,7 +192,7 @@ impl Plot {
     /// The picture with each placeholder replaced.
     fn painted(&self, colour: impl Fn(Ink) -> String) -> String {
         let mut text = String::new();
-        // Drawing into a string fails only where a coordinate is not a number, which `bounds` rules out.
+        // Drawing into a string fails only if a coordinate is not a number, which `bounds` rules out.
         if self.draw(&mut text).is_none() {
             return String::new();
         }
@@ -258,7 +258,7 @@ impl Plot {
         let below = (LEFT + width / 2, TOP + height + 24);
         root.draw(&Text::new(self.x.name(), below, font(TEXT, HPos::Center, VPos::Top))).ok()?;
 
-        // The first line is drawn last: it is the one that matters where lines lie on each other.
+        // The first line is drawn last: it is the one that matters if lines overlap.
         for series in self.series.iter().rev() {
             let color = series.ink.placeholder;
             let points: Vec<_> = series.points.iter().map(|&(x, y)| (x_pixel(x), y_pixel(y))).collect();
@@ -270,7 +270,7 @@ impl Plot {
             points.into_iter().try_for_each(|at| mark(&root, series, at))?;
         }
 
-        // Names beside the last points, pushed apart where they would overlap: those at the right edge with their mark,
+        // Names beside the last points, pushed apart if they would overlap: those at the right edge with their mark,
         // and those of lines that end earlier without.
         let edge = LEFT + width - 60;
         let (mut right, mut inside) = (Vec::new(), Vec::new());
@@ -309,7 +309,7 @@ impl Plot {
     }
 }
 
-/// Moves sorted positions down until they are `gap` apart, and back up where the last would lie below `bottom`.
+/// Moves sorted positions down until they are `gap` apart, and back up if the last would be below `bottom`.
 fn spread_apart<T>(sorted: &mut [(i32, T)], gap: i32, bottom: i32) {
     let mut free = i32::MIN;
     for (y, _) in sorted.iter_mut() {
@@ -366,7 +366,7 @@ fn y_ticks_of(base: f64, range: (f64, f64)) -> Vec<f64> {
     all.filter(|tick| (range.0..=range.1).contains(tick)).collect()
 }
 
-/// Where `x` lies in a range on a logarithmic axis: 0 at its start, 1 at its end.
+/// The place of `x` in a range on a logarithmic axis: 0 at its start, 1 at its end.
 fn log_share(x: f64, (low, high): (f64, f64)) -> f64 {
     (x / low).ln() / (high / low).ln()
 }

@@ -15,7 +15,7 @@ pub fn table(header: &[&str], left: usize, rows: impl IntoIterator<Item = Vec<St
     table
 }
 
-/// What stands in a cell without a value.
+/// The text of a cell without a value.
 pub const NONE: &str = "–";
 
 /// A value's text, or [`NONE`].

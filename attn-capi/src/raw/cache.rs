@@ -163,7 +163,7 @@ fn check_singles(what: &'static str, tensor: &AttnTensor) -> Result<()> {
     }
 }
 
-/// Where a cache's tokens lie.
+/// Where a cache's tokens are in memory.
 ///
 /// # Safety
 /// The page tables point to as many entries as said, which nobody writes during `'a`.
@@ -184,7 +184,7 @@ unsafe fn place<'a>(cache: &AttnCache, extents: &mut Extents) -> Result<Place<'a
     Place::of(Fields { kind, sinks, window, block_table, csr, has_lens })
 }
 
-/// Reads the arguments of a decode call; what its options point to has been noted in `extents` before.
+/// Reads the arguments of a decode call; `extents` already holds the memory behind its options.
 ///
 /// # Safety
 /// Each pointer is null, or points to as much as the struct or length beside it says, which nobody writes during `'a`;

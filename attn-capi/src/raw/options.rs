@@ -16,7 +16,7 @@ use crate::options::{Masks, Tables};
 use crate::tensor::{Extents, dtype};
 use crate::types::{AttnDtype, AttnOptions, AttnTensor};
 
-/// Copies of boolean tensors between whose elements lie bytes that are no bools; of all others nothing is copied.
+/// Copies of boolean tensors that have other bytes between their elements. No other tensor is copied.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     keep: OnceCell<Box<[bool]>>,
@@ -25,7 +25,7 @@ pub(crate) struct Copies {
     dropout_keep: OnceCell<Box<[bool]>>,
 }
 
-/// A boolean tensor; `None` where there is none.
+/// A boolean tensor; `None` if there is none.
 ///
 /// # Safety
 /// As [`elements`], with bytes.
@@ -79,7 +79,7 @@ fn copied_bools<'a>(what: &'static str, from: View<'_, u8>, copy: &'a OnceCell<B
     Ok(View::strided(copy.get_or_init(|| bools.into()), from.sizes(), packed, 0)?)
 }
 
-/// An additive bias; `None` where there is none.
+/// An additive bias; `None` if there is none.
 ///
 /// # Safety
 /// As [`elements`], with the elements that `dtype` names.
@@ -167,7 +167,7 @@ impl Described {
     }
 }
 
-/// The level that a name asks for; the best one for null.
+/// The level of a name; the best one for null.
 ///
 /// # Safety
 /// `name` is null or a string that ends with 0.
@@ -192,7 +192,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) level: Level,
 }
 
-/// Reads options; null stands for the defaults.
+/// Reads options; null means the defaults.
 ///
 /// # Safety
 /// `options` is null, or all that it points to is as the header says, and nobody writes it during `'a`.

@@ -214,7 +214,7 @@ pub(crate) fn explain(options: &AttnOptions, shape: &AttnShape, dtype: u32, room
     (status, told)
 }
 
-/// `attn_level`: the name, or nothing where none was written.
+/// `attn_level`: the name, or nothing if none was written.
 pub(crate) fn level() -> (AttnStatus, Option<String>) {
     let mut name = ptr::null();
     // SAFETY: the pointer is this function's own.

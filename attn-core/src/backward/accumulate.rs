@@ -128,7 +128,7 @@ fn add<X: Element>(to: &mut [f64], factor: f64, x: Row<'_, X>) {
     }
 }
 
-/// Row `n` of a matrix with rows of `dim`; empty where it is outside.
+/// Row `n` of a matrix with rows of `dim`; empty if it is outside.
 pub(super) fn part_of<R>(matrix: &mut [R], n: usize, dim: usize) -> &mut [R] {
     let start = n.saturating_mul(dim);
     matrix.get_mut(start..start.saturating_add(dim)).unwrap_or_default()

@@ -42,7 +42,7 @@ impl<'o, O: Element> Gradients<'o, O> {
     /// Checks their sizes against those of the inputs.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where two sizes disagree, or a gradient of a bias does not broadcast.
+    /// [`AttnError::Size`] if two sizes disagree, or a gradient of a bias does not broadcast.
     pub fn check(&self, shape: &AttnShape) -> Result<()> {
         let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
         check_same("dq against q", [batch, q_heads, q_len, head_dim], self.dq.sizes())?;

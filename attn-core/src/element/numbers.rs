@@ -213,7 +213,7 @@ macro_rules! half_float {
             }
             #[inline]
             fn from_f64(x: f64) -> Self {
-                // Not `half`'s own: it drops the lower 32 bits, so that what lies just above a middle rounds down.
+                // Not `half`'s own: it drops the lower 32 bits, so that a number just above a middle rounds down.
                 $t::from_f32(round_to_odd(x))
             }
             #[inline]
@@ -268,7 +268,7 @@ mod tests {
                 assert_eq!(f16::narrow(x.widen()).to_bits(), bits);
             }
         }
-        // Rounding through f32 would give 1.0: the exact value lies just above the middle of two bf16 numbers.
+        // Rounding through f32 would give 1.0: the exact value is just above the middle of two bf16 numbers.
         let x = 1.0 + 1.0 / 256.0 + 1e-12;
         assert_eq!(<bf16 as Element>::from_f64(x).to_f32(), 1.0 + 1.0 / 128.0);
     }

@@ -74,7 +74,7 @@ impl<'c> StoredCache<'c> {
     /// `[batch, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where a sequence has no room, [`AttnError::Size`]. Nothing has been written then.
+    /// [`AttnError::Index`] if a sequence has no room, [`AttnError::Size`]. Nothing has been written then.
     #[inline]
     pub fn append<T: Element<Compute = f32>>(&mut self, k_new: View<'_, T>, v_new: View<'_, T>) -> Result<()> {
         append_tokens((&mut self.k, &mut self.v), self.lens, k_new, v_new, None)
@@ -83,7 +83,7 @@ impl<'c> StoredCache<'c> {
     /// Appends the first `new_lens[b]` of the tokens to sequence `b`; the others are padding and are not read.
     ///
     /// # Errors
-    /// As [`append`](Self::append); [`AttnError::Index`] where a length exceeds the tokens given.
+    /// As [`append`](Self::append); [`AttnError::Index`] if a length exceeds the tokens given.
     #[inline]
     pub fn append_ragged<T: Element<Compute = f32>>(
         &mut self,
@@ -98,7 +98,7 @@ impl<'c> StoredCache<'c> {
     /// Forgets all tokens of a sequence from `len` on.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where there is no such sequence or it holds fewer tokens.
+    /// [`AttnError::Index`] if there is no such sequence or it holds fewer tokens.
     #[inline]
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<()> {
         truncate(self.lens, sequence, len)

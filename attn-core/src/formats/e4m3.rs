@@ -24,7 +24,7 @@ impl E4m3 {
     /// The largest number.
     pub const MAX: f32 = 448.0;
 
-    /// Rounds to nearest, of two to the even code. What lies beyond ±448, ±∞ too, becomes ±448 (the specification's
+    /// Rounds to nearest, of two to the even code. Numbers beyond ±448, ±∞ too, become ±448 (the specification's
     /// saturating conversion). A NaN stays one, with its sign.
     #[inline]
     pub const fn from_f32(x: f32) -> Self {

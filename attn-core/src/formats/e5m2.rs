@@ -24,7 +24,7 @@ impl E5m2 {
     /// The largest number.
     pub const MAX: f32 = 57344.0;
 
-    /// Rounds to nearest, of two to the even code. What lies beyond ±57344, ±∞ too, becomes ±57344 (the specification's
+    /// Rounds to nearest, of two to the even code. Numbers beyond ±57344, ±∞ too, become ±57344 (the specification's
     /// saturating conversion; an infinity in a cache comes from others). A NaN stays one, with its sign.
     #[inline]
     pub const fn from_f32(x: f32) -> Self {

@@ -86,7 +86,7 @@ impl Format {
         }
     }
 
-    /// Whether its numbers are multiplied by scales that lie beside the bytes.
+    /// Whether its numbers are multiplied by scales beside the bytes.
     pub const fn is_scaled(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2 | Self::Int8)
     }
@@ -105,7 +105,7 @@ impl Format {
     /// Bytes of a row of `dim` numbers.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the row is no whole number of blocks, [`AttnError::Overflow`].
+    /// [`AttnError::Size`] if the row is no whole number of blocks, [`AttnError::Overflow`].
     pub const fn row_bytes(self, dim: usize) -> Result<usize> {
         let blocks = dim / self.block();
         if blocks * self.block() != dim {
@@ -121,7 +121,7 @@ impl Format {
     /// Numbers of a row of so many bytes.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the bytes are no whole number of blocks, [`AttnError::Overflow`].
+    /// [`AttnError::Size`] if the bytes are no whole number of blocks, [`AttnError::Overflow`].
     pub const fn row_dim(self, bytes: usize) -> Result<usize> {
         let blocks = bytes / self.block_bytes();
         if blocks * self.block_bytes() != bytes {
@@ -139,7 +139,7 @@ impl Format {
     /// for a NaN.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the row is no whole number of blocks, or the bytes are not its
+    /// [`AttnError::Size`] if the row is no whole number of blocks, or the bytes are not its
     /// [bytes](Self::row_bytes).
     #[inline]
     pub fn encode(self, x: &[f32], bytes: &mut [u8]) -> Result<()> {
@@ -172,10 +172,10 @@ impl Format {
         }
     }
 
-    /// Writes the numbers of a row, without the scale that lies beside it. Exact.
+    /// Writes the numbers of a row, without the scale beside it. Exact.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the bytes are no whole number of blocks, or `x` has another length than their
+    /// [`AttnError::Size`] if the bytes are no whole number of blocks, or `x` has another length than their
     /// [numbers](Self::row_dim).
     #[inline]
     pub fn decode(self, bytes: &[u8], x: &mut [f32]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Rounding to and widening from floats of eight bits, in integers: what e4m3fn and e5m2 share.
+//! Rounding to and widening from floats of eight bits, in integers, for e4m3fn and e5m2.
 //!
 //! A float of `M` mantissa bits and bias `B` is the code `sign, exponent, mantissa`; codes of one sign are ordered as
 //! their values are. Both functions are exact models of the format and use no operation whose result depends on the
@@ -17,7 +17,7 @@ pub(super) struct SmallFloat {
 }
 
 impl SmallFloat {
-    /// The nearest code, of two the even one. What lies beyond the largest number becomes that number, infinities too.
+    /// The nearest code, of two the even one. Larger numbers become the largest number, infinities too.
     #[inline]
     pub(super) const fn encode(&self, x: f32) -> u8 {
         let (bits, m) = (x.to_bits(), self.mantissa);

@@ -1,4 +1,4 @@
-//! A cache whose keys and values are bytes in a format, to be read by any engine, wherever its tokens lie.
+//! A cache whose keys and values are bytes in a format. Any engine reads it, in any layout of its tokens.
 
 use super::format::Format;
 use crate::element::Element;
@@ -45,7 +45,7 @@ impl<'c> StoredRows<'c> {
         }
     }
 
-    /// From what was checked.
+    /// From checked parts.
     #[inline]
     pub(super) const fn of_checked(format: Format, scales: Option<View<'c, f32>>) -> Self {
         Self { format, scales }
@@ -78,7 +78,7 @@ impl<'c> StoredRows<'c> {
         Ok((Self { scales, ..self }, dim))
     }
 
-    /// The scale of a row; 1 where there is none.
+    /// The scale of a row; 1 if there is none.
     #[inline]
     pub(super) fn scale(&self, row: usize, head: usize, slot: usize) -> f32 {
         self.scales.map_or(1.0, |scales| scales.at(row, head, slot, 0))
@@ -98,16 +98,16 @@ fn broadcast(scales: View<'_, f32>, to: [usize; 4]) -> Result<View<'_, f32>> {
     View::strided(scales.data(), to, strides, scales.offset())
 }
 
-/// Keys and values in bytes, each in a [`Format`] of its own, wherever they lie.
+/// Keys and values in bytes, each in a [`Format`] of its own, in any layout.
 ///
 /// The bytes are those of a [`CacheView`]: plain tensors, rows of slots, rings, pages. Its k is
-/// `[batch or pages, kv_heads, slots, bytes of a key]`, its v `[…, bytes of a value]`; a row's bytes lie side by side.
+/// `[batch or pages, kv_heads, slots, bytes of a key]`, its v `[…, bytes of a value]`; a row's bytes are contiguous.
 /// A scale multiplies a key's score or a value's weight; of the bytes, a tile at a time is widened at most.
 ///
 /// # How exact
 ///
 /// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy. They sum products with the
-/// codes before they multiply by a scale that lies beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
+/// codes before they multiply by a scale beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
 ///
 /// ```
 /// use attn_core::formats::{Format, StoredRows, StoredView};
@@ -138,11 +138,11 @@ pub struct StoredView<'c> {
 }
 
 impl<'c> StoredView<'c> {
-    /// Pairs bytes with what they mean.
+    /// Pairs bytes with their formats.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where rows are no whole number of blocks, [`AttnError::Broadcast`] where scales do not
-    /// broadcast to the rows, [`AttnError::Unsupported`] where the bytes of a row do not lie side by side or the bytes
+    /// [`AttnError::Size`] if rows are no whole number of blocks, [`AttnError::Broadcast`] if scales do not
+    /// broadcast to the rows, [`AttnError::Unsupported`] if the bytes of a row are not contiguous or the bytes
     /// have rope tables, which are those of [`cache_relative`](Self::cache_relative) here.
     #[inline]
     pub fn new(bytes: CacheView<'c, u8>, keys: StoredRows<'c>, values: StoredRows<'c>) -> Result<Self> {
@@ -153,7 +153,7 @@ impl<'c> StoredView<'c> {
         Ok(Self { bytes, keys, values, dims: [head_dim, value_dim], rope: None })
     }
 
-    /// The bytes, and where tokens lie in them.
+    /// The bytes, and where tokens are in them.
     #[inline]
     pub const fn bytes(&self) -> &CacheView<'c, u8> {
         &self.bytes
@@ -217,14 +217,14 @@ impl<'c> StoredView<'c> {
         AttnShape::new(q, [batch, heads, kv_len, head_dim], [batch, heads, kv_len, value_dim])
     }
 
-    /// Writes the key of a token in real numbers. Nothing where there is no such token.
+    /// Writes the key of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn key(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.bytes.run(sequence, token) else { return };
         self.key_row(kv_head).read((row, slot), out);
     }
 
-    /// Writes the value of a token in real numbers. Nothing where there is no such token.
+    /// Writes the value of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn value(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.bytes.run(sequence, token) else { return };

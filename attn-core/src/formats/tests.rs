@@ -14,7 +14,7 @@ pub(super) fn check_codes(decode: impl Fn(u8) -> f32, encode: impl Fn(f32) -> u8
     }
 }
 
-/// Between two neighbouring codes, up to `max`: middles go to the even one, what lies beside them to the nearer one.
+/// Between two neighbouring codes, up to `max`: middles go to the even one, their neighbours to the nearer one.
 pub(super) fn check_rounding(max: u8, encode: impl Fn(f32) -> u8, number: impl Fn(u8) -> f64) {
     for code in 0..max {
         let (low, high) = (number(code), number(code + 1));

@@ -33,8 +33,8 @@ impl<'c> StoredRowsMut<'c> {
     /// Rows of a format without scales beside the bytes.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where rows are no whole number of blocks, or the format has scales;
-    /// [`AttnError::Unsupported`] where the bytes of a row do not lie side by side.
+    /// [`AttnError::Size`] if rows are no whole number of blocks, or the format has scales;
+    /// [`AttnError::Unsupported`] if the bytes of a row are not contiguous.
     #[inline]
     pub fn new(format: Format, bytes: ViewMut<'c, u8>) -> Result<Self> {
         let (_, dim) = StoredRows::new(format, None)?.for_bytes(bytes.as_view())?;
@@ -58,7 +58,7 @@ impl<'c> StoredRowsMut<'c> {
     /// NaN: the whole row becomes NaN.
     ///
     /// # Errors
-    /// As [`with_scales`](Self::with_scales); [`AttnError::Size`] where there is not one scale for each row.
+    /// As [`with_scales`](Self::with_scales); [`AttnError::Size`] if there is not one scale for each row.
     #[inline]
     pub fn with_scales_per_token(format: Format, bytes: ViewMut<'c, u8>, scales: ViewMut<'c, f32>) -> Result<Self> {
         let (_, dim) = StoredRows::new(format, Some(scales.as_view()))?.for_bytes(bytes.as_view())?;
@@ -125,7 +125,7 @@ impl<'c> StoredRowsMut<'c> {
     }
 }
 
-/// The scale of a row: its largest magnitude divided by the format's; NaN where a number is not finite.
+/// The scale of a row: its largest magnitude divided by the format's; NaN if a number is not finite.
 #[inline]
 fn chosen(mut x: impl Iterator<Item = f32>, largest: f32) -> f32 {
     let of_row = x.try_fold(0.0f32, |most, x| x.is_finite().then(|| most.max(x.abs())));

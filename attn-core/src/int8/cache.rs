@@ -1,6 +1,6 @@
-//! A cache in int8 with scales, to be read by any engine: numbers in any layout, and what they are multiplied by.
+//! A cache in int8 with scales, for any engine: numbers in any layout, and the scales that multiply them.
 //!
-//! Keys have a scale per token, or one per channel: their outliers lie in a few channels, which per-channel scales keep
+//! Keys have a scale per token, or one per channel: their outliers are in a few channels, which per-channel scales keep
 //! from the others (KIVI, Liu et al. 2024, arXiv 2402.02750). Values have a scale per token. A token's scale multiplies
 //! its score or its weight and a channel's the query, so that nothing is widened in memory and reading costs a quarter
 //! of `f32`. Zero points are 0.
@@ -58,7 +58,7 @@ impl<'c> QuantizedView<'c> {
     /// Pairs numbers and scales. `values`: `[batch or pages, kv_heads, slots, 1]` as the values lie.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where scales have other sizes.
+    /// [`AttnError::Size`] if scales have other sizes.
     #[inline]
     pub fn new(numbers: CacheView<'c, i8>, keys: KeyScales<'c>, values: View<'c, f32>) -> Result<Self> {
         let ([rows, heads, slots, head_dim], [_, _, v_slots, _]) = (numbers.k().sizes(), numbers.v().sizes());
@@ -71,7 +71,7 @@ impl<'c> QuantizedView<'c> {
         Ok(Self { numbers, keys, values })
     }
 
-    /// From what is known to fit.
+    /// From parts that are known to fit.
     #[inline]
     pub(super) const fn of_checked(numbers: CacheView<'c, i8>, keys: KeyScales<'c>, values: View<'c, f32>) -> Self {
         Self { numbers, keys, values }
@@ -104,7 +104,7 @@ impl<'c> QuantizedView<'c> {
         Ok(Self { numbers: self.numbers.after(before)?, ..self })
     }
 
-    /// Writes the key of a token in real numbers. Nothing where there is no such token.
+    /// Writes the key of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn key(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.numbers.run(sequence, token) else { return };
@@ -116,7 +116,7 @@ impl<'c> QuantizedView<'c> {
         out.iter_mut().zip(numbers.iter()).enumerate().for_each(|(c, (out, n))| *out = f32::from(n) * scale(c));
     }
 
-    /// Writes the value of a token in real numbers. Nothing where there is no such token.
+    /// Writes the value of a token in real numbers. Nothing if there is no such token.
     #[inline]
     pub fn value(&self, sequence: usize, kv_head: usize, token: usize, out: &mut [f32]) {
         let Some(TokenRun { row, slot, .. }) = self.numbers.run(sequence, token) else { return };
@@ -141,7 +141,7 @@ pub fn quantize(x: &[f32], numbers: &mut [i8]) -> f32 {
 }
 
 /// Writes the nearest numbers of a token, channel by channel, in scales that were [chosen](channel_scales) before. What
-/// lies beyond 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
+/// exceeds 127 scales becomes the largest number: scales of earlier tokens do not hold for all later ones.
 ///
 /// ```
 /// use attn_core::int8::{channel_scales, quantize_by};
@@ -160,7 +160,7 @@ pub fn quantize_by(scales: &[f32], x: &[f32], numbers: &mut [i8]) {
 
 /// The scale of each channel of one head's keys, `k` being `[batch, kv_heads, tokens, head_dim]`: the largest magnitude
 /// divided by
-/// 127. NaN where one is NaN or ±∞.
+/// 127. NaN if one is NaN or ±∞.
 #[inline]
 pub fn channel_scales(k: View<'_, f32>, sequence: usize, kv_head: usize, scales: &mut [f32]) {
     let [_, _, tokens, _] = k.sizes();
@@ -169,7 +169,7 @@ pub fn channel_scales(k: View<'_, f32>, sequence: usize, kv_head: usize, scales:
     }
 }
 
-/// The largest magnitude divided by 127; NaN where one is not finite.
+/// The largest magnitude divided by 127; NaN if one is not finite.
 #[inline]
 pub(super) fn scale_of(x: impl Iterator<Item = f32>) -> f32 {
     // A NaN anywhere wins.

@@ -52,7 +52,7 @@ pub(super) fn exp2_neg(x: u32) -> u32 {
 #[inline]
 fn fraction(x: u32) -> u32 {
     let rho = x & 0xfff; // units of 2⁻¹⁶, below 1/16
-    // All products of the parabola fit in 32 bits, which is what a Cortex-M0 multiplies.
+    // All products of the parabola fit in 32 bits, the width of a Cortex-M0's product.
     let parabola = (1 << 31) - ((rho * (LINEAR - ((rho * SQUARE) >> 16))) >> 4);
     let sixteenth = SIXTEENTHS.get((x >> 12 & 15) as usize).copied().unwrap_or(0);
     ((u64::from(sixteenth) * u64::from(parabola) + (1 << 30)) >> 31) as u32

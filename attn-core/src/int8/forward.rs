@@ -36,7 +36,7 @@ pub fn forward<O: Int8Output>(
     resume::run_all(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc })
 }
 
-/// As [`forward`], for some keys: goes on from where a [`Cursor`](resume::Cursor) stands, and says whether all rows are
+/// As [`forward`], for some keys: goes on at the position of a [`Cursor`](resume::Cursor); says whether all rows are
 /// done. Until then the caller hands over the same tensors, options and scratch, which holds the row that has begun.
 /// See [`crate::resume`].
 ///
@@ -56,7 +56,7 @@ pub fn resume<O: Int8Output>(
     resume::run(&shape, &mut Int8Rows { attn, shape: &shape, q: &q, k: &k, v: &v, out: &mut out, acc }, budget)
 }
 
-/// Checks everything but the inputs' sizes, and takes of the scratch what is needed.
+/// Checks everything but the inputs' sizes. Returns the part of the scratch that is used.
 fn check<'x>(
     attn: &Int8Attention<'_>,
     shape: &AttnShape,
@@ -69,7 +69,7 @@ fn check<'x>(
     Ok(scratch.get_mut(..shape.value_dim).unwrap_or_default())
 }
 
-/// One call, checked. All by reference: what is copied is stack, of which firmware has little.
+/// One call, checked. All by reference: copies would take stack, of which firmware has little.
 struct Int8Rows<'x, 'a, 'o, O> {
     attn: &'x Int8Attention<'a>,
     shape: &'x AttnShape,
@@ -107,12 +107,12 @@ impl<O: Int8Output> Rows for Int8Rows<'_, '_, '_, O> {
     }
 }
 
-/// A query, and what a dot product with it needs.
+/// A query, and the sums that a dot product with it needs.
 pub(super) struct Query<'x, 'a> {
     attn: &'x Int8Attention<'a>,
     head: usize,
     row: Row<'x, i8>,
-    /// `z_k · Σ(q − z_q)`: what the zero point of the keys adds to every dot product.
+    /// `z_k · Σ(q − z_q)`: the share of the keys' zero point in every dot product.
     offset: i32,
 }
 

@@ -23,7 +23,7 @@ pub struct Quant {
 }
 
 impl Quant {
-    /// From the scale, finite and above 0, and the integer that stands for 0.
+    /// From the scale, finite and above 0, and the integer that means 0.
     ///
     /// # Errors
     /// [`AttnError::Option`] for a scale without meaning.
@@ -63,12 +63,12 @@ impl Quant {
         self.scale
     }
 
-    /// The integer that stands for 0.
+    /// The integer that means 0.
     pub const fn zero_point(&self) -> i8 {
         self.zero_point
     }
 
-    /// The real number that a stored one stands for.
+    /// The real number that a stored one means.
     #[inline]
     pub fn dequantize(&self, stored: i8) -> f32 {
         self.scale * (i32::from(stored) - i32::from(self.zero_point)) as f32

@@ -21,7 +21,7 @@ use crate::view::{View, ViewMut};
 /// One of a cache's two tensors: numbers `[batch, kv_heads, slots, dim]` and their scales
 /// `[batch, kv_heads, slots, 1]`.
 ///
-/// A row stands for `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off
+/// A row means `scale · number`, the scale being its largest magnitude divided by 127, so that each element is off
 /// by at most half a scale. A row with a NaN or ±∞ becomes NaN.
 #[derive(Debug)]
 pub struct ScaledRows<'c> {
@@ -34,7 +34,7 @@ impl<'c> ScaledRows<'c> {
     /// Pairs numbers and scales.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where there is not one scale for each row.
+    /// [`AttnError::Size`] if there is not one scale for each row.
     pub fn new(numbers: ViewMut<'c, i8>, scales: ViewMut<'c, f32>) -> Result<Self> {
         let [batch, heads, slots, _] = numbers.sizes();
         for (expected, found) in [batch, heads, slots, 1].into_iter().zip(scales.sizes()) {
@@ -91,7 +91,7 @@ impl<'c> QuantizedRingCache<'c> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k, v and seen disagree; [`AttnError::Option`] for a window of 0;
+    /// [`AttnError::Size`] if k, v and seen disagree; [`AttnError::Option`] for a window of 0;
     /// [`AttnError::TooShort`] for too few slots.
     pub fn new(
         k: ScaledRows<'c>,
@@ -111,7 +111,7 @@ impl<'c> QuantizedRingCache<'c> {
         self.seen
     }
 
-    /// Tokens held of one sequence; 0 where there is no such sequence.
+    /// Tokens held of one sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.slots.held(self.seen.get(sequence).copied().unwrap_or(0)).len
     }
@@ -144,7 +144,7 @@ impl<'c> QuantizedRingCache<'c> {
         Ok(())
     }
 
-    /// Puts one token where the oldest non-sink token stood. What is held then.
+    /// Overwrites the oldest non-sink token. Returns the tokens held then.
     fn insert_token(&mut self, (sequence, token): (usize, usize), k_new: View<'_, f32>, v_new: View<'_, f32>) -> Held {
         let [_, heads, ..] = self.k.numbers.sizes();
         let seen = self.seen.get(sequence).copied().unwrap_or(0);

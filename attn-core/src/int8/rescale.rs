@@ -98,7 +98,7 @@ impl Rescale {
             rest <<= 1; // below 2³²: the rest was below the divisor
             bits += 1;
         }
-        // `bits` digits, the first of which stands for 1.
+        // `bits` digits, the first of which means 1.
         Self { mantissa: quotient as i32, shift: self.shift + bits - 1 - up as i32 }
     }
 }

@@ -48,7 +48,7 @@ impl<'c> Int8RingCache<'c> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k, v and seen disagree; [`AttnError::Option`] for a window of 0;
+    /// [`AttnError::Size`] if k, v and seen disagree; [`AttnError::Option`] for a window of 0;
     /// [`AttnError::TooShort`] for too few slots.
     pub fn new(
         k: ViewMut<'c, i8>,
@@ -68,7 +68,7 @@ impl<'c> Int8RingCache<'c> {
         self.seen
     }
 
-    /// Tokens held of one sequence; 0 where there is no such sequence.
+    /// Tokens held of one sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.held(sequence).len
     }

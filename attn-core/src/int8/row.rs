@@ -76,7 +76,7 @@ impl IntState {
         self.sum
     }
 
-    /// What a weight of `2²²` stands for: this power of two.
+    /// The power of two that a weight of `2²²` means.
     pub const fn exponent(&self) -> i32 {
         self.exponent
     }

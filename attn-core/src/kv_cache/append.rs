@@ -30,7 +30,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// Takes the memory as it is: `lens` of zeros for an empty cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k, v and lens disagree; [`AttnError::Index`] for a length above the capacity.
+    /// [`AttnError::Size`] if k, v and lens disagree; [`AttnError::Index`] for a length above the capacity.
     pub fn new(k: ViewMut<'c, T>, v: ViewMut<'c, T>, lens: &'c mut [usize]) -> Result<Self> {
         check_rows(k.sizes(), v.sizes(), lens)?;
         Ok(Self { k, v, lens })
@@ -56,7 +56,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// `[batch, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where a sequence has no room, [`AttnError::Size`]. Nothing has been written then.
+    /// [`AttnError::Index`] if a sequence has no room, [`AttnError::Size`]. Nothing has been written then.
     pub fn append(&mut self, k_new: View<'_, T>, v_new: View<'_, T>) -> Result<()> {
         self.append_counts(k_new, v_new, None)
     }
@@ -64,7 +64,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// Appends the first `new_lens[b]` of the tokens to sequence `b`; the others are padding and are not read.
     ///
     /// # Errors
-    /// As [`append`](Self::append); [`AttnError::Index`] where a length exceeds the tokens given.
+    /// As [`append`](Self::append); [`AttnError::Index`] if a length exceeds the tokens given.
     ///
     /// ```
     /// use attn_core::kv_cache::AppendCache;
@@ -92,7 +92,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// Forgets all tokens of a sequence from `len` on: the rejected end of a speculation, or all of it.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where there is no such sequence or it holds fewer tokens.
+    /// [`AttnError::Index`] if there is no such sequence or it holds fewer tokens.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<()> {
         truncate(self.lens, sequence, len)
     }
@@ -100,7 +100,7 @@ impl<'c, T: Element> AppendCache<'c, T> {
     /// Keys `[1, kv_heads, len, head_dim]` and values `[1, kv_heads, len, value_dim]` of one sequence, for any engine.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where there is no such sequence.
+    /// [`AttnError::Index`] if there is no such sequence.
     pub fn sequence(&self, sequence: usize) -> Result<(View<'_, T>, View<'_, T>)> {
         let Some(&len) = self.lens.get(sequence) else {
             return Err(AttnError::Index { what: "sequence", at: 0, value: sequence, limit: self.lens.len() });

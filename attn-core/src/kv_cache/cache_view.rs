@@ -15,7 +15,7 @@ use crate::position::rope::RopeTables;
 use crate::shape::AttnShape;
 use crate::view::View;
 
-/// Keys and values of a batch of sequences, wherever they lie.
+/// Keys and values of a batch of sequences, in any of the caches' layouts.
 ///
 /// ```
 /// use attn_core::kv_cache::{CacheView, PageTable};
@@ -24,7 +24,7 @@ use crate::view::View;
 /// let pages = View::new(&pages, Layout::Bshd, [6, 1, 4, 1])?;
 /// let cache = CacheView::of_pages(pages, pages, PageTable::padded(&[5, 2, 0, 1], &[7, 5])?)?; // two sequences
 /// assert_eq!((cache.batch(), cache.len(0)), (2, 7));
-/// let run = cache.run(0, 5).unwrap(); // token 5 of sequence 0 lies in its second page, with one token after it
+/// let run = cache.run(0, 5).unwrap(); // token 5 of sequence 0 is in its second page, with one token after it
 /// assert_eq!((run.row, run.slot, run.len), (2, 1, 2));
 /// # Ok::<(), attn_core::AttnError>(())
 /// ```
@@ -43,7 +43,7 @@ pub struct CacheView<'c, T> {
 /// is computed in.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheRope<'c> {
-    /// For caches of `f32` and of what is widened to it.
+    /// For caches of `f32` and of types that are widened to it.
     Single(RopeTables<'c, f32>),
     /// For caches of `f64`.
     Double(RopeTables<'c, f64>),
@@ -75,7 +75,7 @@ impl<'c> CacheRope<'c> {
 }
 
 impl<'c, T: Copy> CacheView<'c, T> {
-    /// From what was checked.
+    /// From checked parts.
     pub(super) const fn new(k: View<'c, T>, v: View<'c, T>, place: Place<'c>) -> Self {
         Self { k, v, place, first: 0, rope: None }
     }
@@ -84,15 +84,15 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// `[batch, kv_heads, kv_len, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k and v disagree.
+    /// [`AttnError::Size`] if k and v disagree.
     pub const fn of_tensors(k: View<'c, T>, v: View<'c, T>) -> Result<Self> {
         Self::of_part(k, v, 0)
     }
 
-    /// Some of the tokens of longer sequences, from token `first` on: what one of several processes holds of a cache.
+    /// Some of the tokens of longer sequences, from token `first` on: the share of one of several processes.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k and v disagree, [`AttnError::Overflow`] where the tokens cannot be counted.
+    /// [`AttnError::Size`] if k and v disagree, [`AttnError::Overflow`] if the tokens cannot be counted.
     pub const fn of_part(k: View<'c, T>, v: View<'c, T>, first: usize) -> Result<Self> {
         let [batch, heads, len, head_dim] = k.sizes();
         if let Err(e) = AttnShape::new([batch, heads, 0, head_dim], k.sizes(), v.sizes()) {
@@ -182,11 +182,11 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Self::new(k, v, Place::Ring { seen, slots })
     }
 
-    /// The same tokens as the continuation of `before` others that lie elsewhere: they are numbered from there on, and
+    /// The same tokens as the continuation of `before` others in another cache: they are numbered from there on, and
     /// lengths count the others.
     ///
     /// # Errors
-    /// [`AttnError::Overflow`] where the tokens cannot be counted.
+    /// [`AttnError::Overflow`] if the tokens cannot be counted.
     pub fn after(self, before: usize) -> Result<Self> {
         let first = self.first.checked_add(before);
         let longest = (0..self.batch()).map(|b| self.own_len(b)).max().unwrap_or(0);
@@ -205,7 +205,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// [`Rope::tables`](crate::position::rope::Rope::tables) from position 0 on.
     ///
     /// # Errors
-    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
+    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] if the tables do not fit.
     pub fn cache_relative<C: Real>(self, tables: RopeTables<'c, C>) -> Result<Self> {
         let this = Self { rope: CacheRope::new(tables), ..self };
         this.check_rope()?;
@@ -247,7 +247,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
         }
     }
 
-    /// Tokens of one sequence; 0 where there is no such sequence. Of a ring those that are held, of a
+    /// Tokens of one sequence; 0 if there is no such sequence. Of a ring those that are held, of a
     /// [part](Self::of_part) or a [continuation](Self::after) all up to its end.
     #[inline]
     pub fn len(&self, sequence: usize) -> usize {
@@ -301,13 +301,13 @@ impl<'c, T: Copy> CacheView<'c, T> {
         Self { rope, ..self }
     }
 
-    /// Whether tokens may lie in pages that were [given back](super::PageTable::with_evicted).
+    /// Whether tokens may be in pages that were [given back](super::PageTable::with_evicted).
     #[inline]
     pub const fn has_evicted(&self) -> bool {
         matches!(&self.place, Place::Pages(pages) if pages.has_evicted())
     }
 
-    /// How many tokens from one on lie in pages that were [given back](super::PageTable::with_evicted): hidden keys. 0
+    /// How many tokens from one on are in pages that were [given back](super::PageTable::with_evicted): hidden keys. 0
     /// where the token is there, or where the sequence has no such token.
     pub fn evicted(&self, sequence: usize, token: usize) -> usize {
         let Place::Pages(pages) = &self.place else { return 0 };
@@ -317,7 +317,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
         if row == usize::MAX { left.min(pages.page_size().saturating_sub(slot)) } else { 0 }
     }
 
-    /// Where a token lies, and how many from it on lie side by side. `None` where the sequence has no such token, or
+    /// Where a token is, and how many from it on are contiguous. `None` if the sequence has no such token, or
     /// its page was [given back](super::PageTable::with_evicted).
     #[inline]
     pub fn run(&self, sequence: usize, token: usize) -> Option<TokenRun> {
@@ -344,7 +344,7 @@ impl<'c, T: Copy> CacheView<'c, T> {
     /// sequence.
     ///
     /// # Errors
-    /// [`AttnError::Size`] or [`AttnError::Heads`] where they do not fit.
+    /// [`AttnError::Size`] or [`AttnError::Heads`] if they do not fit.
     pub fn shape(&self, q: [usize; 4]) -> Result<AttnShape> {
         let ([_, heads, _, head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         let (batch, kv_len) = (self.batch(), (0..self.batch()).map(|b| self.len(b)).max().unwrap_or(0));

@@ -22,7 +22,7 @@ pub(crate) fn check_new(cache_k: [usize; 4], cache_v: [usize; 4], k: [usize; 4],
     Ok(k_len)
 }
 
-/// Checks that no entry of a table lies above its limit.
+/// Checks that no entry of a table exceeds its limit.
 pub(crate) fn check_at_most(what: &'static str, at: usize, value: usize, most: usize) -> Result<()> {
     if value <= most { Ok(()) } else { Err(AttnError::Index { what, at, value, limit: most.saturating_add(1) }) }
 }

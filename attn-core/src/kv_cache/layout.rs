@@ -8,7 +8,7 @@ use crate::error::{AttnError, Result};
 use crate::mask::Lengths;
 use crate::shape::AttnShape;
 
-/// Tokens that lie side by side.
+/// Contiguous tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRun {
     /// Index on the first axis of k and v: the sequence, or the page.
@@ -19,7 +19,7 @@ pub struct TokenRun {
     pub len: usize,
 }
 
-/// Where tokens lie.
+/// Where tokens are in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place<'c> {
     /// Token `t` of sequence `b` at `[b, t]`.

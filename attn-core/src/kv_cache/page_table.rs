@@ -12,7 +12,7 @@ use crate::shape::AttnShape;
 /// | [padded](Self::padded), as in vLLM | `block_table` `[batch, width]`; `lens` `[batch]` |
 /// | [CSR](Self::csr), as in FlashInfer and SGLang | `kv_indptr` `[batch + 1]`; `kv_indices` `[pages in use]`; `kv_last_page_len` `[batch]` |
 ///
-/// Entries are checked against the pages where k and v are known: by
+/// Entries are checked against the pages as soon as k and v are known: by
 /// [`CacheView::of_pages`](super::CacheView::of_pages) and [`append_paged`](super::append_paged).
 ///
 /// ```
@@ -81,7 +81,7 @@ impl<'c> PageTable<'c> {
         Ok(Self { form: Form::Csr { indptr: kv_indptr, indices: kv_indices, last: kv_last_page_len }, evicted: false })
     }
 
-    /// The same, where a negative entry stands for a page that was given back: its tokens are hidden keys that keep
+    /// The same, but a negative entry means a page that was given back: its tokens are hidden keys that keep
     /// their numbers. A sliding window then needs no more pages than the window has.
     ///
     /// ```

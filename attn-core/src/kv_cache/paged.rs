@@ -133,7 +133,7 @@ impl PageSet {
         Self { slots: [usize::MAX; 2 * Self::ROOM], len: 0 }
     }
 
-    /// Slots in the order in which a page may lie in them.
+    /// Slots in the order in which a page may take them.
     fn places(page: usize) -> impl Iterator<Item = usize> {
         // The golden ratio scatters neighbours.
         let start = ((page as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;

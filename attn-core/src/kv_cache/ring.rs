@@ -61,7 +61,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     /// Takes the memory as it is: `seen` of zeros for an empty cache.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where k, v and seen disagree; [`AttnError::Option`] for a window of 0;
+    /// [`AttnError::Size`] if k, v and seen disagree; [`AttnError::Option`] for a window of 0;
     /// [`AttnError::TooShort`] for too few slots.
     pub fn new(
         k: ViewMut<'c, T>,
@@ -80,7 +80,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     /// from position 0 on.
     ///
     /// # Errors
-    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] where the tables do not fit.
+    /// [`AttnError::Size`], [`AttnError::TooShort`] or [`AttnError::Index`] if the tables do not fit.
     pub fn cache_relative(mut self, tables: RopeTables<'c, T::Compute>) -> Result<Self> {
         let ([batch, heads, rows, pairs], [.., head_dim]) = (tables.sizes(), self.k.sizes());
         AttnError::check_size("rope tables batch", 1, batch)?;
@@ -103,7 +103,7 @@ impl<'c, T: Element> RingCache<'c, T> {
         self.seen
     }
 
-    /// Tokens held of one sequence; 0 where there is no such sequence.
+    /// Tokens held of one sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.held(sequence).len
     }
@@ -123,13 +123,13 @@ impl<'c, T: Element> RingCache<'c, T> {
         (0..held.len).map(move |i| held.position(i))
     }
 
-    /// Key of the `i`-th token held (`i < len`), in ascending order of the tokens, as cached. Empty where there is
+    /// Key of the `i`-th token held (`i < len`), in ascending order of the tokens, as cached. Empty if there is
     /// none.
     pub fn key(&self, sequence: usize, kv_head: usize, i: usize) -> Row<'_, T> {
         held_row(self.k.as_view(), (sequence, kv_head), self.held(sequence), i)
     }
 
-    /// Value of the `i`-th token held. Empty where there is none.
+    /// Value of the `i`-th token held. Empty if there is none.
     pub fn value(&self, sequence: usize, kv_head: usize, i: usize) -> Row<'_, T> {
         held_row(self.v.as_view(), (sequence, kv_head), self.held(sequence), i)
     }
@@ -138,7 +138,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     /// `[1, kv_heads, len, value_dim]`.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where there is no such sequence, [`AttnError::Size`].
+    /// [`AttnError::Index`] if there is no such sequence, [`AttnError::Size`].
     pub fn unroll(&self, sequence: usize, k_out: &mut ViewMut<'_, T>, v_out: &mut ViewMut<'_, T>) -> Result<()> {
         let ([batch, heads, _, head_dim], [.., value_dim]) = (self.k.sizes(), self.v.sizes());
         if sequence >= batch {
@@ -228,7 +228,7 @@ impl<'c, T: Element> RingCache<'c, T> {
     }
 }
 
-/// The row of the `i`-th token held; empty where there is none.
+/// The row of the `i`-th token held; empty if there is none.
 #[inline]
 fn held_row<T: Element>(x: View<'_, T>, (sequence, head): (usize, usize), held: Held, i: usize) -> Row<'_, T> {
     x.row(sequence, head, if i < held.len { held.slot(i) } else { usize::MAX })

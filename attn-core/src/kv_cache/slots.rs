@@ -20,9 +20,9 @@ pub(crate) struct Held {
     slots: Slots,
     /// How many there are.
     pub(crate) len: usize,
-    /// Tokens that stood behind the sinks and are gone.
+    /// Tokens behind the sinks that were overwritten.
     gone: usize,
-    /// Where in the ring the oldest of those behind the sinks stands.
+    /// The ring's slot of the oldest token behind the sinks.
     first: usize,
 }
 
@@ -78,7 +78,7 @@ impl Held {
         }
     }
 
-    /// How many tokens from the `i`-th on lie in neighbouring slots, if there are so many.
+    /// How many tokens from the `i`-th on are in neighbouring slots, if there are so many.
     #[inline]
     pub(crate) fn side_by_side(&self, i: usize) -> usize {
         let end = if i < self.slots.sinks { self.slots.sinks } else { self.slots.most() };

@@ -1,6 +1,6 @@
-//! Where the diagonal lies when there are not as many queries as keys.
+//! Where the diagonal is if there are not as many queries as keys.
 
-/// The alignment of causal and windowed masks: query `i` stands at key position `i + offset`.
+/// The alignment of causal and windowed masks: query `i` has key position `i + offset`.
 ///
 /// Never a bare flag: torch aligns top-left, FlashAttention bottom-right, and results differ whenever
 /// `q_len ≠ kv_len`.
@@ -14,11 +14,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Align {
-    /// Query 0 stands at key 0.
+    /// Query 0 is at key 0.
     TopLeft,
-    /// The last query stands at the last key: decoding with a cache.
+    /// The last query is at the last key: decoding with a cache.
     BottomRight,
-    /// Query 0 stands at this key; may be negative.
+    /// Query 0 is at this key; may be negative.
     Offset(isize),
 }
 
@@ -56,7 +56,7 @@ pub struct Window {
     pub left: Option<usize>,
     /// Keys visible after the position.
     pub right: Option<usize>,
-    /// Where query 0 stands.
+    /// The key position of query 0.
     pub align: Align,
 }
 

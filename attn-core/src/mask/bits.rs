@@ -1,11 +1,11 @@
 //! Up to 64 keys of a row as the bits of a word, and the transposition from rows of keys to keys of rows.
 //!
-//! Engines whose lanes are queries need, for each key, one bit per query. Masks answer by row, because their tables lie
-//! by row. A 64×64 bit transposition (Warren, Hacker's Delight, §7-3) turns one into the other in some 400 operations.
+//! Engines whose lanes are queries need, for each key, one bit per query. Masks answer by row, as their tables
+//! are. A 64×64 bit transposition (Warren, Hacker's Delight, §7-3) turns one into the other in some 400 operations.
 
 use core::ops::Range;
 
-/// Bits of the keys `start..start + 64` that lie in `range`.
+/// Bits of the keys `start..start + 64` that are in `range`.
 #[inline]
 pub(crate) fn range_bits(range: Range<usize>, start: usize) -> u64 {
     let low = range.start.saturating_sub(start).min(64);
@@ -40,7 +40,7 @@ pub fn pack_bools(keep: &[bool; 64]) -> u64 {
     eights.iter().rev().fold(0, |bits, eight| bits << 8 | pack8(*eight))
 }
 
-/// Transposes a 64×64 bit matrix: afterwards bit `r` of word `c` is what bit `c` of word `r` was.
+/// Transposes a 64×64 bit matrix: bit `r` of word `c` becomes the former bit `c` of word `r`.
 ///
 /// ```
 /// let mut bits = [0u64; 64];

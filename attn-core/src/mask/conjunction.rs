@@ -172,7 +172,7 @@ impl<'a> Mask<'a> {
         keys: Range<usize>,
         mut f: impl FnMut(usize),
     ) {
-        // Where a row's keys are its range, the terms need not be asked again for each.
+        // If a row's keys are its range, no key needs the terms again.
         let ranges = self.is_ranges();
         for key in keys {
             if ranges || self.visible(shape, At { batch, head, query, key }) {
@@ -187,7 +187,7 @@ impl<'a> Mask<'a> {
         self.row_bits_within(shape, [batch, head, query], start, range)
     }
 
-    /// As [`row_bits`](Self::row_bits), for an engine that has asked for the row's [`row_range`](Self::row_range)
+    /// As [`row_bits`](Self::row_bits), for an engine that knows the row's [`row_range`](Self::row_range)
     /// before.
     #[inline]
     pub fn row_bits_within(

@@ -3,7 +3,7 @@
 use super::bits::pack8;
 use crate::view::View;
 
-/// A boolean tensor that broadcasts to `[batch, q_heads, q_len, kv_len]`, and what `true` means in it.
+/// A boolean tensor that broadcasts to `[batch, q_heads, q_len, kv_len]`, and the meaning of `true`.
 ///
 /// Torch's SDPA, ONNX and JAX mean "attend" by `true`; `nn.MultiheadAttention` and burn mean "hidden". So there is no
 /// default: use [`Mask::keep`](crate::Mask::keep) or [`Mask::drop`](crate::Mask::drop).

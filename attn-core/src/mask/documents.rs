@@ -10,7 +10,7 @@ use crate::shape::AttnShape;
 /// `cu_k[n]..cu_k[n + 1]` (FlashAttention's `cu_seqlens`). Either side of a document may be empty. Queries behind the
 /// last document see nothing.
 ///
-/// Causal order and windows are relative to the document: its first query and its first key stand at 0.
+/// Causal order and windows are relative to the document: its first query and its first key are at 0.
 ///
 /// ```
 /// use attn_core::{Align, AttnShape, Mask};

@@ -12,7 +12,7 @@ pub enum Lengths<'a> {
 }
 
 impl Lengths<'_> {
-    /// The length of one sequence; 0 where the table is too short (which [`Mask::check`](crate::Mask::check) refuses).
+    /// The length of one sequence; 0 if the table is too short (which [`Mask::check`](crate::Mask::check) refuses).
     #[inline]
     pub fn of(&self, batch: usize) -> usize {
         match self {

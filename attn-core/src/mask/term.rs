@@ -19,7 +19,7 @@ pub enum Term<'a> {
     Prefix {
         /// Length of the prefix.
         prefix: Lengths<'a>,
-        /// Where query 0 stands.
+        /// The key position of query 0.
         align: Align,
     },
     /// Keys below a length.
@@ -55,7 +55,7 @@ impl Term<'_> {
         }
     }
 
-    /// Whether what a row sees is always a range of keys.
+    /// Whether the visible keys of a row are always a range.
     pub fn is_range(&self) -> bool {
         !matches!(self, Self::BlockSparse(_) | Self::Tree(_) | Self::Dense(_))
     }

@@ -25,7 +25,7 @@ use crate::mask::Align;
 use crate::shape::{At, AttnShape};
 use crate::view::ViewMut;
 
-/// The slope of one head out of `heads`; 0 where there is no such head.
+/// The slope of one head out of `heads`; 0 if there is no such head.
 pub fn slope(head: usize, heads: usize) -> f64 {
     if head >= heads {
         return 0.0;
@@ -45,12 +45,12 @@ pub fn slopes<T: Element>(slopes: &mut [T]) {
     }
 }
 
-/// The bias as a matrix, `−slope[h]·|i + offset − j|`; with `causal`, −∞ where key `j` lies after the query.
+/// The bias as a matrix, `−slope[h]·|i + offset − j|`; with `causal`, −∞ where key `j` is after the query.
 ///
 /// `slopes`: `[heads]`; `out`: `[batch, heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// [`AttnError::Size`] where there is not one slope per head.
+/// [`AttnError::Size`] if there is not one slope per head.
 ///
 /// ```
 /// use attn_core::{Align, ViewMut, position::alibi};
@@ -85,7 +85,7 @@ pub fn bias<S: Element, T: Element>(slopes: &[S], align: Align, causal: bool, ou
 pub struct Alibi<'a> {
     /// One slope per query head, `[q_heads]`.
     pub slopes: &'a [f32],
-    /// Where query 0 stands.
+    /// The key position of query 0.
     pub align: Align,
 }
 

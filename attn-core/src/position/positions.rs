@@ -14,9 +14,9 @@ use crate::shape::product;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Positions<'a> {
-    /// Token `s` stands at `offset + s`, in every sequence.
+    /// Token `s` has position `offset + s`, in every sequence.
     Offset(isize),
-    /// Token `s` of sequence `b` stands at `offsets[b] + s`. `[batch]`.
+    /// Token `s` of sequence `b` has position `offsets[b] + s`. `[batch]`.
     Offsets(&'a [isize]),
     /// One position per token, the same in every sequence. `[seq]`.
     Shared(&'a [isize]),
@@ -25,7 +25,7 @@ pub enum Positions<'a> {
 }
 
 impl Positions<'_> {
-    /// The position of one token, where each sequence has `seq_len`; 0 where a table is too short (which
+    /// The position of one token, where each sequence has `seq_len`; 0 if a table is too short (which
     /// [`check`](Self::check) refuses).
     #[inline]
     pub fn of(&self, batch: usize, seq: usize, seq_len: usize) -> isize {

@@ -1,7 +1,7 @@
-//! Rotary position embedding: each pair of dims of a query or key is turned by an angle that grows with the position.
+//! Rotary position embedding: each pair of dims of a query or key is rotated by an angle that grows with the position.
 //!
 //! `(x₁, x₂) → (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)` with `θ = position · base^(−2i/d)` for pair `i` of `d`
-//! rotary dims (Su et al. 2021, RoFormer, arXiv 2104.09864). The dot product of a turned query and a turned key depends
+//! rotary dims (Su et al. 2021, RoFormer, arXiv 2104.09864). The dot product of a rotated query and key depends
 //! on the distance of their positions only. Dims from `d` on pass through (partial rotary).
 //!
 //! Two conventions pair the dims, and a checkpoint is useless under the wrong one:
@@ -182,7 +182,7 @@ impl<'a> Rope<'a> {
     /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
     ///
     /// # Errors
-    /// As [`dims`](Self::dims); [`AttnError::Size`] where the positions do not fit. Nothing has been written then.
+    /// As [`dims`](Self::dims); [`AttnError::Size`] if the positions do not fit. Nothing has been written then.
     pub fn apply_in_place<T: Element>(&self, x: &mut ViewMut<'_, T>, positions: Positions<'_>) -> Result<()> {
         self.apply_to_pairs(x.sizes(), positions, &mut InPlace(x))
     }

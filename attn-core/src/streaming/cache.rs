@@ -133,12 +133,12 @@ impl<'x, 'c> Find<'x, 'c> {
     }
 }
 
-/// A call over a cache of any numbers: what is the same for all of them.
+/// A call over a cache: the part that does not depend on its type of numbers.
 pub(crate) struct OverCache<'x, 'a, 'c, M, T, C> {
     pub(crate) attn: &'x Attention<'a, M>,
     pub(crate) q: View<'x, T>,
     pub(crate) queries: Queries<'x>,
-    /// Where tokens lie.
+    /// Where tokens are in memory.
     pub(crate) cache: &'x CacheView<'c, C>,
     /// With the sizes of numbers, and the longest sequence.
     pub(crate) shape: AttnShape,

@@ -89,8 +89,8 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
     /// From single heads of equal sizes, without output projections.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where two heads differ, [`AttnError::Unsupported`] where one has an output projection,
-    /// [`AttnError::Overflow`] where their features side by side overflow.
+    /// [`AttnError::Size`] if two heads differ, [`AttnError::Unsupported`] if one has an output projection,
+    /// [`AttnError::Overflow`] if their features side by side overflow.
     pub fn new(heads: &'a [SelfAttention<'a, T>]) -> Result<Self> {
         let (d_model, d_k, d_v) = heads.first().map_or((0, 0, 0), |head| (head.d_model(), head.d_k(), head.d_v()));
         for head in heads {
@@ -122,7 +122,7 @@ impl<'a, T: Element> ConcatHeads<'a, T> {
     }
 
     /// Runs all heads on `x` `[batch, 1, seq, d_model]`; the result is `[batch, 1, seq, heads·d_v]`, the weights (if
-    /// asked for) `[batch, heads, seq, seq]`.
+    /// requested) `[batch, heads, seq, seq]`.
     ///
     /// # Errors
     /// Whatever does not fit, before anything is written to the outputs.

@@ -1,4 +1,4 @@
-//! What a module asks of an engine: to project, to attend, to join; and the gradients of the middle one.
+//! The operations of an engine that a module needs: project, attend, join; and the gradients of the middle one.
 
 use attn_core::backward::{self, Gradients};
 use attn_core::element::Real;
@@ -49,7 +49,7 @@ pub trait Engine<T: Element> {
     fn scratch_len(&self, shape: &AttnShape) -> Result<usize>;
 
     /// Attention over projected heads: `q` `[batch, q_heads, q_len, head_dim]`, `k` and `v` with their `kv_heads`, all
-    /// contiguous in that order. Modules ask for the output and the lse, never for the weights.
+    /// contiguous in that order. Modules request the output and the lse, never the weights.
     /// Closures must be `Sync`, so that an engine may have threads.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ pub trait Engine<T: Element> {
     }
 }
 
-/// An engine that computes gradients too: what `backward` of a module takes.
+/// An engine that computes gradients too, for `backward` of a module.
 ///
 /// The module goes back through join and projections; the engine goes back through the attention in the middle.
 pub trait GradientEngine<T: Element>: Engine<T> {

@@ -101,7 +101,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     /// `kv_heads·value_dim`. Their inputs may have three different numbers of features (torch's `kdim`, `vdim`).
     ///
     /// # Errors
-    /// [`AttnError::Heads`] where the heads do not group, [`AttnError::Size`] where features do not divide into heads.
+    /// [`AttnError::Heads`] if the heads do not group, [`AttnError::Size`] if features do not divide into heads.
     pub fn new(q_heads: usize, kv_heads: usize, q: Linear<'a, T>, k: Linear<'a, T>, v: Linear<'a, T>) -> Result<Self> {
         let grouped = q_heads.checked_rem(kv_heads).map_or(q_heads == 0, |rest| rest == 0);
         if !grouped {
@@ -123,7 +123,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     /// `[3·embed_dim]`.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] where a slice has another length.
+    /// As [`new`](Self::new); [`AttnError::Size`] if a slice has another length.
     pub fn packed(
         embed_dim: usize,
         heads: usize,
@@ -254,7 +254,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     }
 
     /// The gradients of `Σ y·dy` by inputs, weights, biases, appended key and value: see [`ModuleGradients`] for what
-    /// can be asked for. The engine runs the forward pass again and goes back through the attention: [`Reference`]
+    /// can be requested. The engine runs the forward pass again and goes back through the attention: [`Reference`]
     /// in `f64`, an engine of kernels on them. `dy` has the shape of the result; `scratch` holds
     /// [`backward_scratch_len`](Self::backward_scratch_len) elements.
     ///
@@ -275,7 +275,7 @@ impl<'a, T: Element> MultiHeadAttention<'a, T> {
     }
 }
 
-/// Features per head, where they divide.
+/// Features per head, if they divide.
 fn per_head(what: &'static str, features: usize, heads: usize) -> Result<usize> {
     let dim = features.checked_div(heads).unwrap_or(0);
     AttnError::check_size(what, dim * heads, features)?;

@@ -5,7 +5,7 @@ use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};
 
 use crate::projection::features;
 
-/// The outputs of a module call. A [`ViewMut`] converts into one that asks for nothing else.
+/// The outputs of a module call. A [`ViewMut`] converts into one without any other output.
 ///
 /// `out` and `context` are `[batch, heads, q_len, dim]` with any split of their features into `heads·dim`:
 /// `[batch, 1, q_len, d_out]` for the usual dense layouts.

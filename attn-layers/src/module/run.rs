@@ -1,4 +1,4 @@
-//! How every module runs: project, attend, merge what is appended, join; over the caller's scratch.
+//! How every module runs: project, attend, merge appended positions, join; over the caller's scratch.
 
 use attn_core::element::Real;
 use attn_core::engine::{Appended, product};

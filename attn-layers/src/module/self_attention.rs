@@ -1,4 +1,4 @@
-//! One head with its projections: what a textbook calls self-attention.
+//! One head with its projections: a textbook's self-attention.
 
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, Element, Result, View};
@@ -147,7 +147,7 @@ impl<'a, T: Element> SelfAttention<'a, T> {
         len.checked_add(self.d_v())
     }
 
-    /// Attention of `x` to itself. `attn` are the options (scale `1/√d_k` unless given); the weights, if asked for, are
+    /// Attention of `x` to itself. `attn` are the options (scale `1/√d_k` unless given); the weights, if requested, are
     /// `[batch, 1, seq, seq]`.
     ///
     /// # Errors

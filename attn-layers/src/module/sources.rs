@@ -1,4 +1,4 @@
-//! The inputs of a module: where queries come from, and where keys and values come from.
+//! The inputs of a module: the source of queries, and the source of keys and values.
 
 use attn_core::{Element, View};
 
@@ -11,11 +11,11 @@ use attn_core::{Element, View};
 /// | unbatched, `[seq, d]` | `View::matrix(x, seq, d)` |
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a, T> {
-    /// What asks.
+    /// The input of the queries.
     pub query: View<'a, T>,
-    /// What is matched.
+    /// The input of the keys.
     pub key: View<'a, T>,
-    /// What is collected; as long as `key`.
+    /// The input of the values; as long as `key`.
     pub value: View<'a, T>,
 }
 

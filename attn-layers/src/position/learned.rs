@@ -10,7 +10,7 @@ use attn_core::{AttnError, Element, Result, View, ViewMut};
 /// `[1, 1, rows, d_model]` ([`View::matrix`]).
 ///
 /// # Errors
-/// [`AttnError::Index`] where a position is not a row of the table; [`AttnError::Size`] where sizes disagree. Nothing
+/// [`AttnError::Index`] if a position is not a row of the table; [`AttnError::Size`] if sizes disagree. Nothing
 /// has been written then.
 ///
 /// ```

@@ -45,7 +45,7 @@ impl Sinusoidal {
     /// [`ViewMut::matrix`]; every head gets the same).
     ///
     /// # Errors
-    /// [`AttnError::Option`] for a base without meaning, [`AttnError::Size`] where the positions do not fit.
+    /// [`AttnError::Option`] for a base without meaning, [`AttnError::Size`] if the positions do not fit.
     pub fn fill<T: Element>(&self, out: &mut ViewMut<'_, T>, positions: Positions<'_>) -> Result<()> {
         self.each(out, positions, |_, pe| pe)
     }

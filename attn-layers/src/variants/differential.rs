@@ -22,7 +22,7 @@ pub fn lambda_init(layer: usize) -> f64 {
 /// λ from its four learned vectors: `exp(q1·k1) − exp(q2·k2) + init`.
 ///
 /// # Errors
-/// [`AttnError::Size`] where the vectors of a pair are not of one length.
+/// [`AttnError::Size`] if the vectors of a pair are not of one length.
 ///
 /// ```
 /// use attn_layers::variants::differential::lambda;

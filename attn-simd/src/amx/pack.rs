@@ -1,12 +1,12 @@
 //! Rows of q, k and v become tiles of bf16 parts; rows with numbers that the parts cannot hold become 0 and are marked.
 //!
-//! A part is the nearest bfloat16 to what the parts before it have left over, so that two hold any f16 and three any
-//! f32 of ordinary size, exactly. Rows of bf16 that lie side by side are one part as they are: their bits are copied.
+//! A part is the nearest bfloat16 to the rest of the parts before it, so that two hold any f16 and three any f32 of
+//! ordinary size, exactly. Contiguous rows of bf16 are one part as they are: their bits are copied.
 //! Rows beyond the last, and channels beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
 //!
 //! # Sizes
-//! The tile unit takes subnormal numbers for 0, and drops sums that are. Of a score that costs nothing: with q and k up
-//! to 2⁴⁸, at most 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the
+//! AMX takes subnormal numbers for 0, and drops subnormal sums. A score loses nothing by that: with q and k up to
+//! 2⁴⁸, at most 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the
 //! exponent: far below the 2⁻²² that f32 loses on any score. So q and k have an upper bound only. Values are kept 2²⁴
 //! times as large where they are f32: every bit of the smallest one is then a normal number, and none is lost. Of a
 //! product of a weight (which is raised as well) and a value less than 2⁻¹⁷⁴ is dropped, or 2⁻¹⁵⁰ where values are
@@ -129,7 +129,7 @@ fn read<I: Isa>(
 }
 
 /// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and
-/// marked, a bit each; so are those beyond the last, without a mark. `None` where the channels are strewn.
+/// marked, a bit each; so are those beyond the last, without a mark. `None` if the channels are strewn.
 #[inline(always)]
 fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
     let Input::Bf16(view) = input else { return None };

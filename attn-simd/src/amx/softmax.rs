@@ -6,12 +6,12 @@
 //! precision is relative.
 //!
 //! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it,
-//! where they are rounded best. In the root mean square that is 1.31 against 1.40 of correct rounding. So there the
+//! at the best place for rounding. The root mean square is 1.31 there, against 1.40 of correct rounding. So the
 //! base follows twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
 //! a row's keys, and seldom enough to cost nothing.
 //!
-//! Weights and their sums are 2²⁴ times as large as they are called ([`RAISE`](crate::math::RAISE)): the parts of the
-//! smallest weight that is not 0 are normal numbers then, and what the tile unit drops of a product is as much smaller.
+//! Weights and their sums are stored times 2²⁴ ([`RAISE`](crate::math::RAISE)). AMX flushes subnormals; the parts of
+//! the smallest weight above 0 are normal numbers, and AMX drops 2²⁴ times less of a product.
 
 use super::product::Operand;
 use crate::isa::Isa;
@@ -199,10 +199,10 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
     }
 }
 
-/// Dropout: of the pairs of keys `pairs`, the weights that it does not keep become 0 in all parts. `kept` has a bit per
-/// query for each key; the sums have counted them all.
+/// Sets the weights of the pairs of keys `pairs` that dropout does not keep to 0, in all parts. `kept` has a bit per
+/// query for each key. The sums already contain all weights.
 #[inline(always)]
-pub(crate) fn drop_weights(kept: &[u64], pairs: core::ops::Range<usize>, tiles: &mut [Operand]) {
+pub(crate) fn dropout(kept: &[u64], pairs: core::ops::Range<usize>, tiles: &mut [Operand]) {
     let ones = |bits: u64, query: usize| 0u32.wrapping_sub((bits >> query & 1) as u32);
     for (n, tile) in tiles.iter_mut().enumerate() {
         for pair in pairs.clone() {

@@ -1,7 +1,7 @@
 //! A work item on tiles: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at
 //! a time.
 //!
-//! Within a block the work on neighbouring chunks of 32 keys overlaps: while the tile unit multiplies the keys of the
+//! Within a block the work on neighbouring chunks of 32 keys overlaps: while AMX multiplies the keys of the
 //! next chunk and the values of the last group, the vector units turn the scores of this one into weights.
 //!
 //! ```text
@@ -21,7 +21,7 @@ use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
 use super::model::Model;
 use super::pack;
 use super::product::{AmxUnit, SIDE, square};
-use super::softmax::{Weigher, drop_weights, multiply, rescale, threshold};
+use super::softmax::{Weigher, dropout, multiply, rescale, threshold};
 use super::values::Values;
 use crate::isa::Isa;
 use crate::level::Level;
@@ -302,7 +302,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                     _ => weigher.weigh::<3, 6>(isa, scores, done..until, tiles),
                 }
                 if !job.dropout.is_none() {
-                    drop_weights(&kept, done..until, tiles);
+                    dropout(&kept, done..until, tiles);
                 }
                 done = until;
             }

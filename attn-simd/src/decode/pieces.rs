@@ -137,7 +137,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
             chunks.start >> self.level..(chunks.end.div_ceil(1 << self.level)).max((chunks.start >> self.level) + 1);
     }
 
-    /// Goes on to the next group; `None` where there is none.
+    /// Goes on to the next group; `None` if there is none.
     fn next_group(&mut self) -> Option<()> {
         if self.group.sequence >= self.call.sequences.count() && !self.group.shared {
             return None;

@@ -106,9 +106,9 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] where the prefix is not one sequence, has other heads or dims or is a
+    /// As [`new`](Self::new); [`AttnError::Size`] if the prefix is not one sequence, has other heads or dims or is a
     /// continuation itself; [`AttnError::TooShort`] if its rope tables have no
-    /// rows for what follows; [`AttnError::Unsupported`] where it has dropped tokens, or only one of the two has
+    /// rows for what follows; [`AttnError::Unsupported`] if it has dropped tokens, or only one of the two has
     /// tables.
     pub fn with_prefix(
         attn: &'p Attention<'a, M>,
@@ -228,7 +228,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// The call on tensors of these sizes, to be [run](DecodeCall::run) or shared by threads.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where q or the outputs have other sizes; [`AttnError::Unsupported`] where the full weights
+    /// [`AttnError::Size`] if q or the outputs have other sizes; [`AttnError::Unsupported`] if the full weights
     /// are asked for.
     pub fn split<'w, 'o: 'w, Q: KernelElement, O: KernelElement>(
         &'w self,

@@ -19,7 +19,7 @@ pub(super) trait TileRows {
     fn advance(&mut self);
     /// The rows of this tile, which begins at a token: in place, or copied into `scratch`.
     fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, Self::Number>;
-    /// Writes the numbers of a row as the products read them, without scales of tokens. Nothing where the token is not
+    /// Writes the numbers of a row as the products read them, without scales of tokens. Nothing if the token is not
     /// there.
     fn read(&self, token: usize, out: &mut [f32]);
 }

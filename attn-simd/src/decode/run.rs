@@ -93,7 +93,7 @@ impl<'w> DecodeCall<'w> {
         Round::first_round(&self.call, threads, floats)
     }
 
-    /// The queries behind those of a round; `None` where there are no more.
+    /// The queries behind those of a round; `None` if there are no more.
     pub fn next_round(&self, round: Round) -> Option<Round> {
         round.next_round(&self.call)
     }
@@ -111,7 +111,7 @@ impl<'w> DecodeCall<'w> {
     /// Computes one piece. Any number of threads may do so at once, each with scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError`] where the piece is not of this call, the state has not its length or the scratch is too short;
+    /// [`AttnError`] if the piece is not of this call, the state has not its length or the scratch is too short;
     /// nothing has been done then.
     pub fn compute(&self, piece: &Piece, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
         if !self.call.has(piece.group()) {
@@ -127,7 +127,7 @@ impl<'w> DecodeCall<'w> {
     /// those of one [round](Self::first_round).
     ///
     /// # Errors
-    /// [`AttnError::Size`] where the states have another length; nothing has been written then.
+    /// [`AttnError::Size`] if the states have another length; nothing has been written then.
     pub fn finish(&mut self, round: Round, states: &mut [f32]) -> Result<()> {
         AttnError::check_size("states of all pieces", self.states_len(round), states.len())?;
         let Self { call, target, lse } = self;
@@ -159,7 +159,7 @@ impl<'w> DecodeCall<'w> {
     /// Computes everything on this thread.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] where the scratch is; nothing has been done then.
+    /// [`AttnError::TooShort`] if the scratch is; nothing has been done then.
     pub fn run(mut self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         if self.call.sizes == Sizes::default() {

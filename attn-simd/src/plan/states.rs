@@ -95,7 +95,7 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// lse.
     ///
     /// # Errors
-    /// [`AttnError::Size`] where rows or outputs have not the plan's sizes; nothing has been written then.
+    /// [`AttnError::Size`] if rows or outputs have not the plan's sizes; nothing has been written then.
     pub fn finish<'o, O: KernelElement>(&self, rows: &[f32], outputs: impl Into<Outputs<'o, O>>) -> Result<()> {
         let (shape, outputs) = (*self.shape(), outputs.into());
         outputs.check(&shape)?;

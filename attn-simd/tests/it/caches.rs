@@ -110,7 +110,7 @@ fn every_layout_gives_the_same_bits() {
                 }
             };
             for memory in [Memory::Bhsd, Memory::Bshd, Memory::Padded, Memory::DimFirst] {
-                // What lies behind a sequence's length is poison.
+                // Slots after a sequence's length are nonfinite.
                 let held = |x: &Tensor4<f32>| {
                     let mut sizes = x.sizes;
                     sizes[2] = longest + 5;

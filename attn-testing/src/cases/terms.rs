@@ -29,7 +29,7 @@ pub enum OwnedTerm {
     Drop([usize; 4], Table<bool>),
 }
 
-/// Where query `i` stands.
+/// The key position of query `i`.
 fn position(align: Align, i: usize, q_len: usize, kv_len: usize) -> i128 {
     i as i128
         + match align {
@@ -130,7 +130,7 @@ impl OwnedTerm {
     }
 }
 
-/// One of each kind of term, and more where a kind has several faces, for a shape; tables drawn from the seed.
+/// One of each kind of term, and more if a kind has several forms, for a shape; tables drawn from the seed.
 pub fn kinds(shape: &AttnShape, seed: u64) -> Vec<OwnedTerm> {
     let mut paint = Paint::new(seed);
     let &AttnShape { batch, q_heads, q_len, kv_len, .. } = shape;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::stop::Stop;
 
-/// How far a value may lie from the expected one: `atol + rtol·|want|`.
+/// How far a value may be from the expected one: `atol + rtol·|want|`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tolerance {
     /// Absolute part.
@@ -67,7 +67,7 @@ impl Case {
         parse(value).map(Some).ok_or_else(|| Stop::Fail(format!("parameter {name} = {value} is not understood")))
     }
 
-    /// A number, `None` where it is absent or null.
+    /// A number, `None` if it is absent or null.
     pub fn number(&self, name: &str) -> Result<Option<f64>, Stop> {
         self.parsed(name, Value::as_f64)
     }
@@ -87,7 +87,7 @@ impl Case {
         self.size(name)?.ok_or_else(|| Stop::Fail(format!("parameter {name} is missing")))
     }
 
-    /// A flag, false where it is absent; 0 and 1 count as flags.
+    /// A flag, false if it is absent; 0 and 1 count as flags.
     pub fn flag(&self, name: &str) -> Result<bool, Stop> {
         Ok(self.parsed(name, |v| v.as_bool().or_else(|| v.as_i64().map(|n| n != 0)))?.unwrap_or(false))
     }
@@ -119,7 +119,7 @@ impl Case {
         self.parsed(name, |v| v.as_array()?.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok())).collect())
     }
 
-    /// The precision asked for.
+    /// The precision of the case.
     pub fn dtype(&self) -> Result<Dtype, Stop> {
         match self.word("dtype")? {
             None | Some("f32") => Ok(Dtype::F32),

@@ -2,9 +2,9 @@
 
 use super::case::Tolerance;
 
-/// Compares two tensors as doubles. `Ok` is the worst difference as a share of what is allowed.
+/// Compares two tensors as doubles. `Ok` is the worst difference as a share of the allowed one.
 ///
-/// They agree when the shapes are identical, neither holds a NaN, infinities stand in the same places with the same
+/// They agree when the shapes are identical, neither holds a NaN, infinities are in the same places with the same
 /// sign, and elsewhere `|got − want| ≤ atol + rtol·|want|`. A NaN never agrees with anything, not even with a NaN.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ pub fn compare(got: (&[usize], &[f64]), want: (&[usize], &[f64]), tol: Tolerance
     }
 }
 
-/// The difference as a share of the allowed one; 0 where both are the same infinity, infinite where they cannot agree.
+/// The difference as a share of the allowed one; 0 if both are the same infinity, infinite if they cannot agree.
 fn share(got: f64, want: f64, tol: Tolerance) -> f64 {
     if got.is_nan() || want.is_nan() {
         return f64::INFINITY;

@@ -1,4 +1,4 @@
-//! What an op reads and what it hands back: a case with its tensors, and its outputs.
+//! Inputs and outputs of an op: a case with its tensors, and its answers.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Produced {
         self.0.entry(role.to_owned()).or_default().push(answer);
     }
 
-    /// All answers to an output; none where it was not produced.
+    /// All answers to an output; none if it was not produced.
     pub fn get(&self, role: &str) -> &[Dense] {
         self.0.get(role).map_or(&[], Vec::as_slice)
     }
@@ -40,7 +40,7 @@ impl<'s> Loaded<'s> {
     /// An input that must be there.
     ///
     /// # Errors
-    /// The case is malformed where it is not.
+    /// The case is malformed if it is not.
     pub(crate) fn input(&self, role: &str) -> Result<&'s Tensor, Stop> {
         self.optional(role)?.ok_or_else(|| Stop::Fail(format!("input {role} is missing")))
     }
@@ -48,7 +48,7 @@ impl<'s> Loaded<'s> {
     /// An input that may be absent.
     ///
     /// # Errors
-    /// The case is malformed where it names a tensor that the file does not have.
+    /// The case is malformed if it names a tensor that the file does not have.
     pub(crate) fn optional(&self, role: &str) -> Result<Option<&'s Tensor>, Stop> {
         match self.case.inputs.get(role) {
             None => Ok(None),

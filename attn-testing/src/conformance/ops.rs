@@ -1,4 +1,4 @@
-//! The ops of the suites: what each case asks of the library. One file per family.
+//! The ops of the suites: the calls of each case. One file per family.
 //!
 //! A runner reads the case's tensors and parameters, calls the library, and hands back every output as doubles; it
 //! computes nothing itself that the library is asked to compute. Runners are generic over the engine and the element

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Case;
 use super::stop::Stop;
 
-/// The parameters of an op besides `dtype`, separated by spaces; `None` where there is no list.
+/// The parameters of an op besides `dtype`, separated by spaces; `None` if there is no list.
 fn known(op: &str) -> Option<&'static str> {
     Some(match op {
         "sdpa" | "sdpa_backward" | "sink_attention" | "sink_attention_backward" => "scale causal window softcap",

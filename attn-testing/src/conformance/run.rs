@@ -159,7 +159,7 @@ mod tests {
         files.iter().map(|file| Suite::load(file).unwrap_or_else(|error| panic!("{error}"))).collect()
     }
 
-    /// Moves the first finite number by twenty times what is allowed, and in any case; false where there is none.
+    /// Moves the first finite number by twenty times the allowed difference, and in any case; false if there is none.
     fn break_one(data: &mut Data, tol: Tolerance) -> bool {
         let moved = |x: f64| x + 20.0 * (tol.atol + tol.rtol * x.abs()) + 1e-3 * x.abs() + 1e-30;
         match data {

@@ -117,7 +117,7 @@ impl Tensor {
     /// The elements, which must be of type `T`.
     ///
     /// # Errors
-    /// The case is malformed where they are not.
+    /// The case is malformed if they are not.
     pub fn values<T: Stored>(&self) -> Result<&[T], Stop> {
         T::of(&self.data).ok_or_else(|| Stop::Fail(format!("a tensor is not {}", core::any::type_name::<T>())))
     }
@@ -125,7 +125,7 @@ impl Tensor {
     /// Indices or lengths: `I64` or `I32`, negative values as they are.
     ///
     /// # Errors
-    /// The case is malformed where the tensor holds no integers.
+    /// The case is malformed if the tensor holds no integers.
     pub fn integers(&self) -> Result<Vec<i64>, Stop> {
         match &self.data {
             Data::I64(x) => Ok(x.clone()),
@@ -137,7 +137,7 @@ impl Tensor {
     /// The sizes, which must be `N`.
     ///
     /// # Errors
-    /// The case is malformed where the rank is another.
+    /// The case is malformed if the rank is another.
     pub fn sizes<const N: usize>(&self) -> Result<[usize; N], Stop> {
         self.shape.as_slice().try_into().map_err(|_| Stop::Fail(format!("shape {:?} is not of rank {N}", self.shape)))
     }

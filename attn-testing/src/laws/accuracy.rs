@@ -27,7 +27,7 @@ pub fn f32_stays_within_the_gate<E: Engine>(engine: &E) {
     grid::<E, f32>(engine, 1);
 }
 
-/// Doubles, where the engine takes them.
+/// Doubles, if the engine takes them.
 pub fn f64_stays_within_its_gate<E: Engine>(engine: &E) {
     grid::<E, f64>(engine, 3);
 }
@@ -66,7 +66,7 @@ pub fn halves_in_singles_out<E: Engine>(engine: &E) {
     assert!(engine.supports_dtype(Dtype::F32));
 }
 
-/// Scores of hundreds to millions, and rows whose maximum keeps rising: what rescaling costs.
+/// Scores of hundreds to millions, and rows whose maximum keeps rising: the error of rescaling.
 pub fn large_scores_and_late_maxima<E: Engine>(engine: &E) {
     for sigma in [10.0, 100.0, 1000.0] {
         let inputs = Inputs::<f32>::painted(shape((1, 2, 1, 17, 150, 16, 8)), Memory::Bhsd, 9, sigma);

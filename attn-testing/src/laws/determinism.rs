@@ -1,4 +1,4 @@
-//! Which bits may depend on what.
+//! What the bits of a row may depend on.
 //!
 //! On one level an output row's bits depend on that row's query, its keys and values, the mask and the options: not on
 //! the batch, on the rows beside it, on scratch, or on what came before.
@@ -8,7 +8,7 @@ use attn_core::{Align, Attention, AttnShape, Mask};
 use super::{attend, same_bits};
 use crate::cases::{Case, Inputs, shape};
 use crate::engine::Engine;
-use crate::paint::{normal_at, poison};
+use crate::paint::{nonfinite, normal_at};
 
 /// A sequence alone gives the bits that it gives in a batch.
 pub fn a_row_does_not_depend_on_its_batch<E: Engine>(engine: &E) {
@@ -41,7 +41,7 @@ pub fn a_row_does_not_depend_on_the_other_queries<E: Engine>(engine: &E) {
             others.q.each(|[_, h, s, d], x| {
                 if s != kept {
                     // Larger by far, and in one head not even numbers.
-                    *x = if h == 0 { 50.0 * *x } else { poison(d) };
+                    *x = if h == 0 { 50.0 * *x } else { nonfinite(d) };
                 }
             });
             let after = attend(engine, &Attention::new(), &others);
@@ -65,7 +65,7 @@ pub fn running_again_gives_the_same_bits<E: Engine>(engine: &E) {
     }
 }
 
-/// Under a causal mask rows up to `i` have the same bits whatever stands behind key `i`.
+/// Under a causal mask rows up to `i` have the same bits whatever follows key `i`.
 pub fn future_tokens_never_change_past_rows<E: Engine>(engine: &E) {
     let len = 80;
     let inputs = Inputs::<f32>::plain(shape((1, 2, 1, len, len, 16, 9)), 23);
@@ -79,7 +79,7 @@ pub fn future_tokens_never_change_past_rows<E: Engine>(engine: &E) {
                     *x = match kind {
                         0 => normal_at(99, [b, h, s, d]) as f32,
                         1 => 1e30 * *x,
-                        _ => poison(s + d),
+                        _ => nonfinite(s + d),
                     };
                 }
             };

@@ -1,4 +1,4 @@
-//! Strides: where tensors lie never changes a bit.
+//! Strides: the layout of tensors never changes a bit.
 
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
 
@@ -6,7 +6,7 @@ use super::{attend, attend_views, same_bits};
 use crate::cases::{Inputs, Memory, Tensor4, shape, sizes};
 use crate::engine::Engine;
 
-/// q, k and v each in every layout, strided, padded with poison, reversed.
+/// q, k and v each in every layout, strided, padded with nonfinite numbers, reversed.
 pub fn inputs_may_lie_anyhow<E: Engine>(engine: &E) {
     let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
     for dims in [(2, 4, 2, 19, 37, 24, 20), (1, 2, 1, 65, 66, 5, 3), (2, 2, 2, 1, 40, 16, 16)] {
@@ -30,7 +30,7 @@ pub fn inputs_may_lie_anyhow<E: Engine>(engine: &E) {
     }
 }
 
-/// The output in every layout; what lies between its elements stays as it was.
+/// The output in every layout; the bytes between its elements stay as they were.
 pub fn outputs_may_lie_anyhow<E: Engine>(engine: &E) {
     let dims = shape((2, 4, 2, 33, 20, 8, 10));
     let inputs = Inputs::<f32>::plain(dims, 34);

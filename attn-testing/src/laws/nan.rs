@@ -1,4 +1,4 @@
-//! NaN and infinities: they influence what sees them, and nothing else.
+//! NaN and infinities: they influence the rows that see them, and nothing else.
 
 use attn_core::score::At;
 use attn_core::{Align, Attention, AttnShape, Mask, View};
@@ -6,7 +6,7 @@ use attn_core::{Align, Attention, AttnShape, Mask, View};
 use super::{attend, same_bits};
 use crate::cases::{Inputs, Options, OwnedTerm, Table, kinds, shape};
 use crate::engine::Engine;
-use crate::paint::{Paint, poison};
+use crate::paint::{Paint, nonfinite};
 
 fn rows(dims: &AttnShape) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
     let AttnShape { batch, q_heads, q_len, .. } = *dims;
@@ -18,30 +18,30 @@ pub fn hidden_nan_changes_no_bit<E: Engine>(engine: &E) {
     for dims in [shape((2, 4, 2, 9, 70, 8, 5)), shape((1, 2, 1, 70, 33, 4, 4)), shape((1, 2, 1, 1, 100, 8, 8))] {
         let clean = Inputs::<f32>::plain(dims, 51);
         for term in kinds(&dims, 52) {
-            poisoned(engine, &clean, &Options::masked(vec![term]), &dims);
+            hidden_nonfinite(engine, &clean, &Options::masked(vec![term]), &dims);
         }
         // A bias of −∞ hides as well.
         let bias: Vec<f32> = (0..dims.kv_len).map(|j| if j % 3 == 1 { f32::NEG_INFINITY } else { 0.5 }).collect();
         let options = Options { bias: Some(([1, 1, 1, dims.kv_len], Table(bias))), ..Options::default() };
-        poisoned(engine, &clean, &options, &dims);
+        hidden_nonfinite(engine, &clean, &options, &dims);
         // As does a closure.
         let hide = |at: At| at.key % 5 != 2;
         let attn = Attention::new().mask_mod(hide);
         let mut dirty = clean.clone();
-        dirty.k.each(|[_, _, j, d], x| poison_if(j % 5 == 2, j + d, x));
-        dirty.v.each(|[_, _, j, d], x| poison_if(j % 5 == 2, j + d, x));
+        dirty.k.each(|[_, _, j, d], x| nonfinite_if(j % 5 == 2, j + d, x));
+        dirty.v.each(|[_, _, j, d], x| nonfinite_if(j % 5 == 2, j + d, x));
         let (a, b) = (attend(engine, &attn, &clean), attend(engine, &attn, &dirty));
         same_bits(&a.out, &b.out, &(engine.label(), "closure", dims));
     }
 }
 
-fn poison_if(yes: bool, n: usize, x: &mut f32) {
+fn nonfinite_if(yes: bool, n: usize, x: &mut f32) {
     if yes {
-        *x = poison(n);
+        *x = nonfinite(n);
     }
 }
 
-fn poisoned<E: Engine>(engine: &E, clean: &Inputs<f32>, options: &Options, dims: &AttnShape) {
+fn hidden_nonfinite<E: Engine>(engine: &E, clean: &Inputs<f32>, options: &Options, dims: &AttnShape) {
     let attn = options.attention();
     let sees = |at: At| {
         let bias = options.bias.as_ref().is_none_or(|(_, bias)| bias[at.key] != f32::NEG_INFINITY);
@@ -52,8 +52,8 @@ fn poisoned<E: Engine>(engine: &E, clean: &Inputs<f32>, options: &Options, dims:
         (0..group).all(|n| (0..dims.q_len).all(|query| !sees(At { batch, head: kv_head * group + n, query, key })))
     };
     let mut dirty = clean.clone();
-    dirty.k.each(|[b, h, j, d], x| poison_if(hidden(b, h, j), j + d, x));
-    dirty.v.each(|[b, h, j, d], x| poison_if(hidden(b, h, j), j + d + 1, x));
+    dirty.k.each(|[b, h, j, d], x| nonfinite_if(hidden(b, h, j), j + d, x));
+    dirty.v.each(|[b, h, j, d], x| nonfinite_if(hidden(b, h, j), j + d + 1, x));
     let (want, got) = (attend(engine, &attn, clean), attend(engine, &attn, &dirty));
     same_bits(&got.out, &want.out, &(engine.label(), dims, options));
     same_bits(&got.lse, &want.lse, &(engine.label(), dims, options));
@@ -95,7 +95,7 @@ pub fn a_visible_nan_marks_its_rows_only<E: Engine>(engine: &E) {
     }
 }
 
-/// Exactly +0 and an lse of −∞, whatever stands in k and v, alone or among live rows.
+/// Exactly +0 and an lse of −∞, whatever k and v hold, alone or among live rows.
 pub fn fully_masked_rows_are_zero<E: Engine>(engine: &E) {
     for dims in [shape((2, 2, 1, 20, 40, 8, 6)), shape((1, 1, 1, 1, 3, 2, 1)), shape((1, 2, 2, 100, 70, 4, 9))] {
         let mut inputs = Inputs::<f32>::plain(dims, 56);
@@ -112,11 +112,11 @@ pub fn fully_masked_rows_are_zero<E: Engine>(engine: &E) {
                 assert_eq!(answer.lse[row] == f32::NEG_INFINITY, dead, "{what:?}: {}", answer.lse[row]);
             }
         }
-        inputs.k.each(|[_, _, j, d], x| *x = poison(j + d));
-        inputs.v.each(|[_, _, j, d], x| *x = poison(j + d));
+        inputs.k.each(|[_, _, j, d], x| *x = nonfinite(j + d));
+        inputs.v.each(|[_, _, j, d], x| *x = nonfinite(j + d));
         let hidden = Attention::new().mask(Mask::drop(View::broadcast(&[true], &[]).expect("a scalar")));
         let answer = attend(engine, &hidden, &inputs);
-        assert!(answer.out.iter().all(|x| x.to_bits() == 0), "{}: poison behind a mask", engine.label());
+        assert!(answer.out.iter().all(|x| x.to_bits() == 0), "{}: nonfinite numbers behind a mask", engine.label());
         // With a sink: zero still, and the lse is the sink.
         let sinks: Vec<f32> = (0..dims.q_heads).map(|h| h as f32 - 0.5).collect();
         let answer = attend(engine, &hidden.sinks(&sinks), &inputs);

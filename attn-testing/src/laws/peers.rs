@@ -5,7 +5,7 @@ use attn_core::{Align, Attention, Mask, Outputs, View, ViewMut};
 use super::{Answer, attend, oracle, same_bits, share};
 use crate::cases::{Inputs, Memory, Tensor4, shape};
 use crate::engine::Engine;
-use crate::paint::poison;
+use crate::paint::nonfinite;
 use crate::tolerance::{ETA, TWICE};
 
 fn dead(answer: &Answer<f32>, row: usize, dim: usize) -> bool {
@@ -66,7 +66,7 @@ pub fn masked_rows_leading_a_tile<E: Engine>(engine: &E) {
     }
 }
 
-/// flashinfer#4401: a finite sentinel for −∞ zeroed rows whose true logits lie below it. All logits near ±1e5 and ±1e6.
+/// flashinfer#4401: a finite sentinel for −∞ zeroed rows whose true logits are below it. All logits near ±1e5 and ±1e6.
 pub fn all_logits_far_from_zero<E: Engine>(engine: &E) {
     for offset in [-1e6f32, -1.2e5, -5.1e4, 5.1e4, 1.2e5, 1e6] {
         let inputs = Inputs::<f32>::plain(shape((1, 1, 1, 17, 130, 8, 4)), 74);
@@ -104,7 +104,7 @@ pub fn key_counts_around_blocks<E: Engine>(engine: &E) {
 }
 
 /// FlashAttention#1076: one query against 257 keys read out of bounds. Decoding shapes; slack behind each row is
-/// poison.
+/// nonfinite numbers.
 pub fn one_query_against_odd_key_counts<E: Engine>(engine: &E) {
     for kv_len in [1, 2, 63, 127, 255, 256, 257, 511, 513, 1025] {
         for (q_heads, kv_heads) in [(1, 1), (4, 1), (6, 3)] {
@@ -117,7 +117,7 @@ pub fn one_query_against_odd_key_counts<E: Engine>(engine: &E) {
 }
 
 /// oneDNN#5717: a head dim that is not a multiple of the tile let garbage into other rows. Every dim from 1 to 160,
-/// with poison around each row.
+/// with nonfinite numbers around each row.
 pub fn every_head_dim<E: Engine>(engine: &E) {
     for dim in 1..=160 {
         let dims = shape((1, 1, 1, 5, 19, dim, 161 - dim));
@@ -175,7 +175,7 @@ pub fn softcap_comes_before_the_mask<E: Engine>(engine: &E) {
         oracle(&attn, &inputs).check(ETA, &before, &engine.label());
         inputs.v.each(|[_, _, j, d], x| {
             if j % 2 == 1 {
-                *x = poison(d);
+                *x = nonfinite(d);
             }
         });
         same_bits(&attend(engine, &attn, &inputs).out, &before.out, &engine.label());

@@ -1,4 +1,4 @@
-//! Algebra: what follows from the formula whatever the numbers are.
+//! Algebra: consequences of the formula for any numbers.
 
 use attn_core::dropout::Dropout;
 use attn_core::softmax::RowState;
@@ -54,7 +54,7 @@ pub fn identity_values_give_the_weights<E: Engine>(engine: &E) {
     }
 }
 
-/// Outputs lie between the least and the largest value that the row sees.
+/// Outputs are between the least and the largest value that the row sees.
 pub fn outputs_stay_in_the_hull_of_values<E: Engine>(engine: &E) {
     let dims = shape((1, 2, 1, 33, 50, 8, 6));
     let mut inputs = Inputs::<f32>::plain(dims, 94);
@@ -181,7 +181,7 @@ pub fn split_and_merge_equals_one_sweep<E: Engine>(engine: &E) {
     }
 }
 
-/// Grouped heads give what repeated keys and values give.
+/// Grouped heads give the outputs of repeated keys and values.
 pub fn grouped_heads_are_repeated_heads<E: Engine>(engine: &E) {
     for (q_heads, kv_heads, q_len) in [(4, 1, 20), (6, 3, 1), (8, 2, 33), (3, 3, 5)] {
         let dims = shape((2, q_heads, kv_heads, q_len, 40, 8, 5));

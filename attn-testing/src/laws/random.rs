@@ -30,7 +30,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 /// Shapes, masks, options and layouts at random against the reference. The generator starts the same each time;
-/// `PROPTEST_CASES` asks for more.
+/// `PROPTEST_CASES` sets another number.
 pub fn random_calls_match_the_reference<E: Engine>(engine: &E) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {

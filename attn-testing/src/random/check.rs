@@ -148,7 +148,7 @@ fn made<T: Number>(call: &Call) -> Result<Made<T>> {
     Ok(Made { inputs, rows })
 }
 
-/// Output and lse of a call, in buffers painted with what nobody expects.
+/// Output and lse of a call, in buffers painted with a number that no call gives.
 fn answer<O: Number>(call: &Call, run: impl FnOnce(Outputs<'_, O>) -> Result<()>) -> Result<(Vec<O>, Vec<O::Compute>)> {
     let mut out = vec![O::from_f64(f64::NAN); call.shape.rows() * call.shape.value_dim];
     let mut lse = vec![O::Compute::of(f64::NAN); call.shape.rows()];
@@ -211,7 +211,7 @@ fn shuffled(pages: usize, seed: u64) -> Vec<i32> {
     order
 }
 
-/// A tensor in pages; what lies behind a sequence's last token is poison.
+/// A tensor in pages; slots after a sequence's last token are nonfinite.
 fn paged<T: Number>(x: &Tensor4<T>, size: usize, order: &[i32], memory: Memory) -> Tensor4<T> {
     let [_, heads, len, dim] = x.sizes;
     let width = len.div_ceil(size);
@@ -268,7 +268,7 @@ fn compare<T, O: Number, C: Real>(made: &Made<T>, out: &[O], lse: &[C], slack: f
     found
 }
 
-/// The difference as a share of what is allowed. An output that overflowed on both sides agrees.
+/// The difference as a share of the allowed one. An output that overflowed on both sides agrees.
 fn share(got: f64, want: f64, allowed: f64) -> f64 {
     if got == want {
         0.0

@@ -1,4 +1,4 @@
-//! Kinds of numbers: what ordinary data hide.
+//! Kinds of numbers that find errors which ordinary data hide.
 
 use attn_core::{Dtype, Element};
 
@@ -6,7 +6,7 @@ use super::Call;
 use crate::cases::{Inputs, Tensor4, sizes};
 use crate::paint::Paint;
 
-/// Where scores come from: what q and k are.
+/// The kind of q and k, and so of scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
     /// q is 0: every weight the same.

@@ -55,7 +55,7 @@ fn align(paint: &mut Paint) -> Align {
     paint.pick(&[Align::TopLeft, Align::BottomRight, Align::BottomRight, Align::Offset(offset)])
 }
 
-/// The shape of a dense table, which broadcasts where it would be too large.
+/// The shape of a dense table, which broadcasts if it would be too large.
 fn dense(shape: &AttnShape, paint: &mut Paint) -> [usize; 4] {
     let mut sizes = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
     for size in &mut sizes {

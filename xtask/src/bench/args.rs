@@ -1,4 +1,4 @@
-//! What `cargo xtask bench` is asked for, and why it ends without a result.
+//! The arguments of `cargo xtask bench`, and why it ends without a result.
 
 use std::path::PathBuf;
 
@@ -73,10 +73,10 @@ pub(crate) struct Args {
     /// With --compare: set this run beside it instead of measuring one.
     #[arg(long, value_name = "NEW.json", requires = "compare")]
     pub(super) with: Option<PathBuf>,
-    /// With --compare: what a case may be slower by if noise is nil, in percent.
+    /// With --compare: how much slower a case may be if noise is nil, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * attn_bench::compare::THRESHOLD, requires = "compare")]
     pub(super) threshold: f64,
-    /// Start anew where an interrupted run of the same kind could be gone on with.
+    /// Start anew, although an interrupted run of the same kind could go on.
     #[arg(long)]
     pub(super) fresh: bool,
     /// Write all samples and machine facts to this file.
@@ -149,7 +149,7 @@ impl std::fmt::Display for Failure {
 }
 
 impl Args {
-    /// The level asked for, or the best one.
+    /// The level of `--level`, or the best one.
     pub(super) fn level(&self) -> Result<Level, Failure> {
         let Some(name) = &self.level else { return Ok(Level::detect()) };
         Level::by_name(name).map_err(|_| {
@@ -161,7 +161,7 @@ impl Args {
         })
     }
 
-    /// Complains of options that the tables of kernels and of decoding would not heed: their shapes, masks and types
+    /// Refuses options that the tables of kernels and of decoding would ignore: their shapes, masks and types
     /// are their own.
     pub(super) fn only_of_the_curve(&self) -> Result<(), Failure> {
         let tables = [
@@ -189,7 +189,7 @@ impl Args {
         }
     }
 
-    /// Complains of numbers of threads that compute nothing, or bring the machine down.
+    /// Refuses numbers of threads that compute nothing or overload the machine.
     fn threads_are_possible(&self) -> Result<(), Failure> {
         let most = MOST_THREADS_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         match self.threads.iter().find(|&&n| n == 0 || n > most) {
@@ -199,7 +199,7 @@ impl Args {
         }
     }
 
-    /// The numbers of threads asked for, or one per core.
+    /// The numbers of `--threads`, or one per core.
     pub(super) fn threads(&self) -> Result<Vec<usize>, Failure> {
         self.threads_are_possible()?;
         Ok(match self.threads.as_slice() {
@@ -218,7 +218,7 @@ impl Args {
         }
     }
 
-    /// The filter asked for, or none.
+    /// The filter of `--filter`, or none.
     pub(super) fn filter(&self) -> Result<Filter, Failure> {
         self.filter.as_deref().map_or(Ok(Filter::ALL), Filter::new).map_err(Failure::Argument)
     }

@@ -118,7 +118,7 @@ fn narrow(batches: &mut Vec<Batch>, threads: usize, filter: &Filter) {
     batches.retain(|(_, rows)| !rows.is_empty());
 }
 
-/// The rows asked for.
+/// The rows of the arguments.
 fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
     let mut all = kernels::parse(SHAPES).map_err(|error| Failure::Other(error.to_string()))?;
     all.retain(|row| (row.what == What::Backward) == args.backward);
@@ -134,7 +134,7 @@ fn selected(args: &Args) -> Result<Vec<Kernel>, Failure> {
     args.shapes.iter().map(find).collect()
 }
 
-/// The other libraries for a level, if they were asked for.
+/// The other libraries for a level, if the arguments name them.
 fn started(args: &Args, level: Level, threads: usize, report: &mut KernelReport) -> Result<Vec<Peer>, Failure> {
     let held = level.name() == "avx2";
     let failed = |error: PeerError| Failure::Other(error.to_string());

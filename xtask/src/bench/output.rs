@@ -18,7 +18,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 pub(super) const COUNTED: Heap =
     Heap { current: || HEAP.current_usage(), peak: || HEAP.peak_usage(), reset_peak: || HEAP.reset_peak_usage() };
 
-/// Complains where a filter leaves nothing, and shows some of what there is.
+/// An error if a filter leaves nothing. It names some of the cases.
 pub(super) fn some_case(args: &Args, names: &[String], all: &[String]) -> Result<(), Failure> {
     if !names.is_empty() {
         return Ok(());
@@ -32,7 +32,7 @@ pub(super) fn some_case(args: &Args, names: &[String], all: &[String]) -> Result
     )))
 }
 
-/// Shows a run on the terminal, and writes what `--markdown` and `--json` ask for.
+/// Shows a run on the terminal, and writes the files of `--markdown` and `--json`.
 pub(super) fn show(
     args: &Args,
     kind: &str,
@@ -93,7 +93,7 @@ pub(super) fn writable(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes a file, making its folder where it is missing.
+/// Writes a file; makes its folder if it is missing.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     write_with(path, |path| std::fs::write(path, text))
 }

@@ -1,4 +1,4 @@
-//! Progress on the terminal: a bar where somebody watches, plain lines where output goes to a file.
+//! Progress on the terminal: a bar on a terminal, plain lines in a file.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

@@ -203,7 +203,7 @@ impl Need {
     }
 }
 
-/// Where a toolchain keeps its files; the default one's without a name. `None` where there is no such toolchain.
+/// Where a toolchain keeps its files; the default one's without a name. `None` if there is no such toolchain.
 pub(crate) fn sysroot(toolchain: Option<&str>) -> Option<PathBuf> {
     let mut command = match toolchain {
         None => Command::new("rustc"),

@@ -80,7 +80,7 @@ fn runnable(json: &Path) -> Result<BTreeSet<String>, String> {
     Ok(suite.cases.iter().filter(run).map(|case| case.name.clone()).collect())
 }
 
-/// Writes the selection from one suite, nothing where none of its cases is run; cases in the suite, cases taken, bytes
+/// Writes the selection from one suite, nothing if none of its cases is run; cases in the suite, cases taken, bytes
 /// written.
 fn select(json: &Path, to: &Path, budget: usize) -> Result<(usize, usize, usize), String> {
     let at = |path: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", path.display());

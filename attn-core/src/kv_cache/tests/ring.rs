@@ -38,7 +38,7 @@ fn chunks_and_eviction_follow_the_rule_bit_for_bit() {
                 cache.advance(&attn, cq, ck, cv, outputs, &mut [0.0; 3]).unwrap();
                 assert_same_bits(&want, &out, &lse, [start; 2], [n; 2], n);
             }
-            // What is held is what the last token saw, in ascending order.
+            // The ring holds the tokens that the last one saw, in ascending order.
             let kept: Vec<usize> = (0..13).filter(|j| 12 - j < window || *j < sinks).collect();
             assert!(cache.positions(1).eq(kept.iter().copied()));
             let n = cache.len(1);

@@ -137,8 +137,8 @@ impl<'a, C: Element> RopeTables<'a, C> {
     /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
     ///
     /// # Errors
-    /// [`AttnError::Index`] where a position has no row in the table or the table more pairs than the head,
-    /// [`AttnError::Broadcast`] or [`AttnError::Size`] where sizes do not fit. Nothing has been written then.
+    /// [`AttnError::Index`] if a position has no row in the table or the table more pairs than the head,
+    /// [`AttnError::Broadcast`] or [`AttnError::Size`] if sizes do not fit. Nothing has been written then.
     pub fn apply_in_place<T: Element<Compute = C::Compute>>(
         &self,
         x: &mut ViewMut<'_, T>,

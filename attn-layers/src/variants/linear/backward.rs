@@ -238,7 +238,7 @@ impl<T: Element, G: Element> Head<'_, T, G> {
     }
 }
 
-/// Part `n` of a tensor; empty where it is outside.
+/// Part `n` of a tensor; empty if it is outside.
 fn part<R>(tensor: &mut [R], n: usize, len: usize) -> &mut [R] {
     let start = n.saturating_mul(len);
     tensor.get_mut(start..start.saturating_add(len)).unwrap_or_default()

@@ -154,14 +154,14 @@ pub(crate) fn attend<E: Engine, T: Number, M: Mods + Sync>(
     let ([batch, heads, q_len, _], [.., value_dim]) = (q.sizes(), v.sizes());
     let sizes = [batch, heads, q_len, value_dim];
     let rows = batch * heads * q_len;
-    // Painted with a value that no case expects: what an engine forgets to write shows.
+    // Painted with a value that no case expects: elements that an engine forgets show.
     let mut out = vec![T::from_f64(-12345.0); rows * value_dim];
     let mut lse = vec![T::Compute::from_f64(-12345.0); rows];
     engine.forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, layout, sizes)?).lse(&mut lse))?;
     Ok((out, lse))
 }
 
-/// The weights `[batch, q_heads, q_len, kv_len]`: the engine's own where it gives them, else recomputed from its lse.
+/// The weights `[batch, q_heads, q_len, kv_len]`: the engine's own if it gives them, else recomputed from its lse.
 pub(crate) fn weights<E: Engine, T: Number, M: Mods + Sync>(
     engine: &E,
     attn: &Attention<'_, M>,

@@ -1,6 +1,6 @@
 //! Caches in packed formats: attention over them, encoding, and Hadamard rotations.
 //!
-//! Engines that read such caches attend to the bytes where they lie; a second answer, of all engines, is that of the
+//! Engines that read such caches attend to the bytes in place; a second answer, of all engines, is that of the
 //! rows as the library decodes them. Caches in int8 are two kinds of cache of the library, and each gives an answer.
 
 use attn_core::formats::{Format, StoredRows, StoredView};
@@ -26,7 +26,7 @@ fn format(loaded: Loaded<'_>, parameter: &str) -> Result<Format, Stop> {
     found.ok_or_else(|| Stop::Skip(format!("caches in {name} are not built")))
 }
 
-/// The bytes of a cache's keys or values, and what they mean.
+/// The bytes of a cache's keys or values, and their format.
 fn rows<'t>(loaded: Loaded<'t>, which: &str) -> Result<(View<'t, u8>, StoredRows<'t>), Stop> {
     let bytes = loaded.input(&format!("{which}_data"))?.view::<u8>()?;
     let scales = match loaded.optional(&format!("{which}_scale"))? {

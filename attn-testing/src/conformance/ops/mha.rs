@@ -15,7 +15,7 @@ pub(super) fn attention<E: Engine>(engine: &E, loaded: Loaded<'_>) -> Result<Pro
     by_dtype!(check_dtype(engine, loaded.case)?, T => run::<E, T>(engine, loaded))
 }
 
-/// How the tensors of a case lie: batch first, sequence first, or without a batch.
+/// The layout of a case's tensors: batch first, sequence first, or without a batch.
 #[derive(Clone, Copy)]
 struct Order {
     batched: bool,

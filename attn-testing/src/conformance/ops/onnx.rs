@@ -34,7 +34,7 @@ fn heads<'t, T: Stored>(loaded: Loaded<'t>, role: &str, count: &str) -> Result<(
     }
 }
 
-/// What the past holds followed by what is new, as a dense tensor.
+/// The past followed by the new tokens, as a dense tensor.
 fn append<T: Number + Stored>(past: Option<&Tensor>, new: View<'_, T>) -> Result<([usize; 4], Vec<T>), Stop> {
     let [batch, heads, seq, dim] = new.sizes();
     let past = past.map(Tensor::view::<T>).transpose()?;
@@ -53,7 +53,7 @@ fn append<T: Number + Stored>(past: Option<&Tensor>, new: View<'_, T>) -> Result
     Ok(([batch, heads, past_len + seq, dim], all))
 }
 
-/// A mask widened to the total length: what it lacks is masked.
+/// A mask widened to the total length: keys that it lacks are masked.
 enum Padded {
     None,
     Keep(Vec<usize>, Vec<bool>),

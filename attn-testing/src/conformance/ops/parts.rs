@@ -1,6 +1,6 @@
 //! `ring_attention` and `merge_states`: parts of the keys that are attended to apart and joined.
 //!
-//! Rows of parts lie as [`attn_core::state`] has them. Every engine gives finished outputs and lse, which become such
+//! Rows of parts have the layout of [`attn_core::state`]. Every engine gives outputs and lse, which become such
 //! rows; an engine with calls for parts gives them itself, as a second answer.
 
 use attn_core::element::Real;

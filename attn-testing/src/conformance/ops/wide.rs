@@ -30,7 +30,7 @@ pub(super) fn stored<'t, T: Stored>(loaded: Loaded<'t>, role: &str) -> Result<Vi
     }
 }
 
-/// The values: an input of their own, or the first `v_dim` dims of the keys, read where those lie.
+/// The values: an input of their own, or the first `v_dim` dims of the keys, read in place.
 pub(super) fn values<'t, T: Stored>(loaded: Loaded<'t>, k: View<'t, T>) -> Result<View<'t, T>, Stop> {
     match (loaded.case.inputs.contains_key("v"), loaded.case.size("v_dim")?) {
         (true, None) => stored(loaded, "v"),

@@ -14,7 +14,7 @@ use super::boards;
 #[derive(Debug, Default)]
 struct Function {
     name: String,
-    /// Bytes that it takes; `None` where that is not understood.
+    /// Bytes that it takes; `None` if that is not understood.
     frame: Option<u64>,
     /// Addresses of what it calls or jumps to outside of itself, and whether it is by a call.
     calls: Vec<(u64, bool)>,

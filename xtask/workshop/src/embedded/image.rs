@@ -37,7 +37,7 @@ pub(super) struct Image {
     pub(super) rodata: u64,
     /// Statics.
     pub(super) ram: u64,
-    /// Stack that the entry and what it calls can take at most, by the disassembly; `None` where it cannot be told.
+    /// Stack that the entry and what it calls can take at most, by the disassembly; `None` if it cannot be told.
     pub(super) stack: Option<u64>,
 }
 
