@@ -84,8 +84,9 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// Computes the gradients of `Σ y·dy` by q, k, v, the sinks and a bias, with the options of the forward call that
 /// made `out` and `lse`. [`Runner`] sets level, threads and scratch.
 ///
-/// Sums are taken in an order that follows from the shape: the bits do not depend on the number of threads. Memory for
-/// the sums of up to 16 parts is allocated; it grows with the length of the sequence, not with its square.
+/// Sums are taken in an order that follows from shape and mask: the bits do not depend on the number of threads. Memory
+/// for the gradients in `f32` is allocated, and for `dk` and `dv` of one head by each thread: it grows with the length
+/// of the sequence, not with its square.
 ///
 /// ```
 /// use attn_parallel::attn_core::backward::Gradients;

@@ -10,6 +10,8 @@
     reason = "the leaf: rows of one output written by several threads, through claims that never overlap"
 )]
 
+pub(crate) mod rows;
+
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 

@@ -3,8 +3,9 @@
 //! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that
 //! grows; a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
 
-#![allow(unsafe_code, reason = "reads lines of floats as floats, and as tiles")]
+#![allow(unsafe_code, reason = "allocates lines, and reads lines of floats as floats and as tiles")]
 
+use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
@@ -70,7 +71,9 @@ impl Workspace {
     /// [`AttnError::Memory`].
     pub fn try_lines(&mut self, count: usize) -> Result<&mut [Line]> {
         let more = count.saturating_sub(self.lines.len());
-        if self.lines.try_reserve_exact(more).is_err() {
+        let there =
+            if self.lines.capacity() == 0 { self.allocate(count) } else { self.lines.try_reserve_exact(more).is_ok() };
+        if !there {
             return Err(AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) });
         }
         Ok(self.lines(count))
@@ -82,6 +85,26 @@ impl Workspace {
             self.lines.resize(count, Line::ZERO);
         }
         &mut self.lines[..count]
+    }
+}
+
+impl Workspace {
+    /// Allocates the first lines, as zeros that the system gives: nothing is written, so that pages are first touched by
+    /// the threads that use them. Says whether there is as much memory.
+    fn allocate(&mut self, count: usize) -> bool {
+        let Ok(layout) = Layout::array::<Line>(count) else { return false };
+        if layout.size() == 0 {
+            return true;
+        }
+        // SAFETY: the layout has a size.
+        let start = unsafe { alloc_zeroed(layout) }.cast::<Line>();
+        if start.is_null() {
+            return false;
+        }
+        // SAFETY: the global allocator has just given this memory, which is `Vec`'s allocator, for `count` lines; all of
+        // them are zeros, which are floats.
+        self.lines = unsafe { Vec::from_raw_parts(start, count, count) };
+        true
     }
 }
 
@@ -123,6 +146,12 @@ impl<'w> Cutter<'w> {
         // the tiles.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Operand>(), count) }
     }
+}
+
+/// Lines as the floats they hold.
+pub(crate) fn floats(lines: &mut [Line]) -> &mut [f32] {
+    let len = 16 * lines.len();
+    Cutter::new(lines).floats(len)
 }
 
 /// Scratch as elements of another type that caches are stored in.

@@ -1,6 +1,10 @@
 //! Gradients on threads: the bits of one thread, whatever their number, and those of one call on one thread.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use attn_parallel::attn_core::backward::Gradients;
+use attn_parallel::attn_core::score::At;
+use attn_parallel::attn_core::score_mod::Mods;
 use attn_parallel::attn_simd::backward::{self, Inputs};
 use attn_parallel::{
     Align, Attention, AttnError, Layout, Level, Mask, Outputs, Runner, View, ViewMut, Workspace, forward,
@@ -14,8 +18,8 @@ fn wave(sizes: [usize; 4], f: f32) -> Vec<f32> {
 }
 
 /// dq, dk, dv of a call, and the gradient of a bias that all heads share.
-fn gradients(
-    attn: &Attention<'_>,
+fn gradients<M: Mods + Sync>(
+    attn: &Attention<'_, M>,
     run: impl FnOnce(Inputs<'_, f32, f32>, Gradients<'_, f32>) -> Result<(), AttnError>,
 ) -> ([Vec<f32>; 3], Vec<f64>) {
     let (q, k, v, dy) = (wave(Q, 0.7), wave(K, 1.3), wave(K, 0.4), wave(Q, 0.9));
@@ -53,4 +57,24 @@ fn bits_do_not_depend_on_threads() {
         let given = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));
         assert!(given == one, "{} in two workspaces", level.name());
     }
+}
+
+/// Threads wait for each other's sums: one that ends early must not leave the others waiting.
+#[test]
+fn a_panic_of_one_thread_ends_the_call() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let plain = |s: f64, _: At| s;
+    for place in [(0, 0), (1, 150), (1, 299)] {
+        let attn = Attention::new().score_mod_with(plain, move |_, at| {
+            assert!((at.head, at.query) != place, "as it is meant to");
+            1.0
+        });
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            gradients(&attn, |inputs, to| pool.install(|| Runner::new().threads(4).backward(&attn, inputs, to)))
+        }));
+        assert!(ended.is_err(), "{place:?}");
+    }
+    // And the pool still works.
+    let attn = Attention::new();
+    gradients(&attn, |inputs, to| pool.install(|| Runner::new().threads(4).backward(&attn, inputs, to)));
 }

@@ -75,10 +75,8 @@ pub(super) struct Sums<'w> {
     pub(super) dv: &'w mut [f32],
 }
 
-impl<'w> Sums<'w> {
-    pub(super) fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
-        let mut cutter = Cutter::new(lines);
-        let [dq, dk, dv] = layout.part.map(|len| cutter.floats(len));
-        Self { dq, dk, dv }
-    }
+/// `dk` and `dv` of a part, or of a head.
+pub(super) fn of_keys<'w>(lines: &'w mut [Line], layout: &Layout) -> [&'w mut [f32]; 2] {
+    let mut cutter = Cutter::new(lines);
+    layout.sums.map(|len| cutter.floats(len))
 }

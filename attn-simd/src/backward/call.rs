@@ -1,18 +1,21 @@
-//! A running backward call: its options and inputs, the parts that threads compute, and what becomes of their sums.
+//! A running backward call: its options and inputs, the parts that threads compute, and the sums of a head.
 
 use core::fmt;
 
-use attn_core::backward::Gradients;
-use attn_core::{AttnError, AttnShape, Element, Result, ViewMut};
+use attn_core::{AttnError, Result, ViewMut};
 
 use super::bias::{Piece, Pieces};
-use super::buffers::{Buffers, Sums};
-use super::job::{Job, product};
+use super::buffers::{Buffers, Sums, of_keys};
+use super::job::Job;
+use super::output::Writing;
 use super::sweep;
 use crate::workspace::Line;
 
-/// A backward call, cut into parts. Each part is computed by one thread, into lines of its own, and the bits of the
-/// gradients do not depend on which.
+/// A backward call, cut into parts. Each part is computed by one thread, and the bits of the gradients do not depend on
+/// which.
+///
+/// A part has rows of `dq` of its own, and sums of `dk` and `dv` over those rows. Its key/value head has all parts'
+/// sums, added up in the order of the parts.
 pub struct Call<'c>(pub(super) Job<'c>);
 
 impl fmt::Debug for Call<'_> {
@@ -27,9 +30,19 @@ impl Call<'_> {
         self.0.layout.count()
     }
 
-    /// Lines of the sums of one part.
-    pub fn part_lines(&self) -> usize {
-        self.0.layout.part_lines()
+    /// Parts of each key/value head. Those of head `n` of all batch entries start at `n · parts_of_head`.
+    pub fn parts_of_head(&self) -> usize {
+        self.0.layout.parts
+    }
+
+    /// Floats of `dq` of a part. Those of part `n` follow on those of part `n − 1`.
+    pub fn dq_len(&self, part: usize) -> usize {
+        self.0.dq_len(part)
+    }
+
+    /// Lines of the sums of `dk` and `dv` of a part, and of a head.
+    pub fn sum_lines(&self) -> usize {
+        self.0.layout.sum_lines()
     }
 
     /// Lines of scratch of one thread.
@@ -37,83 +50,36 @@ impl Call<'_> {
         self.0.layout.scratch.lines()
     }
 
-    /// Computes the sums of a part. `scratch` may hold anything.
+    /// Computes a part: its rows of `dq`, and its sums of `dk` and `dv`. What they held, and what `scratch` holds, is
+    /// not read. The sums of the first part of a head may be computed where those of the head shall be.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such part, [`AttnError::TooShort`] where lines are too few,
-    /// [`AttnError::Unsupported`] where a `score_mod` has no derivative.
-    pub fn compute(&self, part: usize, sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::Length`] or [`AttnError::TooShort`] where slices do
+    /// not fit, [`AttnError::Unsupported`] where a `score_mod` has no derivative.
+    pub fn compute(&self, part: usize, dq: &mut [f32], sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
         if part >= self.parts() {
             return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
         }
-        AttnError::check_len("lines of a part", self.part_lines(), sums.len())?;
+        AttnError::check_size("dq of a part", self.dq_len(part), dq.len())?;
+        AttnError::check_len("lines of a part", self.sum_lines(), sums.len())?;
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
-        let (mut sums, mut buffers) = (Sums::new(sums, &self.0.layout), Buffers::new(scratch, &self.0.layout.scratch));
-        sweep::part(&self.0, part, &mut sums, &mut buffers);
+        let [dk, dv] = of_keys(sums, &self.0.layout);
+        let mut buffers = Buffers::new(scratch, &self.0.layout.scratch);
+        sweep::part(&self.0, part, &mut Sums { dq, dk, dv }, &mut buffers);
         derivative(buffers.work.known)
     }
 
-    /// Adds up the sums of all parts, in order, and writes the gradients, whose sizes have been checked.
-    pub(super) fn finish<O: Element>(&self, sums: &mut [Line], gradients: Gradients<'_, O>) {
-        let Gradients { mut dq, mut dk, mut dv, sinks, .. } = gradients;
-        let (layout, shape) = (&self.0.layout, &self.0.forward.shape);
-        if let Some(sinks) = sinks {
-            self.sinks(sinks);
+    /// Adds the sums of a part to those of its head: of the second part, then of the third, and so on.
+    ///
+    /// # Errors
+    /// [`AttnError::TooShort`] where lines are too few.
+    pub fn add(&self, head: &mut [Line], part: &[Line]) -> Result<()> {
+        AttnError::check_len("lines of a head", self.sum_lines(), head.len())?;
+        AttnError::check_len("lines of a part", self.sum_lines(), part.len())?;
+        for (to, from) in head.iter_mut().zip(part).take(self.sum_lines()) {
+            to.0.iter_mut().zip(from.0).for_each(|(to, from)| *to += from);
         }
-        let mut first = 0;
-        for lines in sums.chunks_mut((layout.parts * layout.part_lines()).max(1)).take(shape.batch * shape.kv_heads) {
-            let mut parts = lines.chunks_exact_mut(layout.part_lines().max(1));
-            let Some(lines) = parts.next() else { return };
-            let mut all = Sums::new(lines, layout);
-            self.write_dq(first, all.dq, &mut dq);
-            for (n, lines) in parts.enumerate() {
-                let part = Sums::new(lines, layout);
-                self.write_dq(first + n + 1, part.dq, &mut dq);
-                add(all.dk, part.dk);
-                add(all.dv, part.dv);
-            }
-            let [batch, head, _] = layout.place(first);
-            for (to, from, columns, factor) in [
-                (&mut dk, &mut all.dk, layout.columns[0], self.0.factor),
-                (&mut dv, &mut all.dv, layout.columns[1], 1.0),
-            ] {
-                let [.., dim] = to.sizes();
-                for (key, row) in from.chunks_exact(columns.max(1)).enumerate() {
-                    write_row(to, [batch, head, key], &row[..dim], factor);
-                }
-            }
-            first += layout.parts;
-        }
-    }
-
-    /// Writes the rows of `dq` of a part.
-    fn write_dq<O: Element>(&self, part: usize, from: &[f32], to: &mut ViewMut<'_, O>) {
-        let mut rows = from.chunks_exact(self.0.forward.shape.head_dim.max(1));
-        for block in self.0.layout.blocks(self.0.layout.place(part)) {
-            for (n, row) in rows.by_ref().take(block.count).enumerate() {
-                write_row(to, [block.batch, block.head, block.first + n], row, self.0.factor);
-            }
-        }
-    }
-
-    /// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
-    fn sinks(&self, to: &mut [f64]) {
-        to.fill(0.0);
-        let (shape, Some(sinks)) = (&self.0.forward.shape, self.0.forward.sinks) else { return };
-        let AttnShape { batch, q_heads, q_len, .. } = *shape;
-        for b in 0..batch {
-            for head in 0..q_heads {
-                for query in 0..q_len {
-                    let lse = f64::from(self.0.lse[shape.row(b, head, query)]);
-                    let product = |channel: usize| {
-                        let at = [b, head, query, channel];
-                        product(self.0.out.at(at), self.0.dy.at(at))
-                    };
-                    let delta: f64 = (0..shape.value_dim).map(product).sum();
-                    to[head] -= libm::exp(f64::from(sinks[head]) - lse) * delta;
-                }
-            }
-        }
+        Ok(())
     }
 }
 
@@ -129,10 +95,14 @@ fn derivative(known: bool) -> Result<()> {
 /// What [`Plan::run_with`](super::Plan::run_with) has a caller's threads do.
 #[derive(Debug)]
 pub enum Sweep<'s, 'c> {
-    /// Call [`Call::compute`] once for each part, into lines `part · part_lines` and following.
-    Parts(&'s Call<'c>, &'s mut [Line]),
+    /// Compute all parts: each one's `dq` into its place of the floats, and its sums into its head's, which are
+    /// [`Call::sum_lines`] for each head ([`Call::compute`], [`Call::add`]).
+    Parts(&'s Call<'c>, &'s mut [f32], &'s mut [Line]),
     /// Call [`BiasCall::compute`] once for each piece, and have what it gives written.
     Bias(&'s BiasCall<'s, 'c>, &'s mut ViewMut<'s, f64>),
+    /// Call this, on as many threads as you like: the calls share the rows of the gradients, and one that comes when
+    /// none is left does nothing.
+    Write(&'s Writing<'s>),
 }
 
 /// The gradient of a bias, cut into pieces. Each is computed by one thread, and no bit depends on which.
@@ -194,22 +164,5 @@ impl BiasPiece<'_> {
     /// Writes it into its place.
     pub fn write(&self, to: &mut ViewMut<'_, f64>) {
         self.pieces.write(&self.piece, self.sums, to);
-    }
-}
-
-/// `to += from`.
-fn add(to: &mut [f32], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-}
-
-/// Rounds a row, times a factor, into its place.
-fn write_row<O: Element>(to: &mut ViewMut<'_, O>, [batch, head, seq]: [usize; 3], row: &[f32], factor: f64) {
-    match to.row_mut(batch, head, seq) {
-        Some(to) => to.iter_mut().zip(row).for_each(|(to, &x)| *to = O::from_f64(f64::from(x) * factor)),
-        None => {
-            for (channel, &x) in row.iter().enumerate() {
-                to.set(batch, head, seq, channel, O::from_f64(f64::from(x) * factor));
-            }
-        }
     }
 }

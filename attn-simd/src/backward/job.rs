@@ -5,6 +5,7 @@ use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::pack;
 use crate::prefill;
+use crate::queue::Rows;
 
 /// Options and inputs of a backward call.
 pub(super) struct Job<'c> {
@@ -23,6 +24,43 @@ pub(super) struct Job<'c> {
 }
 
 impl Job<'_> {
+    /// The blocks of a part, in order: such that parts of a head have about as many tiles of keys to visit. Under a
+    /// causal mask the first parts have the most blocks.
+    pub(super) fn blocks(&self, part: usize) -> impl Iterator<Item = Rows> + use<'_> {
+        let [batch, kv_head, place] = self.layout.place(part);
+        let (all, parts) = (self.layout.blocks_of_group(), self.layout.parts);
+        let tiles = move |n: usize| {
+            let Rows { batch, head, first, count } = self.layout.block_of_group([batch, kv_head], n);
+            let job = &self.forward;
+            let keys = if job.mask.is_none() {
+                job.shape.kv_len
+            } else {
+                job.mask.row_range(&job.shape, batch, head, first + count / 2).len()
+            };
+            // One for what a block costs without keys.
+            keys / job.tiles.kv_tile + 1
+        };
+        let total: usize = if parts == 1 { 0 } else { (0..all).map(tiles).sum() };
+        let mut before = 0;
+        (0..all)
+            .filter(move |&n| {
+                if parts == 1 {
+                    return true;
+                }
+                // The middle of the block, on a line from 0 to `parts`.
+                let tiles = tiles(n);
+                let middle = 2 * before + tiles;
+                before += tiles;
+                (middle as u128 * parts as u128 / (2 * total as u128)) as usize == place
+            })
+            .map(move |n| self.layout.block_of_group([batch, kv_head], n))
+    }
+
+    /// Floats of `dq` of a part.
+    pub(super) fn dq_len(&self, part: usize) -> usize {
+        self.blocks(part).map(|rows| rows.count).sum::<usize>() * self.forward.shape.head_dim
+    }
+
     /// `δ = dy·y` of a row. `scratch` holds a row of values.
     #[inline(always)]
     pub(super) fn delta<I: Isa>(&self, isa: I, row: [usize; 3], dy: &[f32], scratch: &mut [f32]) -> f64 {

@@ -1,8 +1,9 @@
 //! How a backward call is cut into parts, and the sizes of its scratch: pure functions of level and shape.
 //!
 //! A part is some blocks of queries of one key/value head: its heads of queries one after the other, each cut into
-//! blocks. A part has sums of `dk` and `dv` of its own, which are added up in order at the end. So nothing is shared
-//! between threads, one head can be computed by many of them, and the order of every sum follows from the shape.
+//! blocks. Parts of a head have about as many keys to visit as each other ([`Job::blocks`](super::job::Job::blocks)).
+//! Each has sums of `dk` and `dv` of its own, which are added to those of the head in order. So one head can be computed
+//! by many threads, and the order of every sum follows from shape and mask.
 
 use attn_core::{AttnError, AttnShape, Result};
 
@@ -13,7 +14,7 @@ use crate::workspace::lines_for;
 
 /// Parts of a call at least, if it has as many blocks of queries: what keeps some threads busy.
 const PARTS: usize = 16;
-/// Blocks of a part at least: its sums of `dk` and `dv` are as large as the head's keys and values.
+/// Blocks of a part at least, on average: its sums of `dk` and `dv` are as large as the head's keys and values.
 const BLOCKS: usize = 4;
 /// Tiles of keys whose gradient of a bias one thread computes before it writes them.
 pub(crate) const BIAS_TILES: usize = 4;
@@ -30,8 +31,8 @@ pub(crate) struct Layout {
     pub(crate) parts: usize,
     /// Floats of a row of `dk`, and of `dv`: whole vectors.
     pub(crate) columns: [usize; 2],
-    /// Floats of `dq`, `dk` and `dv` of a part.
-    pub(crate) part: [usize; 3],
+    /// Floats of `dk` and of `dv`: of a part, and of a key/value head.
+    pub(crate) sums: [usize; 2],
     /// Floats of each array of a thread's scratch.
     pub(crate) scratch: Scratch,
 }
@@ -77,8 +78,7 @@ impl Layout {
         let parts = PARTS.div_ceil(heads).min(all / BLOCKS).max(1);
         let columns = [head_dim, value_dim].map(|dim| dim.next_multiple_of(lanes));
         let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
-        let rows = times(all.div_ceil(parts), q_tile)?;
-        let part = [times(rows, head_dim)?, times(kv_len, columns[0])?, times(kv_len, columns[1])?];
+        let sums = [times(kv_len, columns[0])?, times(kv_len, columns[1])?];
         let width = q_tile;
         let tile = KV_TILE.next_multiple_of(tiles.score_rows) * width;
         let scratch = Scratch {
@@ -91,19 +91,41 @@ impl Layout {
             mod_slopes: if with_score_mod { tile } else { 0 },
             bias_sums: BIAS_TILES * KV_TILE * width,
         };
-        let layout = Self { shape, lanes, q_tile, blocks, parts, columns, part, scratch };
-        times(times(batch, kv_heads)?, times(parts, layout.part_lines())?)?;
+        let layout = Self { shape, lanes, q_tile, blocks, parts, columns, sums, scratch };
+        times(times(batch, kv_heads)?, layout.sum_lines())?;
+        times(times(times(batch, shape.q_heads)?, q_len)?, head_dim)?;
         Ok(layout)
     }
 
-    /// Lines of the sums of a part.
-    pub(crate) fn part_lines(&self) -> usize {
-        self.part.into_iter().map(lines_for).sum()
+    /// Lines of `dk` and `dv` of a part, and of a head.
+    pub(crate) fn sum_lines(&self) -> usize {
+        self.sums.into_iter().map(lines_for).sum()
+    }
+
+    /// Key/value heads of all batch entries.
+    pub(crate) fn heads(&self) -> usize {
+        self.shape.batch * self.shape.kv_heads
+    }
+
+    /// Floats of `dq` of all rows, `[batch][q_head][query][channel]`.
+    pub(crate) fn dq_len(&self) -> usize {
+        self.shape.rows() * self.shape.head_dim
+    }
+
+    /// Number of a row of `dq` among those of all heads.
+    pub(crate) fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
+        self.shape.row(batch, head, query)
+    }
+
+    /// Where a key's row of `dk` (0) or `dv` (1) starts in the sums of all heads.
+    pub(crate) fn key(&self, which: usize, [batch, head, key]: [usize; 3]) -> usize {
+        let before = if which == 0 { 0 } else { 16 * lines_for(self.sums[0]) };
+        (batch * self.shape.kv_heads + head) * 16 * self.sum_lines() + before + key * self.columns[which]
     }
 
     /// Parts of all key/value heads.
     pub(crate) fn count(&self) -> usize {
-        self.shape.batch * self.shape.kv_heads * self.parts
+        self.heads() * self.parts
     }
 
     /// Batch entry and key/value head of a part, and its place among those of that head.
@@ -112,13 +134,14 @@ impl Layout {
         [head / self.shape.kv_heads, head % self.shape.kv_heads, part % self.parts]
     }
 
-    /// The blocks of a part, in order.
-    pub(crate) fn blocks(&self, [batch, kv_head, place]: [usize; 3]) -> impl Iterator<Item = Rows> + use<> {
-        let Self { shape, blocks, parts, .. } = *self;
-        let (this, all) = (*self, blocks * shape.group());
-        let share = |n: usize| (all / parts) * n + (all % parts).min(n);
-        (share(place)..share(place + 1))
-            .map(move |n| this.block(batch, kv_head * shape.group() + n / blocks, n % blocks))
+    /// Blocks of a key/value head: those of one of its heads of queries after the other's.
+    pub(crate) fn blocks_of_group(&self) -> usize {
+        self.blocks * self.shape.group()
+    }
+
+    /// The `n`-th block of a key/value head.
+    pub(crate) fn block_of_group(&self, [batch, kv_head]: [usize; 2], n: usize) -> Rows {
+        self.block(batch, kv_head * self.shape.group() + n / self.blocks, n % self.blocks)
     }
 
     /// Blocks of a head of queries.

@@ -7,11 +7,12 @@ use attn_core::{Attention, AttnError, AttnShape, Element, Result, View};
 
 use super::call::{BiasCall, Call, Sweep};
 use super::layout::Layout;
+use super::output::{self, Output, Writing};
 use crate::dtype::KernelElement;
 use crate::level::Level;
 use crate::prefill::job::Job;
 use crate::prefill::layout::Tiles;
-use crate::workspace::{Line, check_dims};
+use crate::workspace::{Line, check_dims, floats, lines_for};
 
 /// What the gradients are computed from.
 #[derive(Clone, Copy, Debug)]
@@ -63,14 +64,15 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.level
     }
 
-    /// Lines of scratch of a call on one thread: its own, and the sums of all parts.
+    /// Lines of scratch of a call on one thread: its own, the sums of one part, and those of all heads.
     pub fn workspace_lines(&self) -> usize {
-        self.layout.scratch.lines() + self.sums_lines()
+        let part = if self.layout.parts > 1 { self.layout.sum_lines() } else { 0 };
+        self.layout.scratch.lines() + part + self.sums_lines()
     }
 
-    /// Lines of the sums of all parts, which grow with `q_len` and `kv_len`.
+    /// Lines of the sums of all heads, which grow with `q_len` and `kv_len`: the gradients in `f32`.
     pub fn sums_lines(&self) -> usize {
-        self.layout.count() * self.layout.part_lines()
+        lines_for(self.layout.dq_len()) + self.layout.heads() * self.layout.sum_lines()
     }
 
     /// Checks tensors against the plan.
@@ -114,19 +116,35 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         let (sums, scratch) = workspace.split_at_mut(self.sums_lines());
         self.run_with(inputs, gradients, sums, |sweep| match sweep {
-            Sweep::Parts(call, sums) => {
-                let lines = call.part_lines();
-                (0..call.parts()).try_for_each(|part| call.compute(part, &mut sums[part * lines..][..lines], scratch))
+            Sweep::Parts(call, mut dq, sums) => {
+                let (scratch, own) = scratch.split_at_mut(call.scratch_lines());
+                for (part, n) in (0..call.parts()).map(|part| (part, part % call.parts_of_head())) {
+                    let head = part / call.parts_of_head();
+                    let sums = &mut sums[head * call.sum_lines()..][..call.sum_lines()];
+                    let (this, rest) = core::mem::take(&mut dq).split_at_mut(call.dq_len(part));
+                    dq = rest;
+                    if n == 0 {
+                        call.compute(part, this, sums, scratch)?;
+                    } else {
+                        call.compute(part, this, own, scratch)?;
+                        call.add(sums, own)?;
+                    }
+                }
+                Ok(())
             }
             Sweep::Bias(bias, to) => (0..bias.pieces()).try_for_each(|piece| {
                 bias.compute(piece, scratch)?.write(to);
                 Ok(())
             }),
+            Sweep::Write(writing) => {
+                writing.work();
+                Ok(())
+            }
         })
     }
 
-    /// Computes the gradients by a caller's threads: `sweep` is called once with [`Sweep::Parts`] and then, where the
-    /// gradient of a bias is asked for, with [`Sweep::Bias`].
+    /// Computes the gradients by a caller's threads: `sweep` is called once with [`Sweep::Parts`], then, where the
+    /// gradient of a bias is asked for, with [`Sweep::Bias`], and last with [`Sweep::Write`].
     ///
     /// # Errors
     /// As [`run`](Self::run), and those of `sweep`: nothing has been written then, but for pieces of the gradient of a
@@ -148,13 +166,17 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let score_mod = Mods::has_score_mod(self.problem.attn().get_mods());
         let call =
             Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor, by_bias, score_mod });
-        let sums = &mut sums[..self.sums_lines()];
-        sweep(Sweep::Parts(&call, sums))?;
+        let (dq, sums) = sums[..self.sums_lines()].split_at_mut(lines_for(self.layout.dq_len()));
+        let dq = &mut floats(dq)[..self.layout.dq_len()];
+        sweep(Sweep::Parts(&call, dq, sums))?;
         let mut gradients = gradients;
         if let Some(mut to) = gradients.bias.take() {
             sweep(Sweep::Bias(&BiasCall::new(&call, to.sizes()), &mut to))?;
         }
-        call.finish(sums, gradients);
-        Ok(())
+        if let Some(to) = gradients.sinks.take() {
+            output::sinks(&call.0, to);
+        }
+        let output = Output::new(&call.0, dq, floats(sums), gradients);
+        sweep(Sweep::Write(&Writing(&|| output.work())))
     }
 }

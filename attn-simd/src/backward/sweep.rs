@@ -29,7 +29,7 @@ pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &m
     sums.dk.fill(0.0);
     sums.dv.fill(0.0);
     let mut row = 0;
-    for rows in call.layout.blocks(call.layout.place(part)) {
+    for rows in call.blocks(part) {
         Block { call, rows }.run(To::Sums { sums, row }, buffers);
         row += rows.count;
     }

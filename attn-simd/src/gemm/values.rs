@@ -48,33 +48,48 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     assert!(reach.end.iter().all(|&end| end <= depth));
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors: Option<[I::F; NQ]> = factor.map(|factor| core::array::from_fn(|n| isa.load(&factor[n * I::LANES..])));
-    let all = reach.is_all(depth);
+    let (stride, reach) = (values.row_stride, (!reach.is_all(depth)).then_some(reach));
+    let tile = Tile { a, stride, p: b, depth, phase, reach };
     let mut first = 0;
     while first < columns {
-        between();
-        // SAFETY: every column is below `columns` or clamped to `columns − 1`, so each pointer lies in row 0 of the
-        // panel and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth`
-        // rows of `NQ` vectors and `o` has room for M rows from `first` on; both were asserted above, and that no reach
-        // is beyond `depth`, and that the keys are those of one tile.
+        // SAFETY: every column is below `columns` or clamped to the last, so each pointer lies in row 0 of the panel
+        // and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of
+        // `NQ` vectors and `o` has room for whole groups of M rows; both were asserted above, and that no reach is
+        // beyond `depth`, and that the keys are those of one tile.
         unsafe {
-            let o = c.add(first * width);
-            // Several ways to the same bits: where no vector stops short, and no row is read twice, the loops are
-            // simpler.
-            let sizes = (b, depth);
-            if all && first + M <= columns {
-                let starts: [*const f32; M] = core::array::from_fn(|m| a.add(first + m));
-                value_group::<I, NQ, M>(isa, &starts, values.row_stride, sizes, (phase, None), &factors, o);
-            } else if all && M > 4 && first + 4 == columns {
-                let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(first + m));
-                value_group::<I, NQ, 4>(isa, &starts, values.row_stride, sizes, (phase, None), &factors, o);
+            if I::LANES < 16 {
+                let end = columns.min(first + Waiting::CHANNELS);
+                part_by_part::<I, NQ, M>(isa, &tile, first..end, &factors, c.add(first * width), &mut between);
+                first = end;
             } else {
-                let starts: [*const f32; M] = core::array::from_fn(|m| a.add((first + m).min(columns - 1)));
-                let reach = (!all).then_some(reach);
-                value_group::<I, NQ, M>(isa, &starts, values.row_stride, sizes, (phase, reach), &factors, o);
+                between();
+                let last = columns - 1;
+                let starts: [*const f32; M] = if first + M <= columns {
+                    core::array::from_fn(|m| a.add(first + m))
+                } else {
+                    core::array::from_fn(|m| a.add((first + m).min(last)))
+                };
+                value_group::<I, NQ, M>(isa, &starts, &tile, &factors, c.add(first * width));
+                first += M;
             }
         }
-        first += M;
     }
+}
+
+/// The values of a tile, and its weights.
+struct Tile<'a, const NQ: usize> {
+    /// The first row of values.
+    a: *const f32,
+    /// Elements from one row to the next.
+    stride: isize,
+    /// `[depth][NQ·LANES]`.
+    p: *const f32,
+    /// Keys.
+    depth: usize,
+    /// Place of the first key in its tile.
+    phase: usize,
+    /// `None` where all vectors need all keys.
+    reach: Option<&'a Reach<NQ>>,
 }
 
 /// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the
@@ -98,13 +113,11 @@ fn part_end(phase: usize, from: usize, depth: usize) -> usize {
     depth.min(from + end - place)
 }
 
-/// `M` columns of the output from all keys, a part of them at a time. `phase` is the place of the first in its tile.
+/// `M` columns of the output from all keys, for levels of 32 long registers: accumulators of a part and of half a tile
+/// are in them at once.
 ///
-/// Where there are 32 long registers, accumulators of a part and of half a tile are in them at once; elsewhere sums of
-/// parts wait in memory. An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead
-/// of 8 make a whole call 3 to 4 % faster on Granite Rapids. Measured on Zen 4 with AVX-512 and parts of 8, shares of
-/// the rate of one chain: in registers 0.99, in memory 0.9. With AVX2 in memory 0.95 to 0.97, and with parts of 8 0.88
-/// to 0.91.
+/// An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead of 8 make a whole call
+/// 3 to 4 % faster on Granite Rapids.
 ///
 /// # Safety
 /// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`
@@ -113,32 +126,13 @@ fn part_end(phase: usize, from: usize, depth: usize) -> usize {
 unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     a: &[*const f32; M],
-    stride: isize,
-    (p, depth): (*const f32, usize),
-    (phase, reach): (usize, Option<&Reach<NQ>>),
+    &Tile { stride, p, depth, phase, reach, .. }: &Tile<'_, NQ>,
     factors: &Option<[I::F; NQ]>,
     o: *mut f32,
 ) {
-    // SAFETY: the caller vouches for these addresses; parts and halves are below `depth`, and `Waiting` holds what is
-    // stored there.
+    let middle = depth.min(HALF.saturating_sub(phase));
+    // SAFETY: the caller vouches for these addresses; both halves are below `depth`.
     unsafe {
-        if I::LANES < 16 {
-            const { assert!(I::LANES == 16 || NQ * M * I::LANES <= Waiting::LEN) };
-            let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); Waiting::LEN]);
-            let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
-            let mut to = depth.min(PART - phase % PART);
-            let mut sum = part::<I, NQ, M>(isa, a, stride, p, 0..to, reach);
-            while to < depth {
-                store_all(isa, &sum, waiting);
-                let from = to;
-                to = depth.min(from + PART);
-                sum = part::<I, NQ, M>(isa, a, stride, p, from..to, reach);
-                // Opaque, so that the sums before are loaded here and not kept in registers that there are not.
-                add_stored(isa, &mut sum, core::hint::black_box(waiting));
-            }
-            return add_to(isa, &sum, factors, o);
-        }
-        let middle = depth.min(HALF.saturating_sub(phase));
         let mut sum = half::<I, NQ, M>(isa, a, stride, p, 0..middle, (phase, reach));
         if middle < depth {
             let second = half::<I, NQ, M>(isa, a, stride, p, middle..depth, (phase, reach));
@@ -148,13 +142,99 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Sums of the parts before, an accumulator after the other.
+/// Some columns of the output from all keys, for levels of few or short registers: all columns of a part of the keys
+/// before the next part; sums of the parts before wait in memory.
+///
+/// So the rows of a part are read from one end to the other. Group by group through all keys, a column of rows that
+/// lie 512 bytes apart (`value_dim` 128) takes all places that a first cache of eight ways has for it. Measured on
+/// Zen 4 at AVX2, this product alone, part by part against group by group: 128 channels 1.08, 64 channels 1.00.
+///
+/// # Safety
+/// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
+/// beyond; `o` is readable and writable for `NQ` vectors of each channel, rounded up to whole groups of `M`.
+#[inline(always)]
+unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    tile: &Tile<'_, NQ>,
+    channels: core::ops::Range<usize>,
+    factors: &Option<[I::F; NQ]>,
+    o: *mut f32,
+    between: &mut impl FnMut(),
+) {
+    const { assert!(I::LANES == 16 || (Waiting::CHANNELS.is_multiple_of(M) && NQ * I::LANES <= Waiting::WIDTH)) };
+    let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); _]);
+    let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
+    let mut from = 0;
+    while from < tile.depth {
+        let keys = from..tile.depth.min(from + PART - (tile.phase + from) % PART);
+        from = keys.end;
+        let mut first = 0;
+        while first < channels.len() {
+            if keys.end == tile.depth {
+                between();
+            }
+            let left = channels.len() - first;
+            // SAFETY: the caller vouches for these addresses, and `Waiting` has room for whole groups of M.
+            unsafe {
+                let a = tile.a.add(channels.start + first);
+                let (waiting, o) = (waiting.add(first * NQ * I::LANES), o.add(first * NQ * I::LANES));
+                // Eight channels at the end are two groups of four: a group reads no row twice then.
+                if M > 4 && (left == 4 || left == 8) {
+                    let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(m));
+                    value_part::<I, NQ, 4>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
+                    first += 4;
+                } else {
+                    let starts: [*const f32; M] = if left >= M {
+                        core::array::from_fn(|m| a.add(m))
+                    } else {
+                        core::array::from_fn(|m| a.add(m.min(left - 1)))
+                    };
+                    value_part::<I, NQ, M>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
+                    first += M;
+                }
+            }
+        }
+    }
+}
+
+/// Sums of the parts before, of some channels.
 #[repr(C, align(64))]
-struct Waiting([core::mem::MaybeUninit<f32>; Self::LEN]);
+struct Waiting([core::mem::MaybeUninit<f32>; Self::CHANNELS * Self::WIDTH]);
 
 impl Waiting {
-    /// Floats of the most accumulators of a level with short vectors: 6 × 2 of 8.
-    const LEN: usize = 96;
+    /// Channels: whole groups of 4 and of 6, and all of most models. What a part reads and adds to stays in the first
+    /// cache.
+    const CHANNELS: usize = 192;
+    /// Floats of the most vectors of a level with short ones.
+    const WIDTH: usize = 16;
+}
+
+/// A part of the keys for `M` columns: added to what waits, and to the output at the last.
+///
+/// # Safety
+/// As [`value_group`]; what waits is readable and writable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn value_part<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    tile: &Tile<'_, NQ>,
+    keys: core::ops::Range<usize>,
+    factors: &Option<[I::F; NQ]>,
+    (waiting, o): (*mut f32, *mut f32),
+) {
+    let (is_first, is_last) = (keys.start == 0, keys.end == tile.depth);
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        let mut sum = part::<I, NQ, M>(isa, a, tile.stride, tile.p, keys, tile.reach);
+        if !is_first {
+            add_stored(isa, &mut sum, waiting);
+        }
+        if is_last {
+            add_to(isa, &sum, factors, o);
+        } else {
+            store_all(isa, &sum, waiting);
+        }
+    }
 }
 
 /// Half a tile: parts, added up in order.
@@ -201,7 +281,7 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     unsafe {
         match reach {
             // Loops whose length is known.
-            None if part.len() == PART => {
+            None if I::LANES != 8 && part.len() == PART => {
                 steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + PART, &mut acc)
             }
             None if I::LANES == 16 && part.len() == HALF % PART => {

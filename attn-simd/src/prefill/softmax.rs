@@ -157,6 +157,9 @@ fn largest<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
 
 /// Scores of some keys become weights, for all vectors but FRONT at the front and BACK at the back, and are added up.
 /// The first is the `key`-th of its tile.
+///
+/// Measured on Zen 4, this function alone: loops over 16 keys, whose length is known and whose sums begin with a weight
+/// instead of 0, take 5 % off with AVX-512 and 11 % with AVX2.
 #[inline(always)]
 fn weigh_all<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
@@ -166,46 +169,73 @@ fn weigh_all<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
     c: I::F,
     sums: &mut Sums<I::F, NQ>,
 ) {
-    // Measured on Zen 4: two keys at a time take 10 % off this function with AVX2, and nothing off with AVX-512.
-    const TOGETHER: usize = 2;
+    const MANY: usize = EACH * EACH;
     let width = NQ * I::LANES;
     while !scores.is_empty() {
-        let few = (EACH - key % EACH).min(scores.len() / width);
+        let left = scores.len() / width;
+        let few = if key.is_multiple_of(MANY) && left >= MANY { MANY } else { left.min(EACH - key % EACH) };
         let (rows, rest) = core::mem::take(&mut scores).split_at_mut(few * width);
-        if few == EACH {
-            // What nearly all are: their sum stays in registers.
+        key += few;
+        if few == MANY {
             let mut sum = [isa.splat(0.0); NQ];
-            for rows in rows.chunks_exact_mut(TOGETHER * width) {
-                weigh::<I, NQ, TOGETHER, FRONT, BACK>(isa, rows, base, c, &mut sum);
+            for (n, rows) in rows.chunks_exact_mut(EACH * width).enumerate() {
+                let four = weigh_each::<I, NQ, FRONT, BACK>(isa, rows, base, c);
+                sum = if n == 0 { four } else { add(isa, &sum, &four) };
             }
-            for n in FRONT..NQ - BACK {
-                sums.levels[1][n] = isa.add(sums.levels[1][n], sum[n]);
-            }
-            key += EACH;
-            if key.is_multiple_of(EACH * EACH) {
+            sums.levels[2] = add(isa, &sums.levels[2], &sum);
+        } else if few == EACH {
+            let four = weigh_each::<I, NQ, FRONT, BACK>(isa, rows, base, c);
+            sums.levels[1] = add(isa, &sums.levels[1], &four);
+            if key.is_multiple_of(MANY) {
                 let [_, four, all] = &mut sums.levels;
                 add_and_clear(isa, four, all);
             }
         } else {
             for row in rows.chunks_exact_mut(width) {
-                weigh::<I, NQ, 1, FRONT, BACK>(isa, row, base, c, &mut sums.levels[0]);
+                let [one] = weigh::<I, NQ, 1, FRONT, BACK>(isa, row, base, c);
+                sums.levels[0] = add(isa, &sums.levels[0], &one);
             }
-            key += few;
             sums.carry(isa, key);
         }
         scores = rest;
     }
 }
 
-/// Scores of `ROWS` keys become weights and are added, for all vectors but FRONT at the front and BACK at the back.
+/// Scores of [`EACH`] keys become weights, and their sum, for all vectors but FRONT at the front and BACK at the back.
+#[inline(always)]
+fn weigh_each<I: Isa, const NQ: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    rows: &mut [f32],
+    base: &[I::F; NQ],
+    c: I::F,
+) -> [I::F; NQ] {
+    let width = NQ * I::LANES;
+    let mut sum = [isa.splat(0.0); NQ];
+    // Two keys at a time take 10 % off this function with AVX2, and nothing off with AVX-512.
+    if I::LANES == 8 {
+        for (n, rows) in rows[..EACH * width].chunks_exact_mut(2 * width).enumerate() {
+            let [a, b] = weigh::<I, NQ, 2, FRONT, BACK>(isa, rows, base, c);
+            sum = if n == 0 { a } else { add(isa, &sum, &a) };
+            sum = add(isa, &sum, &b);
+        }
+    } else {
+        for (n, row) in rows[..EACH * width].chunks_exact_mut(width).enumerate() {
+            let [one] = weigh::<I, NQ, 1, FRONT, BACK>(isa, row, base, c);
+            sum = if n == 0 { one } else { add(isa, &sum, &one) };
+        }
+    }
+    sum
+}
+
+/// Scores of `ROWS` keys become weights, for all vectors but FRONT at the front and BACK at the back; of those it
+/// returns 0.
 #[inline(always)]
 fn weigh<I: Isa, const NQ: usize, const ROWS: usize, const FRONT: usize, const BACK: usize>(
     isa: I,
     rows: &mut [f32],
     base: &[I::F; NQ],
     c: I::F,
-    sums: &mut [I::F; NQ],
-) {
+) -> [[I::F; NQ]; ROWS] {
     let rows = &mut rows[..ROWS * NQ * I::LANES];
     let mut y = [[isa.splat(0.0); NQ]; ROWS];
     for row in 0..ROWS {
@@ -214,11 +244,25 @@ fn weigh<I: Isa, const NQ: usize, const ROWS: usize, const FRONT: usize, const B
             y[row][n] = isa.mul(isa.sub(scores, base[n]), c);
         }
     }
-    let p = crate::math::exp2_each(isa, y);
+    let mut p = crate::math::exp2_each(isa, y);
     for row in 0..ROWS {
-        for n in FRONT..NQ - BACK {
-            isa.store(p[row][n], &mut rows[(row * NQ + n) * I::LANES..]);
-            sums[n] = isa.add(sums[n], p[row][n]);
+        for n in 0..NQ {
+            if n < FRONT || n >= NQ - BACK {
+                p[row][n] = isa.splat(0.0);
+            } else {
+                isa.store(p[row][n], &mut rows[(row * NQ + n) * I::LANES..]);
+            }
         }
     }
+    p
+}
+
+/// Sums, vector by vector.
+#[inline(always)]
+fn add<I: Isa, const NQ: usize>(isa: I, a: &[I::F; NQ], b: &[I::F; NQ]) -> [I::F; NQ] {
+    let mut sum = *a;
+    for n in 0..NQ {
+        sum[n] = isa.add(a[n], b[n]);
+    }
+    sum
 }

@@ -1,0 +1,131 @@
+//! Rows of a tensor of any type that several threads write: each is handed out exactly once.
+
+#![allow(
+    unsafe_code,
+    reason = "the leaf: rows of one tensor written by several threads, through claims that are apart"
+)]
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use attn_core::{Element, ViewMut};
+
+use super::RawView;
+
+/// Rows of one claim at most.
+const ROWS: usize = 64;
+
+/// The rows of a tensor `[batch, head, row, column]`, cut into claims of at most 64 rows of one head.
+#[derive(Debug)]
+pub(crate) struct RowQueue<'o, T> {
+    view: RawView<'o, T>,
+    sizes: [usize; 4],
+    next: AtomicUsize,
+}
+
+impl<'o, T: Element> RowQueue<'o, T> {
+    pub(crate) fn new(view: ViewMut<'o, T>) -> Self {
+        let sizes = view.sizes();
+        Self { view: RawView::new(view), sizes, next: AtomicUsize::new(0) }
+    }
+
+    /// Claims in all.
+    fn len(&self) -> usize {
+        let [batch, heads, rows, columns] = self.sizes;
+        // Rows without columns are not written, and no memory bounds their number.
+        if columns == 0 { 0 } else { batch * heads * rows.div_ceil(ROWS) }
+    }
+
+    /// The next rows that nobody has, if any.
+    pub(crate) fn claim(&self) -> Option<RowClaim<'_, 'o, T>> {
+        // Relaxed is enough: the counter alone decides who has which rows, and the end of the call joins the threads.
+        let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.len()).then(|| n + 1));
+        let (index, [_, heads, rows, _]) = (index.ok()?, self.sizes);
+        let claims = rows.div_ceil(ROWS);
+        let (head, first) = (index / claims, index % claims * ROWS);
+        let place = [head / heads, head % heads, first];
+        Some(RowClaim { queue: self, place, count: (rows - first).min(ROWS) })
+    }
+}
+
+/// The exclusive right to write some rows of one head.
+#[derive(Debug)]
+pub(crate) struct RowClaim<'q, 'o, T> {
+    queue: &'q RowQueue<'o, T>,
+    place: [usize; 3],
+    count: usize,
+}
+
+impl<T: Element> RowClaim<'_, '_, T> {
+    /// Batch entry, head and first row.
+    pub(crate) fn place(&self) -> [usize; 3] {
+        self.place
+    }
+
+    /// How many rows.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Columns of a row.
+    pub(crate) fn columns(&self) -> usize {
+        self.queue.sizes[3]
+    }
+
+    /// Writes the `n`-th row, a column after the other.
+    #[inline]
+    pub(crate) fn write(&mut self, n: usize, value: impl Fn(usize) -> T) {
+        assert!(n < self.count);
+        let ([batch, head, first], columns) = (self.place, self.columns());
+        let stride = self.queue.view.strides[3];
+        // SAFETY: the row lies inside the view: the claim's rows do, and `n` is one of them. This claim alone writes
+        // them, and a `ViewMut` has proved that no two elements share memory.
+        unsafe {
+            let start = self.queue.view.at([batch, head, first + n, 0]);
+            if stride == 1 {
+                let row = core::slice::from_raw_parts_mut(start, columns);
+                row.iter_mut().enumerate().for_each(|(column, to)| *to = value(column));
+            } else {
+                for column in 0..columns {
+                    start.offset(column as isize * stride).write(value(column));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use attn_core::Layout;
+
+    use super::*;
+
+    #[test]
+    fn every_row_is_claimed_exactly_once_and_written_in_its_place() {
+        for (layout, sizes) in
+            [(Layout::Bhsd, [2, 3, 130, 5]), (Layout::Bshd, [2, 3, 64, 4]), (Layout::Bhsd, [1, 2, 7, 0])]
+        {
+            let [batch, heads, rows, columns] = sizes;
+            let mut data = vec![-1.0f32; sizes.iter().product()];
+            let queue = RowQueue::new(ViewMut::new(&mut data, layout, sizes).unwrap());
+            let mut count = 0;
+            while let Some(mut claim) = queue.claim() {
+                let [b, h, first] = claim.place();
+                for n in 0..claim.count() {
+                    let row = ((b * heads + h) * rows + first + n) as f32;
+                    claim.write(n, |column| row + column as f32 / 8.0);
+                    count += 1;
+                }
+            }
+            assert_eq!(count, if columns == 0 { 0 } else { batch * heads * rows });
+            let view = attn_core::View::new(&data, layout, sizes).unwrap();
+            for row in 0..count {
+                let [b, h, r] = [row / (heads * rows), row / rows % heads, row % rows];
+                for column in 0..columns {
+                    assert_eq!(view.row(b, h, r).get(column), row as f32 + column as f32 / 8.0);
+                }
+            }
+        }
+    }
+}
