@@ -1,8 +1,9 @@
 //! Gradients of attention on the kernels: what [`attn_core::backward`] computes in `f64`, tile by tile in `f32`.
 //!
 //! Weights are recomputed from the log-sum-exp of the forward call (FlashAttention-2, Dao 2023, arXiv 2307.08691): five
-//! products for each tile of keys that a block of queries sees. Memory grows with the sequence, not with its square: the
-//! gradients in `f32`, and sums of `dk` and `dv` of one head for each thread. [`attn_core::backward`] has the formulas.
+//! products for each tile of keys that a block of queries sees. Memory grows with the sequence, not with its square:
+//! the gradients in `f32`, and sums of `dk` and `dv` of one head for each thread. [`attn_core::backward`] has the
+//! formulas.
 //!
 //! ```
 //! use attn_core::backward::Gradients;

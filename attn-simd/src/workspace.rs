@@ -89,8 +89,8 @@ impl Workspace {
 }
 
 impl Workspace {
-    /// Allocates the first lines, as zeros that the system gives: nothing is written, so that pages are first touched by
-    /// the threads that use them. Says whether there is as much memory.
+    /// Allocates the first lines, as zeros that the system gives: nothing is written, so that pages are first touched
+    /// by the threads that use them. Says whether there is as much memory.
     fn allocate(&mut self, count: usize) -> bool {
         let Ok(layout) = Layout::array::<Line>(count) else { return false };
         if layout.size() == 0 {
@@ -101,8 +101,8 @@ impl Workspace {
         if start.is_null() {
             return false;
         }
-        // SAFETY: the global allocator has just given this memory, which is `Vec`'s allocator, for `count` lines; all of
-        // them are zeros, which are floats.
+        // SAFETY: the global allocator has just given this memory, which is `Vec`'s allocator, for `count` lines; all
+        // of them are zeros, which are floats.
         self.lines = unsafe { Vec::from_raw_parts(start, count, count) };
         true
     }

@@ -2,8 +2,8 @@
 //!
 //! A part is some blocks of queries of one key/value head: its heads of queries one after the other, each cut into
 //! blocks. Parts of a head have about as many keys to visit as each other ([`Job::blocks`](super::job::Job::blocks)).
-//! Each has sums of `dk` and `dv` of its own, which are added to those of the head in order. So one head can be computed
-//! by many threads, and the order of every sum follows from shape and mask.
+//! Each has sums of `dk` and `dv` of its own, which are added to those of the head in order. So one head can be
+//! computed by many threads, and the order of every sum follows from shape and mask.
 
 use attn_core::{AttnError, AttnShape, Result};
 

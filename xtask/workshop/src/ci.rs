@@ -5,6 +5,7 @@
 //! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure. The last
 //! line is `N passed, M failed, K skipped`.
 
+mod needs;
 mod step;
 mod steps;
 

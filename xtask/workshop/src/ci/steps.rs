@@ -11,31 +11,9 @@
 //! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and
 //! is the same code on every processor: emulated steps skip it.
 
+use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
 use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
-
-const MIRI: [Need; 3] = [
-    Need::Toolchain(NIGHTLY),
-    Need::ComponentOf(NIGHTLY, "miri", "bin/cargo-miri"),
-    Need::ComponentOf(NIGHTLY, "rust-src", "lib/rustlib/src/rust/library/core"),
-];
-/// What compiles and links programs in C and C++ and finds libraries for them.
-const C_PROGRAMS: [Need; 3] = [Need::Linux, Need::Program("c++", "g++"), Need::Program("pkg-config", "pkg-config")];
-const QEMU_X86: [Need; 3] =
-    [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
-
-/// What builds and tests the Python package.
-const PYTHON: [Need; 5] = [
-    Need::Linux,
-    Need::Packages("attn-python/Cargo.toml"),
-    Need::Venv("numpy"),
-    Need::Venv("pytest"),
-    Need::Venv("maturin"),
-];
-
-const CANDLE: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/candle")];
-
-const MPI: [(&str, &str); 1] = [("CARGO_TARGET_DIR", "{ci}/mpi")];
 
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
