@@ -10,9 +10,12 @@ use std::time::Duration;
 
 use attn_bench::case::{Case, Stored, Tensors};
 use attn_bench::engine::{Engine, Runner, pool};
-use attn_bench::kernels::{Inputs, Kernel, What};
+use attn_bench::kernels::{Inputs as KernelInputs, Kernel, What};
+use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
+use attn_core::{Layout, Outputs, View, ViewMut};
 use attn_simd::Level;
+use attn_simd::backward::Inputs;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// Both engines on plain cases of f32.
@@ -99,12 +102,45 @@ fn masks(c: &mut Criterion) {
     for (name, what, causal) in all {
         let case = Case { causal, ..square(4, 1024, 64) };
         let kernel = Kernel::plain(name, case, what);
-        let mut inputs: Inputs = kernel.inputs();
+        let mut inputs: KernelInputs = kernel.inputs();
         let mut runner = Runner::new(Level::detect(), &pool);
         group.throughput(Throughput::Elements(kernel.flops() as u64));
         group.bench_function(name, |b| {
             b.iter(|| inputs.with(&kernel, |attn, (q, k, v, out)| runner.run(Engine::Simd, attn, q, k, v, out)));
         });
+    }
+    group.finish();
+}
+
+/// Backward calls of both engines, on plain cases of f32.
+fn gradients(c: &mut Criterion) {
+    let pool = pool(0).expect("a thread pool");
+    let mut group = c.benchmark_group("gradients");
+    let grouped = Case { q_heads: 8, kv_heads: 2, ..Case::square(512, 128) };
+    for (name, case) in [("plain", square(4, 512, 64)), ("causal", causal(square(4, 512, 64))), ("gqa", grouped)] {
+        // As `cargo xtask bench --backward` counts: five products, two of them of the forward call.
+        group.throughput(Throughput::Elements((2.5 * case.flops()) as u64));
+        for engine in [Engine::Simd, Engine::Parallel] {
+            let mut runner = Runner::new(Level::detect(), &pool);
+            group.bench_function(BenchmarkId::new(engine.name(), name), |b| {
+                let mut tensors = Tensors::<f32>::new(case, 1);
+                let (sizes, attn) = ([case.q_sizes(), case.kv_sizes(), case.kv_sizes()], case.attention());
+                let mut lse = vec![0.0; case.batch * case.q_heads * case.q_len];
+                let (q, k, v, out) = tensors.views().expect("views of whole tensors");
+                runner.run(engine, &attn, q, k, v, Outputs::new(out).lse(&mut lse)).expect("a plain call");
+                let [q, k, v, out] = [&tensors.q, &tensors.k, &tensors.v, &tensors.out];
+                let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).expect("a view of a whole tensor");
+                let (q, k, v) = (view(q, sizes[0]), view(k, sizes[1]), view(v, sizes[2]));
+                let out = view(out, sizes[0]);
+                let mut to = sizes.map(|sizes| vec![0.0f32; sizes.iter().product()]);
+                b.iter(|| {
+                    let [dq, dk, dv] = to.each_mut().map(Vec::as_mut_slice);
+                    let whole = |x, sizes| ViewMut::new(x, Layout::Bhsd, sizes);
+                    let to = Gradients::new(whole(dq, sizes[0])?, whole(dk, sizes[1])?, whole(dv, sizes[2])?);
+                    runner.backward(engine, &attn, black_box(Inputs { q, k, v, out, lse: &lse, dy: out }), to)
+                });
+            });
+        }
     }
     group.finish();
 }
@@ -115,6 +151,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = prefill, causal_prefill, halves, gqa, masks, short, odd
+    targets = prefill, causal_prefill, halves, gqa, masks, short, odd, gradients
 }
 criterion_main!(attend);

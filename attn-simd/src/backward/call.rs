@@ -54,7 +54,7 @@ impl Call<'_> {
     /// not read. The sums of the first part of a head may be computed where those of the head shall be.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such part, [`AttnError::Length`] or [`AttnError::TooShort`] where slices do
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] where slices do
     /// not fit, [`AttnError::Unsupported`] where a `score_mod` has no derivative.
     pub fn compute(&self, part: usize, dq: &mut [f32], sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
         if part >= self.parts() {
