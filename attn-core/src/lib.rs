@@ -34,13 +34,13 @@
 //!
 //! # What f32 can hold
 //!
-//! [`mod@reference`] computes in `f64`. [`streaming`], the caches and the kernels of other crates compute in `f32`
-//! ([`streaming`] computes `f64` tensors in `f64`). Finite inputs give the exact result up to rounding if
+//! [`mod@reference`] computes in `f64`. [`streaming`] and the kernels of other crates add in `f32` ([`streaming`]
+//! computes `f64` tensors in `f64`). Finite inputs give the exact result up to rounding if
 //!
-//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. A larger score may be ±∞: +∞ makes its row
-//!   NaN, −∞ has no weight. [`Attention::scale`] says which factors are accepted. Ordinary inputs are far below.
-//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. An engine first adds up to `Σ |v|`,
-//!   and divides by the sum of the weights at the end. A sum that overflows is ±∞ or NaN.
+//! - **products** `q·k`, and the scores made of them, stay within ±3.4·10³⁸. Larger scores overflow to ±∞: +∞ makes its
+//!   row NaN, −∞ has the weight 0. [`Attention::scale`] says which factors are accepted. Ordinary inputs are far below.
+//! - **values** stay below 3.4·10³⁸ divided by the number of keys that a row sees. An engine adds up to `Σ |v|` and
+//!   divides last, so that a larger sum gives ±∞ or NaN.
 //!
 //! **Infinite values**, in every engine: if the weight of a visible key underflows to 0, a ±∞ in its value gives NaN
 //! (0·∞). A hidden key never does.

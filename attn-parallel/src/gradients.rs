@@ -1,7 +1,7 @@
 //! Gradients on the threads of the current rayon pool: each takes parts of the call until none is left.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
@@ -34,8 +34,8 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
                 let left = Mutex::new((0..call.parts(), dq));
                 on_threads(useful(call.parts()), &|| {
                     scratch.with(call.scratch_lines(), |lines| {
-                        let (stopping, mut own) = (Stopping(&heads), Workspace::new());
-                        loop {
+                        let mut own = Workspace::new();
+                        while !heads.failed.load(Ordering::Relaxed) {
                             let (part, dq) = {
                                 let mut left = lock(&left);
                                 let Some(part) = left.0.next() else { break };
@@ -43,9 +43,10 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
                                 left.1 = rest;
                                 (part, dq)
                             };
-                            heads.part(call, part, dq, &mut own, lines)?;
+                            let done = heads.part(call, part, dq, &mut own, lines);
+                            heads.failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                            done?;
                         }
-                        std::mem::forget(stopping);
                         Ok(())
                     })
                 })
@@ -73,31 +74,36 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
 
 /// The sums of `dk` and `dv` of all key/value heads.
 struct Heads<'s> {
-    all: Vec<(Mutex<Head<'s>>, Condvar)>,
-    /// Whether a thread has stopped before its part was added, so that nobody may wait for it.
-    stopped: AtomicBool,
+    all: Vec<Mutex<Head<'s>>>,
+    /// Whether a part has failed: no other need be begun.
+    failed: AtomicBool,
 }
 
 /// The sums of a head.
 struct Head<'s> {
     /// Which part is added next.
     next: usize,
-    sums: &'s mut [Line],
+    /// `None` while the first part is computed into them.
+    sums: Option<&'s mut [Line]>,
+    /// Sums of later parts that have ended before an earlier one.
+    early: Vec<(usize, Workspace)>,
 }
 
 impl<'s> Heads<'s> {
     fn new(call: &Call<'_>, sums: &'s mut [Line]) -> Self {
-        let heads = sums.chunks_mut(call.sum_lines().max(1)).map(|sums| Head { next: 0, sums });
-        let mut all: Vec<_> = heads.map(|head| (Mutex::new(head), Condvar::new())).collect();
+        let head = |sums| Mutex::new(Head { next: 0, sums: Some(sums), early: Vec::new() });
+        let mut all: Vec<_> = sums.chunks_mut(call.sum_lines().max(1)).map(head).collect();
         // Heads without keys have no lines.
-        all.resize_with(call.parts() / call.parts_of_head(), || {
-            (Mutex::new(Head { next: 0, sums: &mut [] }), Condvar::new())
-        });
-        Self { all, stopped: AtomicBool::new(false) }
+        all.resize_with(call.parts() / call.parts_of_head(), || head(&mut []));
+        Self { all, failed: AtomicBool::new(false) }
     }
 
-    /// Computes a part and adds its sums when it is its turn. Parts of a head take about as long as each other and are
-    /// begun in order, so that nobody waits for long. `own` keeps the sums of a part.
+    /// Computes a part, and adds its sums if it is their turn; else they are left to the thread whose sums come before.
+    /// No thread waits for another: a `score_mod` may attend itself, and then this thread takes parts of the outer call
+    /// while one of them is unfinished on its own stack.
+    ///
+    /// `own` keeps the sums of a part. Parts of a head have about as many keys as each other and are begun in order, so
+    /// that few sums are early.
     fn part(
         &self,
         call: &Call<'_>,
@@ -106,40 +112,43 @@ impl<'s> Heads<'s> {
         own: &mut Workspace,
         scratch: &mut [Line],
     ) -> Result<()> {
-        let ((head, turn), place) = (&self.all[part / call.parts_of_head()], part % call.parts_of_head());
+        let (head, place) = (&self.all[part / call.parts_of_head()], part % call.parts_of_head());
         if place == 0 {
+            let Some(sums) = lock(head).sums.take() else { return Ok(()) };
+            call.compute(part, dq, sums, scratch)?;
             let mut head = lock(head);
-            call.compute(part, dq, head.sums, scratch)?;
-            head.next = 1;
-        } else {
-            let own = own.try_lines(call.sum_lines())?;
-            call.compute(part, dq, own, scratch)?;
-            let mut head = lock(head);
-            while head.next != place {
-                if self.stopped.load(Ordering::Relaxed) {
-                    return Ok(()); // the other thread has the error, or its panic goes on
-                }
-                head = turn.wait(head).unwrap_or_else(PoisonError::into_inner);
-            }
-            call.add(head.sums, own)?;
-            head.next += 1;
+            (head.sums, head.next) = (Some(sums), 1);
+            return head.add_early(call);
         }
-        turn.notify_all();
-        Ok(())
+        call.compute(part, dq, own.try_lines(call.sum_lines())?, scratch)?;
+        let mut head = lock(head);
+        if head.next == place {
+            head.add(call, own)?;
+            head.add_early(call)
+        } else {
+            head.early.push((place, std::mem::take(own)));
+            Ok(())
+        }
     }
 }
 
-/// Wakes all threads that wait for a turn if its own ends early, by an error or a panic.
-struct Stopping<'h, 's>(&'h Heads<'s>);
-
-impl Drop for Stopping<'_, '_> {
-    fn drop(&mut self) {
-        self.0.stopped.store(true, Ordering::Relaxed);
-        for (head, turn) in &self.0.all {
-            // Whoever has looked at `stopped` and not yet begun to wait holds the lock.
-            drop(lock(head));
-            turn.notify_all();
+impl Head<'_> {
+    /// Adds the sums of the next part.
+    fn add(&mut self, call: &Call<'_>, sums: &mut Workspace) -> Result<()> {
+        if let Some(all) = &mut self.sums {
+            call.add(all, sums.lines(call.sum_lines()))?;
         }
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Adds sums that were early, as long as the next ones are there.
+    fn add_early(&mut self, call: &Call<'_>) -> Result<()> {
+        while let Some(n) = self.early.iter().position(|(place, _)| *place == self.next) {
+            let (_, mut sums) = self.early.swap_remove(n);
+            self.add(call, &mut sums)?;
+        }
+        Ok(())
     }
 }
 

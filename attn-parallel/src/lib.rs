@@ -31,20 +31,20 @@
 //! | one thread, or no `std` | [`attn_simd`] |
 //! | a microcontroller | [`attn_core::guide_embedded`] |
 //!
-//! An application needs this crate alone. It re-exports the names of every call, and [`attn_core`] and [`attn_simd`]
-//! for all others.
+//! For attention an application needs this crate alone; projections and modules are in `attn-layers`. It re-exports the
+//! names of every call, and [`attn_core`] and [`attn_simd`] for all others.
 //!
 //! # Threads
 //!
 //! A call is divided into blocks of queries. The threads of the current rayon pool take them one by one from a shared
 //! counter, heaviest first. One thread computes a row from start to end, so that its bits do not depend on the number
-//! of threads. A call with few queries is divided along its keys instead: at fixed keys, and the states of a row are
-//! merged in a fixed tree. So one token against one long sequence keeps all threads busy, with the same bits for any
-//! number of them.
+//! of threads. A call with few queries is divided along its keys at fixed positions; the states of a row are merged in
+//! a fixed tree. So one token against one long sequence keeps all threads busy, with the same bits for any number of
+//! them.
 //!
 //! This crate has no pool of its own. Inside `pool.install(|| ..)` it uses the caller's pool, else rayon's global one,
-//! which respects `RAYON_NUM_THREADS`. A process may fork after a call, and call in the child too: the threads of the
-//! global pool do not exist there, so a call from outside a pool starts threads of its own.
+//! which respects `RAYON_NUM_THREADS`. After a `fork`, the child lacks the
+//! threads of the global pool, so a call from outside a pool starts threads of its own.
 //!
 //! # Numerics
 //!

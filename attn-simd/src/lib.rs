@@ -1,6 +1,7 @@
 //! Cache-tiled, streaming-softmax attention kernels for f32, f16 and bf16. The CPU's best kernel is chosen at run time.
 //!
-//! The kernels compute the result of [`attn_core::reference`] in `f32`, in one pass over keys and values, with O(tile)
+//! The kernels compute the result of [`attn_core::reference`] to the accuracy of `f32`, in one pass over keys and
+//! values, with O(tile)
 //! scratch (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel` runs them on many.
 //!
 //! ```
@@ -36,9 +37,10 @@
 //!
 //! # How it works
 //!
-//! Lanes are queries. A block of up to 48 queries reads its keys in tiles of 64. One register-blocked micro-kernel
-//! computes both products, `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ`. Maxima and sums are vertical: nothing is reduced across lanes.
-//! Keys and values are read in place, and scores never leave the cache. A kernel is written once, over a small trait of
+//! Lanes are queries. A block of queries (48 at AVX-512, 16 at AVX2) reads its keys in tiles of 64 or 60. One
+//! register-blocked micro-kernel computes both products, `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ`. Maxima and sums are vertical:
+//! nothing is reduced across lanes. Rows of f32 are read in place, others are widened a tile at a time; scores never
+//! leave the cache. A kernel is written once, over a small trait of
 //! lane operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2`
 //! forces a level.
 //!
@@ -51,13 +53,13 @@
 //!
 //! # What f32 can hold
 //!
-//! All levels compute in `f32`, and divide outputs by the sum of the weights at the end. So values must stay below
-//! 3.4·10³⁸ divided by the number of keys that a row sees (a sum can reach `Σ |v|`), and `q·k` and scores below
-//! 3.4·10³⁸. [`attn_core`] says what larger numbers give. As in every engine, if the weight of a visible key is 0
-//! (below 2⁻¹²⁶ of the largest), a ±∞ in its value gives NaN (0·∞). A hidden key never does.
+//! All levels add in `f32`, and divide outputs by the sum of the weights at the end. So values must stay below 3.4·10³⁸
+//! divided by the number of keys that a row sees (a sum can reach `Σ |v|`), and `q·k` and scores below 3.4·10³⁸.
+//! [`attn_core`] says what happens beyond these limits. As in every engine, if the weight of a visible key is 0 (below
+//! 2⁻¹²⁶ of the largest), a ±∞ in its value gives NaN (0·∞). A hidden key never does.
 //!
 //! The kernels do not change the processor's rounding and flush modes. With flush-to-zero or denormals-are-zero,
-//! numbers below 2⁻¹²⁶ in inputs and results count as 0, and the bits are those of that mode.
+//! numbers below 2⁻¹²⁶ in inputs and results count as 0, and results have the bits of that mode.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

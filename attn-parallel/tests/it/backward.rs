@@ -3,15 +3,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_parallel::attn_core::backward::Gradients;
-use attn_parallel::attn_core::score::At;
 use attn_parallel::attn_core::score_mod::Mods;
 use attn_parallel::attn_simd::backward::{self, Inputs};
 use attn_parallel::{
     Align, Attention, AttnError, Layout, Level, Mask, Outputs, Runner, View, ViewMut, Workspace, forward,
 };
 
-const Q: [usize; 4] = [1, 2, 300, 40];
-const K: [usize; 4] = [1, 1, 310, 40];
+const Q: [usize; 4] = [2, 4, 300, 40];
+const K: [usize; 4] = [2, 2, 310, 40];
 
 fn wave(sizes: [usize; 4], f: f32) -> Vec<f32> {
     (0..sizes.iter().product::<usize>()).map(|n| (n as f32 * f).sin()).collect()
@@ -25,7 +24,7 @@ fn gradients<M: Mods + Sync>(
     let (q, k, v, dy) = (wave(Q, 0.7), wave(K, 1.3), wave(K, 0.4), wave(Q, 0.9));
     let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
     let (q, k, v, dy) = (view(&q, Q), view(&k, K), view(&v, K), view(&dy, Q));
-    let (mut out, mut lse) = (wave(Q, 0.0), vec![0.0; 600]);
+    let (mut out, mut lse) = (wave(Q, 0.0), vec![0.0; 2 * 4 * 300]);
     forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, Q).unwrap()).lse(&mut lse)).unwrap();
     let [mut dq, mut dk, mut dv] = [Q, K, K].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
     let mut dbias = vec![f64::NAN; 300 * 310];
@@ -59,22 +58,76 @@ fn bits_do_not_depend_on_threads() {
     }
 }
 
-/// Threads wait for each other's sums: one that ends early must not leave the others waiting.
+/// Threads add sums for each other: a part that fails, or panics, must not leave them waiting.
 #[test]
-fn a_panic_of_one_thread_ends_the_call() {
+fn a_part_that_ends_early_ends_the_call() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
-    let plain = |s: f64, _: At| s;
-    for place in [(0, 0), (1, 150), (1, 299)] {
-        let attn = Attention::new().score_mod_with(plain, move |_, at| {
-            assert!((at.head, at.query) != place, "as it is meant to");
-            1.0
-        });
+    for place in [(0, 0), (1, 150), (3, 299)] {
+        let attn = Attention::new().score_mod_with(
+            |s, _| s,
+            move |_, at| {
+                assert!((at.head, at.query) != place, "as it is meant to");
+                1.0
+            },
+        );
         let ended = catch_unwind(AssertUnwindSafe(|| {
             gradients(&attn, |inputs, to| pool.install(|| Runner::new().threads(4).backward(&attn, inputs, to)))
         }));
         assert!(ended.is_err(), "{place:?}");
     }
+    let attn = Attention::new().score_mod(|s, _| s);
+    let (dq, _) = gradients(&attn, |inputs, to| {
+        let ended = pool.install(|| Runner::new().threads(4).backward(&attn, inputs, to));
+        assert!(matches!(ended, Err(AttnError::Unsupported { .. })), "{ended:?}");
+        Ok(())
+    });
+    assert!(dq.iter().flatten().all(|x| x.is_nan()), "nothing has been written");
     // And the pool still works.
     let attn = Attention::new();
     gradients(&attn, |inputs, to| pool.install(|| Runner::new().threads(4).backward(&attn, inputs, to)));
+}
+
+/// Such a closure may take up the outer call's parts while it waits for its own call.
+#[test]
+fn a_derivative_may_attend_itself() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let x = wave([1, 8, 200, 64], 0.3);
+    let x = View::new(&x, Layout::Bhsd, [1, 8, 200, 64]).unwrap();
+    let plain = Attention::new().score_mod_with(|s, _| s, |_, _| 1.0);
+    let nested = Attention::new().score_mod_with(
+        |s, _| s,
+        |_, at| {
+            if at.key == 0 && at.query % 10 == 0 {
+                let mut out = vec![0.0f32; 8 * 200 * 64];
+                forward(&Attention::new(), x, x, x, ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).unwrap()).unwrap();
+            }
+            1.0
+        },
+    );
+    let one = gradients(&plain, |inputs, to| pool.install(|| Runner::new().backward(&plain, inputs, to)));
+    let many = gradients(&nested, |inputs, to| pool.install(|| Runner::new().backward(&nested, inputs, to)));
+    assert!(many == one);
+}
+
+#[test]
+fn no_keys_and_no_channels() {
+    for (q_sizes, kv_sizes) in
+        [([2, 2, 5, 8], [2, 1, 0, 8]), ([1, 2, 5, 0], [1, 2, 3, 0]), ([1, 1, 0, 8], [1, 1, 3, 8])]
+    {
+        let len = |sizes: [usize; 4]| sizes.iter().product::<usize>();
+        let (q, k, lse) =
+            (wave(q_sizes, 0.7), wave(kv_sizes, 1.3), vec![f32::NEG_INFINITY; len(q_sizes) / q_sizes[3].max(1)]);
+        let lse = if q_sizes[3] == 0 { vec![0.0; 10] } else { lse };
+        let [mut dq, mut dk, mut dv] = [q_sizes, kv_sizes, kv_sizes].map(|sizes| vec![f32::NAN; len(sizes)]);
+        let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
+        let to = Gradients::new(
+            ViewMut::new(&mut dq, Layout::Bhsd, q_sizes).unwrap(),
+            ViewMut::new(&mut dk, Layout::Bhsd, kv_sizes).unwrap(),
+            ViewMut::new(&mut dv, Layout::Bhsd, kv_sizes).unwrap(),
+        );
+        let (q, k) = (view(&q, q_sizes), view(&k, kv_sizes));
+        let inputs = Inputs { q, k, v: k, out: q, lse: &lse, dy: q };
+        Runner::new().threads(4).backward(&Attention::new(), inputs, to).unwrap();
+        assert!([dq, dk, dv].iter().flatten().all(|&x| x == 0.0), "{q_sizes:?} {kv_sizes:?}");
+    }
 }

@@ -28,8 +28,8 @@ pub(super) struct Work<'w> {
     pub(super) slopes: &'w mut [f32],
     /// `dy·v`.
     pub(super) dots: &'w mut [f32],
-    /// log₂ of the sum of weights of each query.
-    pub(super) lse: [f32; MAX_Q_TILE],
+    /// log₂ of the sum of weights of each query: rounded, and what is missing.
+    pub(super) lse: [[f32; MAX_Q_TILE]; 2],
     /// `dy·y` of each query.
     pub(super) delta: [f32; MAX_Q_TILE],
     pub(super) bias: &'w mut [f32],
@@ -48,7 +48,7 @@ impl<'w> Buffers<'w> {
                 scores: cutter.floats(sizes.tile),
                 slopes: cutter.floats(sizes.tile),
                 dots: cutter.floats(sizes.tile),
-                lse: [0.0; MAX_Q_TILE],
+                lse: [[0.0; MAX_Q_TILE]; 2],
                 delta: [0.0; MAX_Q_TILE],
                 bias: cutter.floats(sizes.bias),
                 mod_slopes: cutter.floats(sizes.mod_slopes),

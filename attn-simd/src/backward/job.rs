@@ -24,8 +24,8 @@ pub(super) struct Job<'c> {
 }
 
 impl Job<'_> {
-    /// The blocks of a part, in order: such that parts of a head have about as many tiles of keys to visit. Under a
-    /// causal mask the first parts have the most blocks.
+    /// The blocks of a part, in order: such that parts of a head have about as many tiles of keys to visit, as far as
+    /// the mask's ranges tell. Under a causal mask the first parts have the most blocks.
     pub(super) fn blocks(&self, part: usize) -> impl Iterator<Item = Rows> + use<'_> {
         let [batch, kv_head, place] = self.layout.place(part);
         let (all, parts) = (self.layout.blocks_of_group(), self.layout.parts);
@@ -38,10 +38,10 @@ impl Job<'_> {
                 job.mask.row_range(&job.shape, batch, head, first + count / 2).len()
             };
             // One for what a block costs without keys.
-            keys / job.tiles.kv_tile + 1
+            (keys / job.tiles.kv_tile) as u64 + 1
         };
-        let total: usize = if parts == 1 { 0 } else { (0..all).map(tiles).sum() };
-        let mut before = 0;
+        let total: u64 = if parts == 1 { 0 } else { (0..all).map(tiles).sum() };
+        let mut before = 0u64;
         (0..all)
             .filter(move |&n| {
                 if parts == 1 {
@@ -51,7 +51,7 @@ impl Job<'_> {
                 let tiles = tiles(n);
                 let middle = 2 * before + tiles;
                 before += tiles;
-                (middle as u128 * parts as u128 / (2 * total as u128)) as usize == place
+                (u128::from(middle) * parts as u128 / (2 * u128::from(total))) as usize == place
             })
             .map(move |n| self.layout.block_of_group([batch, kv_head], n))
     }

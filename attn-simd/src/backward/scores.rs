@@ -129,12 +129,15 @@ pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, bu
         }
     }
     let first = job.shape.row(rows.batch, rows.head, rows.first);
-    (work.lse, work.delta) = ([0.0; MAX_Q_TILE], [0.0; MAX_Q_TILE]);
+    (work.lse, work.delta) = ([[0.0; MAX_Q_TILE]; 2], [0.0; MAX_Q_TILE]);
     for lane in 0..rows.count {
-        let lse = call.lse[first + lane];
+        let lse = f64::from(call.lse[first + lane]) * core::f64::consts::LOG2_E;
         // A row that sees nothing: its scores are −∞, and so their weights 0.
-        work.lse[lane] =
-            if lse == f32::NEG_INFINITY { 0.0 } else { (f64::from(lse) * core::f64::consts::LOG2_E) as f32 };
+        if lse != f64::NEG_INFINITY {
+            let rounded = lse as f32;
+            work.lse[0][lane] = rounded;
+            work.lse[1][lane] = if rounded.is_finite() { (lse - f64::from(rounded)) as f32 } else { 0.0 };
+        }
         let dy = &packed_rows[1][lane * call.layout.columns[1]..][..dims[1]];
         work.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, v) as f32;
     }
