@@ -2,8 +2,8 @@
  *
  *     mpicc ranks.c $(pkg-config --cflags --libs attn) -lm && mpirun -n 4 ./a.out
  *
- * Every rank compares the result with a call of its own over all keys: bit for bit, because each shard begins at a
- * multiple of 512 keys, and neighbours are merged in a tree.
+ * Every rank compares the result with a call of its own over all keys: bit for bit, because each shard has 1024
+ * keys (it must be 512 times a power of two), and neighbours are merged in a tree.
  */
 #include <attn.h>
 #include <limits.h>

@@ -413,9 +413,9 @@ pub unsafe extern "C" fn attn_plan_state_len(plan: *const AttnPlan, len: *mut us
 /// undivided sums; states_len floats in all. States may be sent between machines of the same byte order.
 /// attn_merge_states() merges them in any order, and attn_plan_finish() makes the result of them.
 ///
-/// Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If parts
-/// begin at multiples of 512 keys and are merged as a tree of neighbours, the result has the bits of the whole call
-/// with AttnOptions.reproducible.
+/// Runs on the calling thread, in the first scratch of workspace, or in new scratch if workspace is null. If all
+/// parts but the last have 512 times a power of two keys, and are merged as a tree of neighbours, the result has the
+/// bits of the whole call with AttnOptions.reproducible.
 ///
 /// # Safety
 /// As for attn_plan_run.

@@ -49,8 +49,9 @@ impl Cluster {
     }
 
     /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life for
-    /// as long again, names those that gave none on standard error, and aborts the job with code 70. Another rank may
-    /// be late for as long as this, not longer: a rank that computes alone for an hour between two calls needs more.
+    /// as long again, names those that gave none on standard error, and aborts the job with code 70. A rank
+    /// that computes gives none: the time must be longer than the longest step of any rank in a call (under a causal
+    /// mask with even shards the last rank computes longest), and than what a rank does between two calls.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.wire.timeout = timeout;

@@ -24,7 +24,8 @@ const BATCH: usize = 1 << 24;
 /// Cache(batch, kv_heads, head_dim, value_dim=head_dim, *, capacity) keeps all tokens, up to capacity per sequence.
 /// Cache(..., window=w, sink_tokens=s) keeps the first s tokens and the last w: for endless streams (StreamingLLM).
 /// Cache(..., pages=n, page_size=16) keeps all tokens in n pages of page_size tokens, which sequences take as they
-/// grow and give back in truncate (PagedAttention): the memory is that of all tokens, not of the longest sequence.
+/// grow and give back in truncate (PagedAttention): keys and values take the memory of all tokens. The table of pages
+/// has an entry of 4 bytes for each sequence and page of the longest one, which nbytes leaves out.
 ///
 /// dtype: "float32", "float16" or "bfloat16", the type of tokens too; queries may be of another one. "int8",
 /// "float8_e4m3fn" and "float8_e5m2" keep a byte for each number, with a scale for each token and head; "q8_0" and
@@ -195,7 +196,8 @@ impl Cache {
     }
 
     /// Appends n tokens and attends with each of them: a prompt, or its next chunk. Any n over a window too, whose
-    /// tokens come one by one. Arguments as for append and decode; if they are refused, nothing is appended.
+    /// tokens come one by one: Ctrl-C ends such a call between two of them. Arguments as for append and decode; if they
+    /// are refused, nothing is appended.
     #[pyo3(
         signature = (query, key, value, **options),
         text_signature = "(self, query, key, value, *, scale=None, window=None, softcap=None, temperature=None, \
@@ -227,6 +229,7 @@ impl Cache {
             self.compute(py, &mut call, 0..n)?;
         } else {
             for token in 0..n {
+                py.check_signals()?;
                 self.take(py, &k, &v, Some(token), None)?;
                 self.compute(py, &mut call, token..token + 1)?;
             }

@@ -66,6 +66,21 @@ def test_vmap_adds_an_axis(mask):
     np.testing.assert_array_equal(shared[3], call(q[3], k[0], v[0], *given))
 
 
+def test_vmap_keeps_what_an_axis_means():
+    """One head stays one head, and lengths those of the batch."""
+    q, k, v = qkv(5, heads=1, kv_heads=1)
+    flat = lambda q, k, v: attn.jax.sdpa(q, k, v, alibi=True, sinks=[0.5])
+    looped = jnp.stack([flat(q[n, 0], k[n, 0], v[n, 0]) for n in range(5)])
+    np.testing.assert_array_equal(jax.vmap(flat)(q[:, 0], k[:, 0], v[:, 0]), looped)
+    q, k, v = qkv(5, 2)
+    lens = lambda q, k, v: attn.jax.sdpa(q, k, v, enable_gqa=True, kv_lens=[3, 13])
+    looped = jnp.stack([lens(q[n], k[n], v[n]) for n in range(5)])
+    np.testing.assert_array_equal(jax.vmap(lens)(q, k, v), looped)
+    gradient = lambda f: jax.grad(lambda q: f(q).sum())(q)
+    both = gradient(lambda q: jax.vmap(lens)(q, k, v)), gradient(lambda q: jnp.stack([lens(*x) for x in zip(q, k, v)]))
+    np.testing.assert_array_equal(*both)
+
+
 def test_bfloat16():
     q, k, v = qkv(2, dtype=jnp.bfloat16)
     out = jax.jit(lambda *x: attn.jax.sdpa(*x, enable_gqa=True))(q, k, v)

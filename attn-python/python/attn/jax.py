@@ -27,7 +27,8 @@ def sdpa(query: Any, key: Any, value: Any, attn_mask: Any | None = None, is_caus
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; key and value as for `attn.sdpa`. attn_mask
     broadcasts to (..., q_heads, q_len, kv_len). The options are those of `attn.sdpa` but out, return_lse and level.
-    They are constants of the compiled program: numbers, texts and sequences, no traced arrays.
+    They are constants of the compiled program: numbers, texts and sequences, no traced arrays. Under vmap, seeded
+    dropout draws for the whole batch, not for each call anew.
 
     >>> import jax, jax.numpy as jnp, attn.jax
     >>> x = jnp.ones((2, 5, 8))
@@ -41,12 +42,17 @@ def sdpa(query: Any, key: Any, value: Any, attn_mask: Any | None = None, is_caus
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     if query.ndim < 2 or value.ndim != query.ndim:
         raise ValueError(f"query has {query.ndim} axes, value {value.ndim}; at least 2, and as many, are wanted")
+    flat = query.ndim == 2
+    if flat:
+        # One head. Else an axis of vmap would be taken for that of the heads.
+        query, key, value = query[None], key[None], value[None]
     if attn_mask is not None:
         attn_mask = jnp.asarray(attn_mask)
         # As many axes as query's, so that vmap adds one in front of all.
         attn_mask = attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape)
     options = dict(options, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    return _sdpa(query, key, value, attn_mask, tuple((name, _constant(name, x)) for name, x in options.items()))
+    out = _sdpa(query, key, value, attn_mask, tuple((name, _constant(name, x)) for name, x in options.items()))
+    return out[0] if flat else out
 
 
 def _constant(name: str, x: Any) -> Any:
@@ -66,9 +72,15 @@ class _Table:
         self.array = array
 
 
-def _options(constants: tuple) -> dict[str, Any]:
+def _options(constants: tuple, batch: int) -> dict[str, Any]:
     open_table = lambda x: x.array if isinstance(x, _Table) else x
-    return {name: tuple(map(open_table, x)) if isinstance(x, tuple) else open_table(x) for name, x in constants}
+    options = {name: tuple(map(open_table, x)) if isinstance(x, tuple) else open_table(x) for name, x in constants}
+    # Lengths are those of the batch before vmap, which adds axes in front.
+    for name in ("kv_lens", "kv_starts", "q_lens"):
+        lens = options.get(name)
+        if isinstance(lens, tuple) and lens and batch % len(lens) == 0:
+            options[name] = lens * (batch // len(lens))
+    return options
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -83,7 +95,7 @@ def _forward(query, key, value, mask, constants):
     def call(query, key, value, *mask):
         lead = query.shape[:-3]
         arrays = [_folded(x, lead) for x in (query, key, value, *mask)]
-        out, lse = _attn.sdpa(*arrays, return_lse=True, **_options(constants))
+        out, lse = _attn.sdpa(*arrays, return_lse=True, **_options(constants, math.prod(lead)))
         return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
 
     return jax.pure_callback(call, results, query, key, value, *_given(mask), vmap_method="broadcast_all")
@@ -105,7 +117,8 @@ def _gradients(constants, saved, grad_out):
         arrays = [_folded(x, lead) for x in (grad_out, query, key, value, out)]
         rows = np.ascontiguousarray(lse).reshape(arrays[1].shape[:-1])
         masks = [_folded(x, lead) for x in mask]
-        found = _attn.sdpa_backward(*arrays, rows, *masks, return_dmask=by_mask, **_options(constants))
+        found = _attn.sdpa_backward(*arrays, rows, *masks, return_dmask=by_mask,
+                                     **_options(constants, math.prod(lead)))
         shaped = [x.reshape(y.shape) for x, y in zip(found, (query, key, value))]
         if by_mask:
             gradient = found[-1] if len(lead) <= 2 else _summed(found[-1], lead, mask[0].shape)

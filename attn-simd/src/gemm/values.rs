@@ -10,7 +10,7 @@ use crate::scoring::KV_TILE;
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth`
 /// keys; without factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach
 /// is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. The first key is the
-/// `phase`-th of its tile. `between` is called before each group of `M`.
+/// `phase`-th of its tile. `between` is called once for each group of channels.
 #[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
