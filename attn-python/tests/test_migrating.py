@@ -325,3 +325,35 @@ def test_random_calls_are_torchs_in_float64(first):
             bound = (6 * 2.0 ** -24 * (2 + largest) + half) * max(1, v.abs().max())
             worst = (found.double() - want).abs().max()
             assert worst <= bound, f"seed {seed}: {worst} > {bound} in {function.__name__}, {options}"
+
+
+@pytest.mark.parametrize("first", range(0, CALLS, 50))
+def test_random_gradients_err_as_torchs_do(first):
+    """Against float64; torch's gradients in float32 stand beside. One that is 0 by cancellation shows rounding alone,
+    and is left out."""
+    for seed in range(first, min(first + 50, CALLS)):
+        rng = np.random.default_rng(seed)
+        some = lambda *shape: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        batch, kv_heads, group = rng.integers(1, [3, 4, 4]).tolist()
+        rows, keys, dim, value_dim = rng.integers(1, [90, 130, 80, 80]).tolist()
+        heads = kv_heads * group
+        q, k = some(batch, heads, rows, dim), some(batch, kv_heads, keys, dim)
+        v = some(batch, kv_heads, keys, value_dim) + 3 * rng.integers(0, 2)
+        dy = some(batch, heads, rows, value_dim)
+        options = dict(scale=[None, 0.3, 1.0][rng.integers(3)], enable_gqa=True, is_causal=bool(rng.integers(2)))
+        mask = None
+        if not options["is_causal"] and rng.integers(2):
+            mask = some(*(size if keep else 1 for size, keep in zip((batch, heads, rows, keys), rng.integers(0, 2, 4))))
+
+        def gradients(function, dtype):
+            given = [x.to(dtype).clone().requires_grad_() for x in (q, k, v, *([] if mask is None else [mask]))]
+            function(*given, **options).backward(dy.to(dtype))
+            return [x.grad.double() for x in given]
+
+        exact = gradients(F.scaled_dot_product_attention, torch.float64)
+        theirs = gradients(F.scaled_dot_product_attention, torch.float32)
+        for x, y, want in zip(gradients(attn.torch.sdpa, torch.float32), theirs, exact):
+            size = want.abs().max().item()
+            if size > 1e-6:
+                bound = 4 * (y - want).abs().max().item() + 1e-5 * max(1.0, size)
+                assert (x - want).abs().max().item() <= bound, seed
