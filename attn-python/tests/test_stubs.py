@@ -27,7 +27,8 @@ def functions(body):
     found = {}
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = max(found.get(node.name, ([], set())), parameters(node), key=lambda both: len(both[0]) + len(both[1]))
+            known, new = found.get(node.name, ([], set())), parameters(node)
+            found[node.name] = max(known, new, key=lambda both: len(both[0]) + len(both[1]))
     return found
 
 

@@ -28,8 +28,8 @@ pub struct Entry {
 pub const ETA: Entry = Entry {
     quantity: "eta of an output",
     factor: 2.0,
-    reason: "the gate of the design: 2u(2 + S). A dot product in a few chains, its exponential, the weighted sum and the \
-             division each cost about u, times S for what stands in the exponent",
+    reason: "the gate of the design: 2u(2 + S). A dot product in a few chains, its exponential, the weighted sum and \
+             the division each cost about u, times S for what stands in the exponent",
 };
 
 /// `eta` of an output of any finite inputs, hostile ones included: what [`attn_core::Precision::Exact`] promises.
@@ -47,8 +47,8 @@ pub const ETA_ANY: Entry = Entry {
 pub const GRADIENT_ETA: Entry = Entry {
     quantity: "eta of a gradient",
     factor: 3.0 * ETA.factor,
-    reason: "a weight comes from an lse that is rounded to f32, δ from an output that is, and both stand in each gradient \
-             of a score. 10 000 random calls reach 0.78 of this (`ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd \
+    reason: "a weight comes from an lse that is rounded to f32, δ from an output that is, and both stand in each \
+             gradient of a score. 10 000 random calls reach 0.78 of this (`ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd \
              --test it backward_random`)",
 };
 
@@ -63,8 +63,8 @@ pub const TWICE: Entry = Entry {
 pub const LSE: Entry = Entry {
     quantity: "lse",
     factor: 4.0,
-    reason: "it takes the error of a score undiminished, where an output takes a mean of many: one chain of additions over a \
-             head of 128 is off by up to 4u·S. Rounding it costs u times its own size, which S bounds but for the \
+    reason: "it takes the error of a score undiminished, where an output takes a mean of many: one chain of additions \
+             over a head of 128 is off by up to 4u·S. Rounding it costs u times its own size, which S bounds but for the \
              logarithm of the number of keys",
 };
 

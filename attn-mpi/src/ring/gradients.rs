@@ -27,7 +27,7 @@ use crate::wire::Traffic;
 const TAG: i32 = 9;
 /// Queries of a block.
 const QUERIES: usize = 4096;
-/// Keys of a part at most: the kernels keep up to 16 sums of its `dk` and `dv`.
+/// Keys of a part at most: each thread of the kernels keeps sums of its `dk` and `dv`.
 const KEYS: usize = 8192;
 
 /// The gradients on a rank, in f32.
