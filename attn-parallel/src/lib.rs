@@ -43,8 +43,8 @@
 //! them.
 //!
 //! This crate has no pool of its own. Inside `pool.install(|| ..)` it uses the caller's pool, else rayon's global one,
-//! which respects `RAYON_NUM_THREADS`. After a `fork`, the child lacks the
-//! threads of the global pool, so a call from outside a pool starts threads of its own.
+//! which respects `RAYON_NUM_THREADS`. After a `fork`, the child lacks the threads of the global pool, so a call from
+//! outside a pool starts threads of its own.
 //!
 //! # Numerics
 //!

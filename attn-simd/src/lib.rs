@@ -1,8 +1,8 @@
 //! Cache-tiled, streaming-softmax attention kernels for f32, f16 and bf16. The CPU's best kernel is chosen at run time.
 //!
 //! The kernels compute the result of [`attn_core::reference`] to the accuracy of `f32`, in one pass over keys and
-//! values, with O(tile)
-//! scratch (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel` runs them on many.
+//! values, with O(tile) scratch (FlashAttention, Dao et al. 2022, arXiv 2205.14135), on one thread. `attn-parallel`
+//! runs them on many.
 //!
 //! ```
 //! use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
@@ -40,9 +40,8 @@
 //! Lanes are queries. A block of queries (48 at AVX-512, 16 at AVX2) reads its keys in tiles of 64 or 60. One
 //! register-blocked micro-kernel computes both products, `Sᵀ = K·Qᵀ` and `Oᵀ = Vᵀ·Pᵀ`. Maxima and sums are vertical:
 //! nothing is reduced across lanes. Rows of f32 are read in place, others are widened a tile at a time; scores never
-//! leave the cache. A kernel is written once, over a small trait of
-//! lane operations, and compiled for each [`Level`]: `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2`
-//! forces a level.
+//! leave the cache. A kernel is written once, over a small trait of lane operations, and compiled for each [`Level`]:
+//! `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2` forces a level.
 //!
 //! Processors with AVX512_BF16 have the level `avx512bf16`, which multiplies bf16 tensors as they are, twice as many
 //! numbers an instruction. It is the best level where it was measured to be faster: on AMD's Zen 4.

@@ -70,42 +70,35 @@ impl Workspace {
     /// # Errors
     /// [`AttnError::Memory`].
     pub fn try_lines(&mut self, count: usize) -> Result<&mut [Line]> {
-        let more = count.saturating_sub(self.lines.len());
-        let there =
-            if self.lines.capacity() == 0 { self.allocate(count) } else { self.lines.try_reserve_exact(more).is_ok() };
-        if !there {
-            return Err(AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) });
+        if self.lines.len() < count {
+            self.lines = Vec::new();
+            self.lines = zeros(count)
+                .ok_or(AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) })?;
         }
-        Ok(self.lines(count))
+        Ok(&mut self.lines[..count])
     }
 
-    /// `count` lines, allocated if there are not as many yet. What they hold is left over from earlier calls.
+    /// `count` lines, allocated anew if there are not as many yet. What they hold is left over from earlier calls.
     pub fn lines(&mut self, count: usize) -> &mut [Line] {
-        if self.lines.len() < count {
-            self.lines.resize(count, Line::ZERO);
+        if self.try_lines(count).is_err() {
+            self.lines = alloc::vec![Line::ZERO; count]; // and end as every vector does that gets no memory
         }
         &mut self.lines[..count]
     }
 }
 
-impl Workspace {
-    /// Allocates the first lines, as zeros that the system gives: nothing is written, so that pages are first touched
-    /// by the threads that use them. Says whether there is as much memory.
-    fn allocate(&mut self, count: usize) -> bool {
-        let Ok(layout) = Layout::array::<Line>(count) else { return false };
-        if layout.size() == 0 {
-            return true;
-        }
-        // SAFETY: the layout has a size.
-        let start = unsafe { alloc_zeroed(layout) }.cast::<Line>();
-        if start.is_null() {
-            return false;
-        }
-        // SAFETY: the global allocator has just given this memory, which is `Vec`'s allocator, for `count` lines; all
-        // of them are zeros, which are floats.
-        self.lines = unsafe { Vec::from_raw_parts(start, count, count) };
-        true
+/// Lines of zeros that the system gives: nothing is written, so that pages are first touched by the threads that use
+/// them. `None` if there is not as much memory.
+fn zeros(count: usize) -> Option<Vec<Line>> {
+    let layout = Layout::array::<Line>(count).ok()?;
+    if layout.size() == 0 {
+        return Some(Vec::new());
     }
+    // SAFETY: the layout has a size.
+    let start = unsafe { alloc_zeroed(layout) }.cast::<Line>();
+    // SAFETY: the global allocator, which is `Vec`'s, has just given this memory for `count` lines; all of them are
+    // zeros, which are floats.
+    (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, count, count) })
 }
 
 /// Cuts scratch into arrays of floats, each starting on a line of its own.

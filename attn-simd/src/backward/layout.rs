@@ -112,13 +112,13 @@ impl Layout {
         self.shape.rows() * self.shape.head_dim
     }
 
-    /// Number of a row of `dq` among those of all heads.
-    pub(crate) fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
-        self.shape.row(batch, head, query)
+    /// Number of the first of some rows of `dq` among those of all heads.
+    pub(crate) fn row(&self, Rows { batch, head, first, .. }: Rows) -> usize {
+        self.shape.row(batch, head, first)
     }
 
-    /// Where a key's row of `dk` (0) or `dv` (1) starts in the sums of all heads.
-    pub(crate) fn key(&self, which: usize, [batch, head, key]: [usize; 3]) -> usize {
+    /// Where the first of some keys' rows of `dk` (0) or `dv` (1) starts in the sums of all heads.
+    pub(crate) fn key(&self, which: usize, Rows { batch, head, first: key, .. }: Rows) -> usize {
         let before = if which == 0 { 0 } else { 16 * lines_for(self.sums[0]) };
         (batch * self.shape.kv_heads + head) * 16 * self.sum_lines() + before + key * self.columns[which]
     }

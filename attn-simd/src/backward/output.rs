@@ -47,12 +47,12 @@ impl<'w, O: Element> Output<'w, O> {
     pub(super) fn work(&self) {
         let (layout, (dq, to)) = (&self.layout, &self.dq);
         while let Some(mut rows) = to.claim() {
-            let (first, columns) = (layout.row(rows.place()), rows.columns());
+            let (first, columns) = (layout.row(rows.rows()), rows.columns());
             write(&mut rows, &dq[first * columns..], columns, self.factor);
         }
         for (n, (to, factor)) in self.keys.iter().zip([self.factor, 1.0]).enumerate() {
             while let Some(mut rows) = to.claim() {
-                let from = &self.sums[layout.key(n, rows.place())..];
+                let from = &self.sums[layout.key(n, rows.rows())..];
                 write(&mut rows, from, layout.columns[n], factor);
             }
         }
@@ -61,7 +61,7 @@ impl<'w, O: Element> Output<'w, O> {
 
 /// Writes the rows of a claim, from sums whose rows are `stride` apart.
 fn write<O: Element>(rows: &mut RowClaim<'_, '_, O>, from: &[f32], stride: usize, factor: f64) {
-    for n in 0..rows.count() {
+    for n in 0..rows.rows().count {
         let from = &from[n * stride..][..rows.columns()];
         rows.write(n, |channel| O::from_f64(f64::from(from[channel]) * factor));
     }

@@ -9,10 +9,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use attn_core::{Element, ViewMut};
 
-use super::RawView;
+use super::{RawView, Rows};
 
 /// Rows of one claim at most.
-const ROWS: usize = 64;
+const MOST: usize = 64;
 
 /// The rows of a tensor `[batch, head, row, column]`, cut into claims of at most 64 rows of one head.
 #[derive(Debug)]
@@ -32,18 +32,18 @@ impl<'o, T: Element> RowQueue<'o, T> {
     fn len(&self) -> usize {
         let [batch, heads, rows, columns] = self.sizes;
         // Rows without columns are not written, and no memory bounds their number.
-        if columns == 0 { 0 } else { batch * heads * rows.div_ceil(ROWS) }
+        if columns == 0 { 0 } else { batch * heads * rows.div_ceil(MOST) }
     }
 
     /// The next rows that nobody has, if any.
     pub(crate) fn claim(&self) -> Option<RowClaim<'_, 'o, T>> {
         // Relaxed is enough: the counter alone decides who has which rows, and the end of the call joins the threads.
         let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.len()).then(|| n + 1));
-        let (index, [_, heads, rows, _]) = (index.ok()?, self.sizes);
-        let claims = rows.div_ceil(ROWS);
-        let (head, first) = (index / claims, index % claims * ROWS);
-        let place = [head / heads, head % heads, first];
-        Some(RowClaim { queue: self, place, count: (rows - first).min(ROWS) })
+        let (index, [_, heads, all, _]) = (index.ok()?, self.sizes);
+        let claims = all.div_ceil(MOST);
+        let (head, first) = (index / claims, index % claims * MOST);
+        let rows = Rows { batch: head / heads, head: head % heads, first, count: (all - first).min(MOST) };
+        Some(RowClaim { queue: self, rows })
     }
 }
 
@@ -51,19 +51,13 @@ impl<'o, T: Element> RowQueue<'o, T> {
 #[derive(Debug)]
 pub(crate) struct RowClaim<'q, 'o, T> {
     queue: &'q RowQueue<'o, T>,
-    place: [usize; 3],
-    count: usize,
+    rows: Rows,
 }
 
 impl<T: Element> RowClaim<'_, '_, T> {
-    /// Batch entry, head and first row.
-    pub(crate) fn place(&self) -> [usize; 3] {
-        self.place
-    }
-
-    /// How many rows.
-    pub(crate) fn count(&self) -> usize {
-        self.count
+    /// Which rows.
+    pub(crate) fn rows(&self) -> Rows {
+        self.rows
     }
 
     /// Columns of a row.
@@ -74,8 +68,8 @@ impl<T: Element> RowClaim<'_, '_, T> {
     /// Writes the `n`-th row, a column after the other.
     #[inline]
     pub(crate) fn write(&mut self, n: usize, value: impl Fn(usize) -> T) {
-        assert!(n < self.count);
-        let ([batch, head, first], columns) = (self.place, self.columns());
+        let (Rows { batch, head, first, count }, columns) = (self.rows, self.columns());
+        assert!(n < count);
         let stride = self.queue.view.strides[3];
         // SAFETY: the row lies inside the view: the claim's rows do, and `n` is one of them. This claim alone writes
         // them, and a `ViewMut` has proved that no two elements share memory.
@@ -111,9 +105,9 @@ mod tests {
             let queue = RowQueue::new(ViewMut::new(&mut data, layout, sizes).unwrap());
             let mut count = 0;
             while let Some(mut claim) = queue.claim() {
-                let [b, h, first] = claim.place();
-                for n in 0..claim.count() {
-                    let row = ((b * heads + h) * rows + first + n) as f32;
+                let Rows { batch, head, first, count: some } = claim.rows();
+                for n in 0..some {
+                    let row = ((batch * heads + head) * rows + first + n) as f32;
                     claim.write(n, |column| row + column as f32 / 8.0);
                     count += 1;
                 }
