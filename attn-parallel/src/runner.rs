@@ -85,9 +85,9 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// made `out` and `lse`. [`Runner`] sets level, threads and scratch.
 ///
 /// Sums are taken in an order that follows from shape and mask: the bits do not depend on the number of threads. Memory
-/// is allocated for the gradients in `f32`, and for `dk` and `dv` of one head by each thread (by each of up to 16 parts,
-/// if a mask leaves one part far more to do than the others): it grows with the length of the sequence, not with its
-/// square.
+/// is allocated for the gradients in `f32`, and for `dk` and `dv` of one head by each thread (for each of up to 16
+/// parts, if a mask leaves one part far more to do than the others): it grows with the length of the sequence, not with
+/// its square.
 ///
 /// ```
 /// use attn_parallel::attn_core::backward::Gradients;

@@ -50,8 +50,8 @@ def heatmap(query: Any, key: Any, value: Any, attn_mask: Any | None = None, drop
     """A page with heat maps of all heads, and for each token its scores, weights and vectors.
 
     query: (q_heads, q_len, head_dim) of one sequence, or a list of such arrays: one for each layer of a model. key and
-    value as for `sdpa`, in lists of the same length then. attn_mask and options are those of `weights`, for all layers;
-    with dropout_p the page shows weights before and after it.
+    value as for `sdpa`, in lists of the same length then. attn_mask and options are those of `weights` but threads,
+    level, precision and reproducible, for all layers; with dropout_p the page shows weights before and after it.
 
     tokens: a text for each query, and for each key if there are no key_tokens. Without them tokens are numbered.
     title, note: above the map. At most 128 queries and keys; a page of many heads takes megabytes.
