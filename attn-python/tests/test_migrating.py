@@ -234,7 +234,18 @@ def logsumexp():
         near(lse, (Q.double() @ K.double().mT / 4).logsumexp(-1), 1e-5)
 
 
+def ranks():
+    """As attn-mpi/examples/ring.py, whose ranks hold keys 0..5, 5..6 and 6..13; the query at 0 sees no key of some."""
+    q = normal(2, 4, 13, 16)
+    parts = []
+    for start, end in [(0, 5), (5, 6), (6, 13)]:
+        keys = slice(start, end)
+        parts.append(attn.sdpa(q, K[:, :, keys], V[:, :, keys], causal=-start, return_lse=True))
+    near(attn.merge(parts)[0], exactly(q, K, V, is_causal=True))
+
+
 ROWS = {
+    "torch.distributed.tensor.experimental.context_parallel": ranks,
     "query, key, value": tensors, "attn_mask, bool (True attends)": boolean_mask,
     "attn_mask, float (added)": added_mask,
     "is_causal=True": is_causal, "attn.bias.causal_lower_right": lower_right, "attn.bias.causal_upper_left": upper_left,
