@@ -9,6 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use attn_core::formats::{Format, StoredRows, StoredView};
 use attn_core::half::{bf16, f16};
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::{CacheView, Queries};
@@ -75,11 +76,19 @@ pub enum Stored {
     Bf16,
     /// int8 with a scale per token, queries in single precision.
     I8,
+    /// ggml's blocks of 32 int8, queries in single precision.
+    #[serde(rename = "q8_0")]
+    Q8,
+    /// ggml's blocks of 32 numbers of four bits, queries in single precision.
+    #[serde(rename = "q4_0")]
+    Q4,
+    /// fp8 (e4m3fn) with one scale, queries in single precision.
+    Fp8,
 }
 
 impl Stored {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::I8];
+    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::Q8, Self::Q4, Self::Fp8];
 
     /// As types are called.
     pub const fn name(self) -> &'static str {
@@ -88,6 +97,9 @@ impl Stored {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::I8 => "int8",
+            Self::Q8 => "q8_0",
+            Self::Q4 => "q4_0",
+            Self::Fp8 => "fp8",
         }
     }
 }
@@ -280,7 +292,30 @@ pub fn measure(
             let cache = QuantizedView::new(numbers, KeyScales::PerToken(scale(0)?), scale(1)?)?;
             steps::<f32>(shape, stored, setup, cache.into(), None)
         }
+        Stored::Q8 => stored_as(Format::Q8_0, shape, stored, setup),
+        Stored::Q4 => stored_as(Format::Q4_0, shape, stored, setup),
+        Stored::Fp8 => stored_as(Format::E4m3, shape, stored, setup),
     }
+}
+
+/// Over keys and values in a format of bytes.
+fn stored_as(format: Format, shape: &Shape, stored: Stored, setup: &Setup<'_>) -> Result<[Row; 2], DecodeError> {
+    let [batch, heads, tokens, dim] = shape.kv();
+    let row_bytes = format.row_bytes(dim)?;
+    // Numbers of a normal distribution stay below 8.
+    let scale = [format.largest().map_or(1.0, |largest| 8.0 / largest)];
+    let mut bytes = [1, 2].map(|_| vec![0u8; batch * heads * tokens * row_bytes]);
+    for (seed, bytes) in (1..).zip(&mut bytes) {
+        let x: Vec<f32> = normal(seed, batch * heads * tokens * dim).iter().map(|x| x / scale[0]).collect();
+        x.chunks(dim).zip(bytes.chunks_mut(row_bytes)).try_for_each(|(x, bytes)| format.encode(x, bytes))?;
+    }
+    let scales = if format.is_scaled() { Some(View::broadcast(&scale, &[])?) } else { None };
+    let rows = StoredRows::new(format, scales)?;
+    let sizes = [batch, heads, tokens, row_bytes];
+    let [k, v] = &bytes;
+    let cache = CacheView::of_tensors(View::new(k, Layout::Bhsd, sizes)?, View::new(v, Layout::Bhsd, sizes)?)?;
+    let cache = StoredView::new(cache, rows, rows)?;
+    steps::<f32>(shape, stored, setup, Source::from(cache), None)
 }
 
 /// Over keys and values of a type of tensors.
@@ -440,7 +475,7 @@ mod tests {
             let pool = crate::engine::pool(threads).unwrap();
             let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16, pass: 0 };
             let shape = Shape { name: "t".into(), batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32 };
-            for (stored, element) in Stored::ALL.into_iter().zip([32 * 4, 32 * 2, 32 * 2, 32 + 4]) {
+            for (stored, element) in Stored::ALL.into_iter().zip([32 * 4, 32 * 2, 32 * 2, 32 + 4, 34, 18, 32]) {
                 let [warm, cold] = measure(&shape, stored, &setup, None).unwrap();
                 assert!(!warm.cold && cold.cold);
                 for row in [warm, cold] {

@@ -71,6 +71,7 @@ mod boxed;
 mod caches;
 pub mod decode;
 mod dtype;
+mod formats;
 mod gemm;
 mod gemv;
 mod isa;

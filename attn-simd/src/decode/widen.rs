@@ -9,8 +9,9 @@ use attn_core::formats::Format;
 use attn_core::kv_cache::CacheView;
 
 use super::rows::TileRows;
+use crate::formats::widen;
 use crate::gemv::{Starts, TILE, Unchecked};
-use crate::isa::Isa;
+use crate::isa::{Isa, hint};
 use crate::level::{Level, Run};
 use crate::prefetch::Prefetch;
 
@@ -86,14 +87,28 @@ struct Tile<'a, 's, 'c> {
 
 impl Run<()> for Tile<'_, '_, '_> {
     #[inline(always)]
-    fn run<I: Isa>(self, _: I) {
+    fn run<I: Isa>(self, isa: I) {
         let Self { rows, token, tokens, to } = self;
-        for (n, row) in to.chunks_exact_mut(rows.padded.max(1)).enumerate().take(tokens) {
-            let bytes = rows.row(token + n).unwrap_or_default();
-            let len = bytes.len() / rows.format.block_bytes() * rows.format.block();
-            let (numbers, rest) = row.split_at_mut(len.min(rows.padded));
-            rows.format.widen(bytes, numbers);
-            rest.fill(0.0);
+        let Widened { cache, bytes, format, sequence, head, padded, .. } = *rows;
+        let ([.., row_bytes], [.., slot_step, _]) = (bytes.sizes(), bytes.strides());
+        let numbers = (row_bytes / format.block_bytes() * format.block()).min(padded);
+        // A row of the next tile, as it lies if rows are evenly apart: a hint alone.
+        let ahead = slot_step.wrapping_mul(TILE as isize);
+        let mut to = to.chunks_exact_mut(padded.max(1)).take(tokens);
+        let mut token = token;
+        while to.len() > 0 {
+            let run = cache.run(sequence, token);
+            let len = run.map_or(1, |run| run.len).min(to.len());
+            for (n, row) in to.by_ref().take(len).enumerate() {
+                let (numbers, rest) = row.split_at_mut(if run.is_some() { numbers } else { 0 });
+                let bytes = run.and_then(|run| bytes.row(run.row, head, run.slot + n).as_slice()).unwrap_or_default();
+                for line in (0..row_bytes).step_by(64) {
+                    isa.prefetch::<{ hint::SECOND }>(bytes.as_ptr().wrapping_byte_offset(ahead).wrapping_add(line));
+                }
+                widen(isa, format, bytes, numbers);
+                rest.fill(0.0);
+            }
+            token += len;
         }
     }
 }
