@@ -23,11 +23,13 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use attn_core::half::{bf16, f16};
+use attn_core::row::Row;
 
 use crate::isa::{Isa, MAX_LANES, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
 mod dots;
+pub(crate) mod packed;
 mod weighted;
 
 pub(crate) use dots::dots;
@@ -36,17 +38,24 @@ pub(crate) use weighted::{Sums, weighted};
 /// Keys of a tile at most, and the distance between the rows of scores.
 pub(crate) const TILE: usize = 64;
 
-/// A number type that rows can be stored in. Any bits are a value of it.
+/// What rows can be stored in: a type of numbers, or [bytes](packed) of a format. Any bits are a value of it.
 pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
-    /// Whether each of its values is finite.
+    /// Whether each number is finite.
     const FINITE: bool;
-    /// Widens `LANES` elements.
+    /// Whether loops over channels are compiled for usual numbers of them.
+    const UNROLLED: bool = true;
+    /// Elements that so many numbers of a row take.
+    #[inline(always)]
+    fn elements(numbers: usize) -> usize {
+        numbers
+    }
+    /// Widens `LANES` numbers of a row, from a multiple of `LANES` on.
     ///
     /// # Safety
-    /// `src` is valid for reading as many.
-    unsafe fn load<I: Isa>(isa: I, src: *const Self) -> I::F;
-    /// One element, widened.
-    fn widen(self) -> f32;
+    /// The row is valid for reading as many [elements](Self::elements).
+    unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F;
+    /// Widens a row, as many numbers as both hold.
+    fn read(row: Row<'_, Self>, out: &mut [f32]);
 }
 
 macro_rules! stored {
@@ -54,13 +63,13 @@ macro_rules! stored {
         impl Stored for $t {
             const FINITE: bool = $finite;
             #[inline(always)]
-            unsafe fn load<I: Isa>(isa: I, src: *const Self) -> I::F {
-                // SAFETY: the caller vouches for LANES elements.
-                unsafe { isa.$load(src) }
+            unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F {
+                // SAFETY: the caller vouches for the numbers.
+                unsafe { isa.$load(row.add(from)) }
             }
             #[inline(always)]
-            fn widen(self) -> f32 {
-                $widen(self)
+            fn read(row: Row<'_, Self>, out: &mut [f32]) {
+                out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = $widen(x));
             }
         }
     )*};
@@ -101,18 +110,18 @@ pub(crate) struct Unchecked<'a, T> {
     pub(crate) base: usize,
     /// How many rows there are.
     pub(crate) len: usize,
-    /// Elements of each.
+    /// Numbers of each.
     pub(crate) columns: usize,
     /// How they are prefetched.
     pub(crate) prefetch: Prefetch,
 }
 
-impl<'a, T> Unchecked<'a, T> {
+impl<'a, T: Stored> Unchecked<'a, T> {
     /// Finds all rows to lie inside the slice, those of the next tile as well.
     #[inline(always)]
     pub(crate) fn check(self) -> Rows<'a, T> {
         let Self { data, starts, base, len, columns, prefetch } = self;
-        let last = data.len().checked_sub(columns);
+        let last = data.len().checked_sub(T::elements(columns));
         let largest = starts.iter().fold(0, |max, &start| if start > max { start } else { max });
         assert!(last.is_some_and(|last| largest <= last), "a row reaches outside of its slice");
         assert!(len > 0 && len <= TILE && columns > 0 && base <= TILE);
@@ -120,7 +129,7 @@ impl<'a, T> Unchecked<'a, T> {
     }
 }
 
-/// Some rows of a slice, each `columns` elements side by side; at least one.
+/// Some rows of a slice, each of `columns` numbers side by side; at least one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a, T> {
     data: &'a [T],
@@ -159,7 +168,7 @@ impl PrefetchAt {
     }
 }
 
-impl<T> Rows<'_, T> {
+impl<T: Stored> Rows<'_, T> {
     /// How many.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
@@ -193,10 +202,16 @@ impl<T> Rows<'_, T> {
         self.at(row + ahead).addr().wrapping_sub(self.at(row).addr())
     }
 
+    /// Bytes of a row; at least one.
+    #[inline(always)]
+    fn row_bytes(&self) -> usize {
+        (T::elements(self.columns) * size_of::<T>()).max(1)
+    }
+
     /// How many rows lie in a distance in bytes; at least one, at most a tile.
     #[inline(always)]
     fn rows_in(&self, bytes: usize) -> usize {
-        (bytes / (self.columns * size_of::<T>())).clamp(1, TILE)
+        (bytes / self.row_bytes()).clamp(1, TILE)
     }
 
     /// Where the lines ahead of a row's lie: as many rows on as the distances hold.
@@ -217,16 +232,12 @@ impl<T> Rows<'_, T> {
     #[inline(always)]
     fn distances(&self) -> [usize; 3] {
         let Prefetch { far, near, .. } = self.prefetch;
-        let row = self.columns * size_of::<T>();
-        [self.rows_in(far), (near / row).min(TILE), self.rows_in(PAGE)]
+        [self.rows_in(far), (near / self.row_bytes()).min(TILE), self.rows_in(PAGE)]
     }
 
     /// Whether all elements are finite. Columns come in whole vectors.
     #[inline(always)]
-    pub(crate) fn is_finite<I: Isa>(&self, isa: I) -> bool
-    where
-        T: Stored,
-    {
+    pub(crate) fn is_finite<I: Isa>(&self, isa: I) -> bool {
         assert!(self.columns.is_multiple_of(I::LANES));
         // Sums of x·0, which is 0 for finite x and NaN else, in two chains.
         let zero = isa.splat(0.0);
@@ -235,7 +246,7 @@ impl<T> Rows<'_, T> {
             let row = self.at(n);
             for (i, c) in (0..self.columns).step_by(I::LANES).enumerate() {
                 // SAFETY: a whole vector below `columns` of a row that has been checked.
-                let x = unsafe { T::load(isa, row.add(c)) };
+                let x = unsafe { T::load(isa, row, c) };
                 sums[i % 2] = isa.mul_add(x, zero, sums[i % 2]);
             }
         }

@@ -255,6 +255,34 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         self.load(&fallback::load_i8(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
 
+    /// Widens four bits of each of `LANES` bytes at any address, less 8: those from a bit on.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_nibbles_ptr(self, src: *const u8, shift: i32) -> Self::F {
+        // SAFETY: the caller vouches for as many elements.
+        self.load(&fallback::load_nibbles(unsafe { core::slice::from_raw_parts(src, Self::LANES) }, shift))
+    }
+    /// Widens `LANES` numbers in e4m3fn at any address; exact.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_e4m3_ptr(self, src: *const u8) -> Self::F {
+        // SAFETY: the caller vouches for as many elements.
+        self.load(&fallback::load_e4m3(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
+    }
+    /// Widens `LANES` numbers in e5m2 at any address; exact.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_e5m2_ptr(self, src: *const u8) -> Self::F {
+        // SAFETY: the caller vouches for as many elements.
+        self.load(&fallback::load_e5m2(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
+    }
+
     /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be
     /// added to give the sum of vector `n`.
     fn sum_fours(self, x: [Self::F; 4]) -> Self::F;

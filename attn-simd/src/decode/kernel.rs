@@ -15,7 +15,8 @@
 
 use core::ops::Range;
 
-use attn_core::formats::StoredView;
+use attn_core::View;
+use attn_core::formats::{Format, StoredView};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::position::rope::RopeTables;
@@ -31,6 +32,7 @@ use super::softmax::State;
 use super::tree::Fold;
 use super::widen::Widened;
 use crate::dtype::Source;
+use crate::gemv::packed::{E4m3, E5m2, Packed, Q4, Q8, packed};
 use crate::gemv::{self, Stored, TILE};
 use crate::workspace::{Cutter, Line};
 
@@ -105,8 +107,7 @@ impl Over<'_, '_> {
             Some(scales) => scales.key(of[0], of[1], token, out),
             None => {
                 let Some(run) = cache.run(of[0], token) else { return };
-                let key = cache.k().row(run.row, of[1], run.slot);
-                out.iter_mut().zip(key.iter()).for_each(|(x, k)| *x = k.widen());
+                T::read(cache.k().row(run.row, of[1], run.slot), out);
             }
         };
         let rows = |[columns, wide]: [usize; 2], first| {
@@ -116,8 +117,35 @@ impl Over<'_, '_> {
         self.run((cache, scales.map_or(Scales::NONE, Scales::quantized), rope), &key, rows);
     }
 
-    /// Over bytes, widened tile by tile.
+    /// Over bytes: widened in registers where keys and values have one format of whole vectors, else tile by tile.
     fn stored(self, cache: &StoredView<'_>) {
+        let formats = [cache.keys().format(), cache.values().format()];
+        let whole = cache.dims().iter().all(|dim| dim.is_multiple_of(self.call.scoring.level.lanes()));
+        match formats {
+            [Format::Q8_0, Format::Q8_0] if whole => self.packed::<Q8>(cache),
+            [Format::Q4_0, Format::Q4_0] if whole => self.packed::<Q4>(cache),
+            [Format::E4m3, Format::E4m3] if whole => self.packed::<E4m3>(cache),
+            [Format::E5m2, Format::E5m2] if whole => self.packed::<E5m2>(cache),
+            _ => self.widened(cache),
+        }
+    }
+
+    /// Over bytes that are widened in registers.
+    fn packed<T: Packed>(self, cache: &StoredView<'_>) {
+        let (level, of) = (self.call.scoring.level, self.of());
+        let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
+        let (k, v) = (cache.bytes().k(), cache.bytes().v());
+        let [k, v] = [k, v].map(|x| View::strided(packed::<T>(x.data()), x.sizes(), x.strides(), x.offset()));
+        let (Ok(k), Ok(v)) = (k, v) else { return self.widened(cache) };
+        let rows = |[columns, wide]: [usize; 2], first| {
+            let keys = Located::new(level, cache.bytes(), k, of, columns, first);
+            (keys, Located::new(level, cache.bytes(), v, of, wide, first))
+        };
+        self.run((cache.bytes(), Scales::stored(cache), cache.rope()), &key, rows);
+    }
+
+    /// Over bytes that are widened tile by tile.
+    fn widened(self, cache: &StoredView<'_>) {
         let (level, of) = (self.call.scoring.level, self.of());
         let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
         let rows = |[columns, wide]: [usize; 2], _| {

@@ -24,9 +24,9 @@ pub(super) trait TileRows {
     fn read(&self, token: usize, out: &mut [f32]);
 }
 
-/// The rows of one head that are stored as the products read them.
-pub(super) struct Located<'s, 'c, T> {
-    cache: &'s CacheView<'c, T>,
+/// The rows of one head that are stored as the products read them. The cache, of whatever type, says where tokens lie.
+pub(super) struct Located<'s, 'c, C, T> {
+    cache: &'s CacheView<'c, C>,
     view: View<'c, T>,
     sequence: usize,
     head: usize,
@@ -56,18 +56,18 @@ impl Run<()> for Evenly<'_> {
     }
 }
 
-impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
+impl<'s, 'c, C: Copy, T: Stored> Located<'s, 'c, C, T> {
     /// Begins with a tile of `tokens` rows from a token on.
     pub(super) fn new(
         level: Level,
-        cache: &'s CacheView<'c, T>,
+        cache: &'s CacheView<'c, C>,
         view: View<'c, T>,
         [sequence, head]: [usize; 2],
         padded: usize,
         (token, tokens): (usize, usize),
     ) -> Self {
         let ([.., columns], [.., unit]) = (view.sizes(), view.strides());
-        let direct = unit == 1 && columns > 0 && columns.is_multiple_of(level.lanes());
+        let direct = unit == 1 && columns > 0 && columns == T::elements(padded);
         let mut this = Self {
             cache,
             view,
@@ -85,7 +85,7 @@ impl<'s, 'c, T: Stored> Located<'s, 'c, T> {
     }
 }
 
-impl<T: Stored> TileRows for Located<'_, '_, T> {
+impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
     type Number = T;
 
     fn find_next(&mut self, level: Level, token: usize, tokens: usize) {
@@ -157,8 +157,7 @@ impl<T: Stored> TileRows for Located<'_, '_, T> {
 
     fn read(&self, token: usize, out: &mut [f32]) {
         let Some(run) = self.cache.run(self.sequence, token) else { return };
-        let row = self.view.row(run.row, self.head, run.slot);
-        out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = x.widen());
+        T::read(self.view.row(run.row, self.head, run.slot), out);
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q:
         unsafe {
             let (q, s) = (q.as_ptr(), s.as_mut_ptr());
             // A constant, so that what does not run is not compiled.
-            if const { unrolled(I::LANES) } {
+            if const { T::UNROLLED && unrolled(I::LANES) } {
                 match columns {
                     64 => return dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
                     128 => return dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
@@ -157,7 +157,7 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     let vectors = const { in_line::<T>(I::LANES) };
     for from in some.clone().step_by(vectors * I::LANES) {
         for k in 0..K {
-            ahead.prefetch(isa, key[k].wrapping_add(from).cast::<u8>());
+            ahead.prefetch(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
         // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
         compiler_fence(Ordering::SeqCst);
@@ -168,10 +168,11 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
             }
             // SAFETY: the caller vouches for the columns.
             unsafe {
-                let vectors: [I::F; K] = core::array::from_fn(
-                    #[inline(always)]
-                    |k| T::load(isa, key[k].add(c)),
-                );
+                // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
+                let mut vectors = [isa.splat(0.0); K];
+                for k in 0..K {
+                    vectors[k] = T::load(isa, key[k], c);
+                }
                 for r in 0..R {
                     let x = isa.load_ptr(q.add(r * columns + c));
                     for k in 0..K {

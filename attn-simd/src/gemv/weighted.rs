@@ -117,7 +117,7 @@ impl Prefetcher {
     /// For values that are passed over `step` at a time.
     #[inline(always)]
     fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
-        let row = values.columns * size_of::<T>();
+        let row = values.row_bytes();
         let lines = (row.is_multiple_of(64) && (row / 64).is_power_of_two()).then(|| (row / 64).trailing_zeros());
         let (far, near) = (values.rows_in(values.prefetch.far).max(step), step);
         match values.prefetch.into {
@@ -139,7 +139,8 @@ impl Prefetcher {
         let bytes = C * I::LANES * size_of::<T>();
         let Some(lines) = self.lines else {
             for j in first + n..first + n + GROUP {
-                self.prefetch_lines(isa, values, j, from * size_of::<T>(), bytes.div_ceil(64));
+                let byte = T::elements(from) * size_of::<T>();
+                self.prefetch_lines(isa, values, j, byte, bytes.div_ceil(64));
             }
             return;
         };
@@ -161,7 +162,7 @@ impl Prefetcher {
 
     /// Prefetches some lines that lie side by side in the rows ahead of a row, from a byte on.
     #[inline(always)]
-    fn prefetch_lines<I: Isa, T>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
+    fn prefetch_lines<I: Isa, T: Stored>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
         let (second, first) = (at(row + self.second), at(row + self.first));
         for n in 0..count {
@@ -186,11 +187,12 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
 ) {
     // SAFETY: `Rows` has checked the value, in whole vectors; the caller vouches for the weights.
     unsafe {
-        let value = values.here(j).add(from);
-        let x: [I::F; C] = core::array::from_fn(
-            #[inline(always)]
-            |c| T::load(isa, value.add(c * I::LANES)),
-        );
+        let value = values.here(j);
+        // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
+        let mut x = [isa.splat(0.0); C];
+        for c in 0..C {
+            x[c] = T::load(isa, value, from + c * I::LANES);
+        }
         for r in 0..R {
             let weight = isa.splat(*p.add(r * TILE + j));
             for c in 0..C {

@@ -97,6 +97,24 @@ impl Isa for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         };
         load_i8_ptr(src: *const i8) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(src.cast())));
+        load_nibbles_ptr(src: *const u8, shift: i32) -> __m256 = {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(src.cast()));
+            let codes = _mm256_and_si256(_mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift)), _mm256_set1_epi32(15));
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
+        };
+        load_e4m3_ptr(src: *const u8) -> __m256 = {
+            // As an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code becomes a NaN.
+            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()));
+            let magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+            let sign = _mm_slli_epi16::<8>(_mm_xor_si128(codes, magnitude));
+            let nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+            let bits = _mm_or_si128(_mm_or_si128(_mm_slli_epi16::<7>(magnitude), sign), nan);
+            _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0))
+        };
+        load_e5m2_ptr(src: *const u8) -> __m256 = {
+            // The upper byte of an f16.
+            _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()))))
+        };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
             // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.
             for g in 0..2 {

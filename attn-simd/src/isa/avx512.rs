@@ -95,6 +95,24 @@ impl Isa for Avx512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         };
         load_i8_ptr(src: *const i8) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(src.cast())));
+        load_nibbles_ptr(src: *const u8, shift: i32) -> __m512 = {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(src.cast()));
+            let codes = _mm512_and_si512(_mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift)), _mm512_set1_epi32(15));
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)))
+        };
+        load_e4m3_ptr(src: *const u8) -> __m512 = {
+            // As an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code becomes a NaN.
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+            let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
+            let nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+            let bits = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign), nan);
+            _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0))
+        };
+        load_e5m2_ptr(src: *const u8) -> __m512 = {
+            // The upper byte of an f16.
+            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()))))
+        };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
             // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one
             // per 128-bit lane, so that the 4×4 transposition inside lanes finishes the job.

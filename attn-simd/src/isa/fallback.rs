@@ -57,6 +57,36 @@ pub(super) fn load_i8(src: &[i8]) -> [f32; MAX_LANES] {
 }
 
 #[inline(always)]
+pub(super) fn load_nibbles(src: &[u8], shift: i32) -> [f32; MAX_LANES] {
+    let mut lanes = [0.0; MAX_LANES];
+    for (x, byte) in lanes.iter_mut().zip(src) {
+        *x = f32::from(byte >> shift & 15) - 8.0;
+    }
+    lanes
+}
+
+/// As an f16 of the same exponent and mantissa, whose bias is larger by 8. None of the numbers is subnormal in `f32`.
+#[inline(always)]
+pub(super) fn load_e4m3(src: &[u8]) -> [f32; MAX_LANES] {
+    let mut lanes = [0.0; MAX_LANES];
+    for (x, &code) in lanes.iter_mut().zip(src) {
+        let (sign, magnitude) = (u16::from(code & 0x80) << 8, u16::from(code & 0x7f));
+        *x = widen_f16(f16::from_bits(sign | if magnitude == 0x7f { 0x7e00 } else { magnitude << 7 })) * 256.0;
+    }
+    lanes
+}
+
+/// The upper byte of an f16.
+#[inline(always)]
+pub(super) fn load_e5m2(src: &[u8]) -> [f32; MAX_LANES] {
+    let mut lanes = [0.0; MAX_LANES];
+    for (x, &code) in lanes.iter_mut().zip(src) {
+        *x = widen_f16(f16::from_bits(u16::from(code) << 8));
+    }
+    lanes
+}
+
+#[inline(always)]
 pub(super) fn store_f16(lanes: &[f32; MAX_LANES], dst: &mut [f16]) {
     for (h, x) in dst.iter_mut().zip(lanes) {
         *h = f16::from_f32(*x);
