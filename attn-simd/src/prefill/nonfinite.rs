@@ -1,9 +1,9 @@
 //! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
 //!
-//! A tile that is fully visible needs no care: what it holds belongs to every row. In a partial tile, and under a bias
-//! (whose entries of −∞ hide as a mask does), the values are looked over (one multiplication each, against `q_tile` for
-//! the product itself); only where one is not finite does the slow way run: the product with those elements as 0, then
-//! each of them by itself, for the rows that see it.
+//! A tile that is fully visible needs no check: its values belong to every row. In a partial tile, and under a bias
+//! (whose entries of −∞ hide as a mask does), each value is checked by one multiplication; the product has `q_tile` of
+//! them. Only if one is not finite, the slow path runs: the product with such elements as 0, then each of them by
+//! itself, for the rows that see it.
 
 use super::job::Job;
 use crate::gemm::{self, Panel, Reach};
@@ -11,8 +11,8 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::pack;
 use crate::scoring::TileAt;
 
-/// Whether all elements are finite of those rows of a panel that not every query sees: bit by query in `bits`, all set
-/// where all do.
+/// Whether all elements are finite in those rows of a panel that not every query sees. `bits` has a word of queries per
+/// row, all set if all see it.
 #[inline(always)]
 pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns: usize) -> bool {
     if columns == 0 {

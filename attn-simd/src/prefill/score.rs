@@ -1,5 +1,4 @@
-//! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi,
-//! mods.
+//! Scores of a tile before the softmax, if options change them by more than the scale: soft-cap, bias, ALiBi, mods.
 
 use attn_core::Bias;
 
