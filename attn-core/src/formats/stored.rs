@@ -150,7 +150,7 @@ impl<'c> StoredView<'c> {
             return Err(AttnError::Unsupported { what: "rope tables of a cache's bytes" });
         }
         let ((keys, head_dim), (values, value_dim)) = (keys.for_bytes(bytes.k())?, values.for_bytes(bytes.v())?);
-        Ok(Self { bytes, keys, values, dims: [head_dim, value_dim], rope: None })
+        Ok(Self { bytes: bytes.with_contiguous_rows(), keys, values, dims: [head_dim, value_dim], rope: None })
     }
 
     /// The bytes, and where tokens are in them.
