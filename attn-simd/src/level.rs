@@ -292,8 +292,8 @@ impl Level {
         }
     }
 
-    /// Runs a kernel compiled for the vectors of this level.
-    #[inline]
+    /// Runs a kernel compiled for the vectors of this level. Without `#[inline]`, which would compile a copy of the
+    /// kernel for each codegen unit that calls it.
     pub(crate) fn run<R>(self, kernel: impl Run<R>) -> R {
         match self.vectors() {
             #[cfg(target_arch = "x86_64")]

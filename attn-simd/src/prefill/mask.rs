@@ -120,9 +120,18 @@ impl<const ROWS: usize> Ranges<ROWS> {
         Cover::of(any != 0, all == u64::MAX)
     }
 
-    /// Any mask: 64 keys of each row as a word, transposed.
-    #[inline(always)]
+    /// Any mask: 64 keys of each row as a word, transposed. A function of its own, so that it is compiled once per
+    /// instruction set.
+    #[inline(never)]
     fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
+        isa.vectorize(
+            #[inline(always)]
+            || self.by_rows_inlined(isa, job, tile, bits),
+        )
+    }
+
+    #[inline(always)]
+    fn by_rows_inlined<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         let wanted = lowest_bits(tile.keys);
         bits.fill(u64::MAX); // lanes without a row, as above
         let rows = &mut bits[..tile.rows];

@@ -35,9 +35,26 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }
 
-/// `gemm::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
-#[inline(always)]
+/// `gemm::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key. A function
+/// of its own, because it is rarely called.
+#[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    job: &Job<'_>,
+    tile: TileAt,
+    visible: (&[u64], &Reach<NQ>),
+    weights: (&[f32], Option<&[f32]>),
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || values_inlined::<I, NQ, M>(isa, job, tile, visible, weights, out, scratch),
+    );
+}
+
+#[inline(always)]
+fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     job: &Job<'_>,
     tile: TileAt,
@@ -55,7 +72,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
         }
     }
     let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
-    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
+    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, gemm::nothing);
     for (key, &visible) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);
