@@ -54,7 +54,7 @@ pub enum Level {
     /// AMX tiles of bf16, on Linux, beside AVX-512.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
-    /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512,
+    /// The kernels of [`Amx`](Self::Amx) on a model of its instructions: the same bits on a machine with AVX-512,
     /// hundreds of times slower. Few queries run on AMX too, where another level decodes them. For tests; chosen by
     /// name only.
     AmxModel(AmxModel),

@@ -69,7 +69,7 @@ impl<'c> StoredRows<'c> {
         let ([rows, heads, slots, row_bytes], [.., unit]) = (bytes.sizes(), bytes.strides());
         let dim = self.format.row_dim(row_bytes)?;
         if unit != 1 && row_bytes > 1 {
-            return Err(AttnError::Unsupported { what: "stored rows whose bytes do not lie side by side" });
+            return Err(AttnError::Unsupported { what: "stored rows whose bytes are not contiguous" });
         }
         let scales = match self.scales {
             Some(scales) => Some(broadcast(scales, [rows, heads, slots, 1])?),

@@ -58,7 +58,7 @@ impl Tiles {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 6 },
             // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better.
-            // Levels with matrix tiles never come here: their vectors are those of another level.
+            // Levels of AMX never come here: their vectors are those of another level.
             _ => {
                 let q_vecs = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
                 Self { lanes, q_vecs, kv_tile: 60, score_rows: 4, value_rows: 4 }

@@ -77,7 +77,7 @@ impl Engine for Parallel {
 /// The runners that `--engine` and `--level` leave.
 pub(super) fn chosen(engine: Option<&str>, level: Option<&str>) -> Result<Vec<Box<dyn Runner>>, String> {
     let mut all: Vec<Box<dyn Runner>> = vec![Box::new(Reference), Box::new(Streaming)];
-    // The model of the tile instructions is slow, and runs where it is asked for.
+    // The model of AMX is slow, and runs only if it is named.
     let asked =
         level.and_then(|name| Level::by_name(name).ok()).filter(|level| Level::available().all(|l| l != *level));
     let levels = || Level::available().chain(asked);

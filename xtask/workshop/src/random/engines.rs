@@ -10,7 +10,7 @@ use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls, step_calls};
 use rayon::ThreadPool;
 
-/// Multiplications that the model of the tile unit is asked for, where it is one engine of several.
+/// Multiplications that the model of AMX computes, if it is one engine of several.
 const MODEL_WORK: usize = 300_000;
 /// One call of so many goes to it.
 const MODEL_SHARE: u64 = 10;
