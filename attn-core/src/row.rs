@@ -20,13 +20,13 @@ impl<'a, T: Copy> Row<'a, T> {
         self.len == 0
     }
 
-    /// The row as a slice, if its elements are contiguous.
+    /// The row as a slice, if it is empty or its stride is 1.
     #[inline]
     pub fn as_slice(&self) -> Option<&'a [T]> {
         if self.len == 0 {
             return Some(&[]);
         }
-        if self.stride != 1 && self.len > 1 {
+        if self.stride != 1 {
             return None;
         }
         self.data.get(self.start..)?.get(..self.len)

@@ -281,6 +281,12 @@ impl<'a, T: Copy> View<'a, T> {
         let (start, stride) = (self.at.index(batch, head, seq, 0), self.at.strides[3]);
         Row { data: self.data, start, stride, len: nd }
     }
+
+    /// The same tensor with a last stride of 1, for rows that are contiguous: one element is at any stride.
+    pub(crate) fn with_contiguous_rows(mut self) -> Self {
+        self.at.strides[3] = 1;
+        self
+    }
 }
 
 impl<T: Copy + Default> View<'_, T> {

@@ -4,7 +4,7 @@
 //! layout    sizes of items, super-blocks and scratch: pure functions of shape and method
 //! buffers   that scratch, by name
 //! method    into which parts a call splits its numbers, and why it may not use AMX at all
-//! product   what multiplies: a trait, and which parts of two split numbers are multiplied
+//! product   AmxUnit, the trait of what multiplies, and which parts of two split numbers are multiplied
 //! model     the instructions in plain Rust, exactly: for tests, Miri and machines without AMX
 //! dot       the same of the level avx512bf16
 //! pack      rows of q, k, v become bf16 parts; rows that the parts cannot hold are marked
@@ -19,8 +19,7 @@
 //! exactly; a weight between 0 and 1 is cut into one, two or three. A product of sums is a sum of products: the unit
 //! adds the largest of them, each exact, in f32 (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Some numbers fit no
 //! part: NaN, infinities, q and k above 2⁴⁸, v above 2⁴⁰ (see [`pack`]). Packing finds them, and the prefill kernel
-//! computes the rows of queries that meet one. So neither a hidden number nor a neighbour's changes a bit of any other
-//! row.
+//! computes the rows that meet one. So no bit of a row depends on a number that it does not see.
 
 mod buffers;
 pub(crate) mod dot;

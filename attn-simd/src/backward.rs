@@ -60,7 +60,7 @@ use crate::workspace::Workspace;
 ///
 /// # Errors
 /// Whatever does not fit, before anything is written; [`AttnError::Unsupported`](attn_core::AttnError::Unsupported)
-/// where a `score_mod` has no derivative (see [`Attention::score_mod_with`]).
+/// if a `score_mod` has no derivative (see [`Attention::score_mod_with`]).
 pub fn gradients<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     inputs: Inputs<'_, T, G>,

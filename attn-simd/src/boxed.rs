@@ -1,4 +1,4 @@
-//! The caller's mods behind one type, so that a struct can hold options whose closures have none.
+//! The caller's mods behind one type, so that a struct can hold options with closures, whose types have no names.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -9,8 +9,8 @@ use attn_core::score_mod::Mods;
 /// Mods of any type in a box: `Attention<'a, BoxedMods<'static>>` is a type that a field or a function can name, and
 /// both arms of an `if` can have. [`Attention::with_mods`](attn_core::Attention::with_mods) puts them there.
 ///
-/// Each score and each position that the mask shows is then a call through a pointer, which costs more than the
-/// function that a kernel inlines; results have the same bits.
+/// Each score and each position that the mask shows is then a call through a pointer, which takes longer than an
+/// inlined function. Results have the same bits.
 ///
 /// ```
 /// use attn_core::score::At;

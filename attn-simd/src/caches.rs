@@ -1,14 +1,13 @@
-//! How large the caches of a core are: with shape and level, all that block sizes follow from.
+//! Sizes of a core's caches. Block sizes follow from them, from shape and level, and from nothing else.
 
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 use crate::isa::cpuid;
 
 /// The sizes of a core's own caches that block sizes follow from.
 ///
-/// They decide how many blocks of queries share a stretch of keys and values before it leaves the caches, and with that
-/// memory traffic and scratch; never a bit of a result, which is the same on every machine of one
-/// [`Level`](crate::Level). The tiles themselves, whose sizes do decide bits, are laid out for a first cache of 32 KiB,
-/// which every level's machines have.
+/// They decide how many blocks of queries share a tile of keys and values before it leaves the caches, and so memory
+/// traffic and scratch. They decide no bit: a result is the same on every machine of one [`Level`](crate::Level). The
+/// sizes of tiles do decide bits; they fit a first cache of 32 KiB, which every level's machines have.
 ///
 /// ```
 /// use attn_simd::Caches;
@@ -21,15 +20,15 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// The smallest that the kernels are laid out for; what cannot be asked is taken for this.
+    /// The smallest that the kernels are laid out for; unknown caches count as these.
     pub const SMALLEST: Self = Self { l2: 256 << 10 };
 
     /// The largest that is believed: a virtual machine may say anything.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const LARGEST: Self = Self { l2: 16 << 20 };
 
-    /// What this core says of itself, within reason; [`SMALLEST`](Self::SMALLEST) where there is no way to ask. Asked
-    /// once per process.
+    /// The caches that this core reports, within reason; [`SMALLEST`](Self::SMALLEST) if it cannot be asked. Asked once
+    /// per process.
     pub fn detect() -> Self {
         #[cfg(all(target_arch = "x86_64", feature = "std"))]
         {

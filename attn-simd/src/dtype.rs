@@ -1,5 +1,5 @@
-//! Tensors and caches of any element type behind one type each, so that kernels are compiled once per instruction set:
-//! inputs, caches and outputs of the decode kernel. [`Target`] is the output of the other kernels.
+//! Inputs, caches and outputs of decoding of any element type, behind one type each, so that kernels are compiled once
+//! per instruction set. [`Target`] is the output of the other kernels.
 
 use attn_core::formats::{StoredRows, StoredView};
 use attn_core::half::{bf16, f16};
@@ -146,7 +146,7 @@ macro_rules! numbers {
 }
 
 impl<'c> Source<'c> {
-    /// Which type it holds; `None` for int8 and packed formats, which are no types of a tensor.
+    /// Its type; `None` for int8 and packed formats, which are no types of a tensor.
     pub fn dtype(&self) -> Option<Dtype> {
         match self {
             Self::F32(_) => Some(Dtype::F32),
@@ -174,12 +174,12 @@ impl<'c> Source<'c> {
         numbers!(self, cache => cache.batch())
     }
 
-    /// Tokens of one sequence.
+    /// The number of tokens of one sequence.
     pub(crate) fn len(&self, sequence: usize) -> usize {
         numbers!(self, cache => cache.len(sequence))
     }
 
-    /// The number of the first token that is there.
+    /// The index of the first token that is there.
     pub(crate) fn first(&self) -> usize {
         numbers!(self, cache => cache.first())
     }
@@ -229,8 +229,8 @@ impl<'c> Source<'c> {
         }
     }
 
-    /// Checks the tables of a shared prefix against those of what follows it: the same queries meet both, and stand
-    /// behind both.
+    /// Checks the tables of a shared prefix against those of the cache behind it: the same queries see both, and have
+    /// positions behind both.
     pub(crate) fn check_rope_before(&self, behind: &Self) -> Result<()> {
         let rows = |source: &Self| match source.rope()? {
             CacheRope::Single(tables) => Some(tables.sizes()[2]),

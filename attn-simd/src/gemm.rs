@@ -62,6 +62,9 @@ impl<'a> Panel<'a> {
     }
 }
 
+/// Nothing between two groups. A function, because every closure would have a product compiled for it.
+pub(crate) fn nothing() {}
+
 /// Rows of `C` rounded up to whole groups of `M`.
 pub(crate) const fn padded(rows: usize, m: usize) -> usize {
     rows.div_ceil(m) * m

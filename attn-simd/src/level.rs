@@ -54,7 +54,7 @@ pub enum Level {
     /// AMX tiles of bf16, on Linux, beside AVX-512.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
-    /// The kernels of [`Amx`](Self::Amx) on a model of the tile instructions: the same bits on a machine with AVX-512,
+    /// The kernels of [`Amx`](Self::Amx) on a model of its instructions: the same bits on a machine with AVX-512,
     /// hundreds of times slower. Few queries run on AMX too, where another level decodes them. For tests; chosen by
     /// name only.
     AmxModel(AmxModel),
@@ -173,8 +173,8 @@ impl Level {
         }
     }
 
-    /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says what keeps this
-    /// one from any.
+    /// The names of all levels that a machine may have, weakest first; [`by_name`](Self::by_name) says why this machine
+    /// lacks one.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.into_iter()
     }
@@ -235,8 +235,7 @@ impl Level {
         }
     }
 
-    /// The level of the vectors: of what runs beside AMX, or instead of them; of other levels the level
-    /// itself.
+    /// The level of the vectors beside products of bf16 or their models; of other levels the level itself.
     pub const fn vectors(self) -> Self {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -271,7 +270,7 @@ impl Level {
         }
     }
 
-    /// Whether it is one of the [models](Self::model_names).
+    /// Whether it is a [model](Self::model_names).
     pub(crate) const fn is_model(self) -> bool {
         matches!(self, Self::AmxModel(_) | Self::Avx512Bf16Model(_))
     }
@@ -292,8 +291,8 @@ impl Level {
         }
     }
 
-    /// Runs a kernel compiled for the vectors of this level.
-    #[inline]
+    /// Runs a kernel compiled for the vectors of this level. Without `#[inline]`, which would compile a copy of the
+    /// kernel for each codegen unit that calls it.
     pub(crate) fn run<R>(self, kernel: impl Run<R>) -> R {
         match self.vectors() {
             #[cfg(target_arch = "x86_64")]
@@ -349,18 +348,17 @@ const fn has_avx512bf16() -> bool {
     cfg!(target_feature = "avx512bf16")
 }
 
-/// What the system answered when it was asked for permission.
+/// The system's answer to the request for permission.
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 static AMX_OBSTACLE: std::sync::OnceLock<Option<LevelError>> = std::sync::OnceLock::new();
 
-/// What keeps this process from AMX, if anything does: the system is asked for permission, once per process.
+/// The reason why this process lacks AMX, if it does. Asks the system for permission, once per process.
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 fn amx_obstacle() -> Option<LevelError> {
     *AMX_OBSTACLE.get_or_init(Amx::obstacle)
 }
 
-/// What is known to keep this process from AMX. Asks for no permission, so that a text changes nothing in the
-/// process.
+/// The known reason why this process lacks AMX. Asks for no permission, so that a text changes nothing in the process.
 pub(crate) fn known_obstacle() -> Option<LevelError> {
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     return match has_avx512() {
@@ -371,7 +369,7 @@ pub(crate) fn known_obstacle() -> Option<LevelError> {
     Level::by_name("amx").err() // nothing can be asked
 }
 
-/// Without `std` nothing is asked at run time, and no target feature proves the system's permission.
+/// Without `std` nothing is asked at run time, and no target feature proves the permission.
 #[cfg(all(target_arch = "x86_64", not(feature = "std")))]
 const fn amx_obstacle() -> Option<LevelError> {
     Some(LevelError::Disabled)

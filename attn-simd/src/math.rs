@@ -2,9 +2,8 @@
 //!
 //! `2ˣ = 2ⁿ·2ᶠ` with `n` the nearest integer and `|f| ≤ ½`; `2ᶠ = 1 + f·g(f)` with `g` a polynomial of degree 5. Its
 //! coefficients are a relative minimax fit (Remez exchange in 50 digits, constant term of `2ᶠ` held at 1 so that the
-//! largest score of a row gets the weight 1 exactly); the fit's relative error is 2.6e-9, what is left is the rounding
-//! of `f32`. Results below 2⁻¹²⁶ are exactly 0: subnormal ones would be slow, and far below what a weight of 1 can
-//! notice.
+//! largest score of a row gets the weight 1 exactly). The fit's relative error is 2.6e-9; the rest is the rounding of
+//! `f32`. Results below 2⁻¹²⁶ are exactly 0: subnormal numbers would be slow, and change no sum with a weight of 1.
 
 use crate::isa::Isa;
 
@@ -36,7 +35,7 @@ pub(crate) fn exp2<I: Isa>(isa: I, y: I::F) -> I::F {
 }
 
 /// As [`exp2`], of several vectors, step by step: one alone is 50 cycles of instructions that wait for each other, and
-/// what a processor looks ahead holds few of them.
+/// a processor looks ahead over few of them.
 #[inline(always)]
 pub(crate) fn exp2_each<I: Isa, const N: usize, const ROWS: usize>(isa: I, y: [[I::F; N]; ROWS]) -> [[I::F; N]; ROWS] {
     let (mut pow, mut f, mut g) = ([[isa.split(y[0][0]).0; N]; ROWS], y, [[isa.splat(EXP2[5]); N]; ROWS]);
@@ -62,15 +61,15 @@ pub(crate) fn exp2_each<I: Isa, const N: usize, const ROWS: usize>(isa: I, y: [[
 
 /// `2ᶠ` on [−½, ½] to a relative 7.5e-5, lowest first: a minimax fit whose constant term is free, as the next.
 const EXP2_COARSE: [f32; 4] = [0.99992807354, 0.693260985457, 0.242611122194, 0.0551716690749];
-/// The same to 2.6e-6.
+/// The same to a relative 2.6e-6.
 const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0559178603193, 0.00957010190809];
 
 /// The factor of [`exp2_raised`], 2²⁴: every bit of the smallest result is a normal number.
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
 /// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of
-/// `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error, or of any other degree that
-/// of `exp2` itself.
+/// `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error; any other degree means that
+/// of `exp2`.
 #[inline(always)]
 pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
     let (pow, f) = isa.split(y);
@@ -122,7 +121,7 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::F) -> I::F {
 /// `sum + rest = (sum + rest)·factor + part`, where `rest` is what the sum has lost to rounding: however many parts are
 /// added, sum and rest together are off by one or two roundings (Kahan, "Further remarks on reducing truncation
 /// errors", 1965). A part of 0 without a factor, or with a factor of 1, changes no bit, because `rest` is exact (Knuth,
-/// TAOCP 2, 4.2.2, theorem B): it is at most half of the sum's last bit. What is missing in an infinite sum is NaN or
+/// TAOCP 2, 4.2.2, theorem B): it is at most half of the sum's last bit. The rest of an infinite sum is NaN or
 /// infinite: the caller makes it 0.
 #[inline(always)]
 pub(crate) fn add_compensated<I: Isa>(
@@ -146,7 +145,7 @@ pub(crate) fn add_compensated<I: Isa>(
     (sum, isa.add(isa.sub(old, isa.sub(sum, added)), isa.sub(more, added)))
 }
 
-/// 0 instead of what is not finite.
+/// Finite lanes; 0 instead of others.
 #[inline(always)]
 pub(crate) fn finite_or_zero<I: Isa>(isa: I, x: I::F) -> I::F {
     let zero = isa.splat(0.0);

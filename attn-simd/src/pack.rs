@@ -108,8 +108,7 @@ pub(crate) fn transposed<I: Isa>(
     }
 }
 
-/// Widens a square of halves whose channels lie side by side, `rows` of it; the rest is 0. Says whether they are and
-/// do.
+/// Widens `rows` rows of a square of halves; the rest is 0. Says whether it has: only halves with contiguous channels.
 #[inline(always)]
 fn widened_square<I: Isa>(
     isa: I,
@@ -128,8 +127,7 @@ fn widened_square<I: Isa>(
     }
 }
 
-/// Widens a vector of each row from `first` on, from a channel on, where channels lie side by side. Says whether they
-/// do.
+/// Widens a vector of each row from `first` on, from a channel on, if channels are contiguous. Says whether they are.
 #[inline(always)]
 fn widen_vectors<I: Isa, T: Copy>(
     isa: I,
@@ -151,15 +149,15 @@ fn widen_vectors<I: Isa, T: Copy>(
     true
 }
 
-/// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. For hints:
-/// not checked.
+/// Address of the first element of a row of `f32` that can be read in place, and elements to the next row. Not checked,
+/// for prefetching alone.
 #[inline(always)]
 pub(crate) fn start(input: &Input<'_>, [batch, head, seq]: [usize; 3]) -> Option<(*const f32, isize)> {
     let Input::F32(view) = input else { return None };
     is_direct(input).then(|| (view.data().as_ptr().wrapping_add(element(view, batch, head, seq)), view.strides()[2]))
 }
 
-/// Where a square of f32 starts in the caller's memory, and its stride; `None` if it has to be gathered.
+/// A square of f32 in the caller's memory, and its stride; `None` if it has to be gathered.
 #[inline(always)]
 fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize) -> Option<(&'a [f32], usize)> {
     let Input::F32(view) = input else { return None };
@@ -175,13 +173,13 @@ fn square<'a>(input: &Input<'a>, [batch, head, seq]: [usize; 3], channel: usize)
 #[inline(always)]
 fn element<T: Copy>(view: &View<'_, T>, batch: usize, head: usize, seq: usize) -> usize {
     let [sb, sh, ss, _] = view.strides();
-    // Rows without elements may have any strides: where they would lie is not looked at.
+    // Rows without elements may have any strides; their index is not used.
     let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
     let steps = step(batch, sb).wrapping_add(step(head, sh)).wrapping_add(step(seq, ss));
     view.offset().wrapping_add_signed(steps)
 }
 
-/// Whether rows of the input can be read where they are.
+/// Whether rows of the input can be read in place.
 pub(crate) fn is_direct(input: &Input<'_>) -> bool {
     match input {
         Input::F32(view) => view.strides()[3] == 1 || view.sizes()[3] <= 1,
@@ -189,8 +187,8 @@ pub(crate) fn is_direct(input: &Input<'_>) -> bool {
     }
 }
 
-/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`, unless they are `there`
-/// already.
+/// The rows `first..first + count` of one head as a panel: in place, or widened into `scratch`, unless `there` says
+/// that they are there already.
 #[inline(always)]
 pub(crate) fn panel<'a, I: Isa>(
     isa: I,
@@ -217,28 +215,47 @@ pub(crate) fn panel<'a, I: Isa>(
 pub(crate) fn copied<'a, I: Isa>(
     isa: I,
     input: &Input<'_>,
-    [batch, head, first]: [usize; 3],
+    first: [usize; 3],
     count: usize,
     columns: usize,
     scratch: &'a mut [f32],
 ) -> Panel<'a> {
     if columns > 0 {
-        let to = &mut scratch[..count * columns];
-        let there = match input {
-            Input::F32(_) => false,
-            Input::F16(view) => widen_rows(isa, view, [batch, head, first], columns, to, I::load_f16),
-            Input::Bf16(view) => widen_rows(isa, view, [batch, head, first], columns, to, I::load_bf16),
-        };
-        if !there {
-            for (n, row) in to.chunks_exact_mut(columns).enumerate() {
-                read_row(isa, input, [batch, head, first + n], 0, row);
-            }
-        }
+        read_rows(isa, input, first, columns, &mut scratch[..count * columns]);
     }
     Panel::packed(scratch, columns)
 }
 
-/// Widens rows from `first` on whose channels lie side by side. Says whether they do.
+/// Reads rows of one head, widened, into `dst`. A function of its own, so that it is compiled once per instruction set.
+#[inline(never)]
+fn read_rows<I: Isa>(isa: I, input: &Input<'_>, first: [usize; 3], columns: usize, dst: &mut [f32]) {
+    isa.vectorize(
+        #[inline(always)]
+        || read_rows_inlined(isa, input, first, columns, dst),
+    );
+}
+
+#[inline(always)]
+fn read_rows_inlined<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    [batch, head, first]: [usize; 3],
+    columns: usize,
+    dst: &mut [f32],
+) {
+    let there = match input {
+        Input::F32(_) => false,
+        Input::F16(view) => widen_rows(isa, view, [batch, head, first], columns, dst, I::load_f16),
+        Input::Bf16(view) => widen_rows(isa, view, [batch, head, first], columns, dst, I::load_bf16),
+    };
+    if !there {
+        for (n, row) in dst.chunks_exact_mut(columns).enumerate() {
+            read_row(isa, input, [batch, head, first + n], 0, row);
+        }
+    }
+}
+
+/// Widens rows from `first` on if their channels are contiguous. Says whether they are.
 #[inline(always)]
 fn widen_rows<I: Isa, T: Copy + Default>(
     isa: I,

@@ -1,4 +1,4 @@
-//! A plan: everything about a call that does not depend on the numbers, decided and checked once.
+//! A plan: all decisions and checks of a call that do not depend on the numbers, made once.
 
 mod explain;
 mod states;
@@ -66,15 +66,15 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let problem = Problem::of_shape(attn, shape)?;
         let tiles = Tiles::of(level.vectors());
         check_dims([shape.head_dim, shape.value_dim])?;
-        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. The model of the
-        // tile unit is there for tests, and leaves nothing to it that tiles can do.
+        // A pinned order of accumulation is that of the decode kernel, whatever the number of queries. On models of
+        // AMX, which are for tests, few queries run on the model too.
         let few = decode::is_few(&shape) && !level.is_model();
         let decode = attn.is_reproducible() || few;
         let kernel = if decode { Kernel::Decode } else { Kernel::Prefill };
         Ok(Self { problem, level, tiles, caches: Caches::detect(), kernel })
     }
 
-    /// Lays the blocks out for other caches than those of the core that made the plan. Changes no bit of a result, but
+    /// Lays the blocks out for other caches than those of the core that made the plan. Changes no bit of a result, only
     /// [`workspace_lines`](Self::workspace_lines).
     #[must_use]
     pub fn for_caches(mut self, caches: Caches) -> Self {
@@ -107,9 +107,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 
     /// Lines of scratch that one thread needs, whatever the layout and types of inputs and output;
-    /// [`workspace_lines_for`](Self::workspace_lines_for) may be fewer. Does not grow with `q_len`
-    /// or `kv_len` beyond some tiles, but for the logarithm of `kv_len` where [few queries](Kernel::Decode) are
-    /// decoded.
+    /// [`workspace_lines_for`](Self::workspace_lines_for) may be fewer. Does not grow with `q_len` or `kv_len` beyond
+    /// some tiles, except by the logarithm of `kv_len` if the plan runs [`Kernel::Decode`].
     pub fn workspace_lines(&self) -> usize {
         const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         if self.kernel == Kernel::Decode {
@@ -120,7 +119,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 
     /// Lines of scratch that one thread needs for inputs and an output of these types: fewer than
-    /// [`workspace_lines`](Self::workspace_lines) where the level multiplies bf16, and these types run on vectors.
+    /// [`workspace_lines`](Self::workspace_lines) if the level multiplies bf16, but these types run on vectors.
     pub fn workspace_lines_for(&self, input: Dtype, output: Dtype) -> usize {
         match self.kernel {
             Kernel::Decode => self.workspace_lines(),
@@ -133,7 +132,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.tiles.scratch(self.shape(), self.caches, self.problem.attn().get_bias().is_some(), true).lines()
     }
 
-    /// How the call runs on matrix tiles, or why it does not.
+    /// How the call runs on AMX, or why it does not.
     fn amx_layout(&self, input: Dtype, output: Dtype) -> core::result::Result<Layout, Obstacle> {
         let (shape, attn) = (self.shape(), self.problem.attn());
         let few_are_enough = self.level.is_model();
@@ -182,7 +181,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         })
     }
 
-    /// Cuts the call into what several threads can work on.
+    /// Cuts the call into work for several threads.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`AttnError::Unsupported`] if the outputs ask for weights, which [`run`](Self::run) and

@@ -9,12 +9,12 @@
 //! softmax   running maximum and sum; scores become weights
 //! nonfinite (only in partial tiles) keeps NaN and infinite values from rows that do not see them
 //! total     sums over many tiles, whose error does not grow with their number
-//! prefetch  requests what a block writes at its end and what the next one reads first
+//! prefetch  requests the lines that a block writes at its end and the next one reads first
 //! finish    divides, transposes, rounds, writes
 //! call      the running call: how threads share its blocks, and which of the two kernels computes them
 //! sweep     the loops over blocks and tiles that call all of these
 //! ```
-//! The two products are in [`gemm`](crate::gemm), what brings inputs into their form in [`pack`](crate::pack).
+//! The two products are in [`gemm`](crate::gemm); [`pack`](crate::pack) brings inputs into the form that they read.
 
 pub(crate) mod buffers;
 pub(crate) mod call;

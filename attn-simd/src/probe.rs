@@ -1,8 +1,7 @@
-//! What this core can do at most: a loop of independent fused multiply-adds, reading, products of matrix tiles: the
-//! yardsticks for the kernels.
+//! The peaks of this core, yardsticks for the kernels: fused multiply-adds, reading, products of bf16.
 //!
-//! Twenty-four chains for AVX-512 and twelve for AVX2, with nothing to load: more than enough to hide the latency of
-//! two units. Measure it right beside a kernel, because clocks move.
+//! Multiply-adds run in twenty-four independent chains for AVX-512 and twelve for AVX2, with nothing to load: more than
+//! enough to hide the latency of two units. Measure a peak right beside a kernel, because clocks move.
 
 use core::hint::black_box;
 use std::time::Instant;
@@ -30,8 +29,8 @@ pub fn fma_peak(level: Level, seconds: f64) -> f64 {
     2.0 * (STEPS * level.lanes()) as f64 / best
 }
 
-/// Reads all of `data` once, in order, with vector loads and next to nothing else: the yardstick for what must pass
-/// over keys and values. Returns the largest element.
+/// Reads all of `data` once, in order, with vector loads and next to nothing else: the yardstick for a pass over keys
+/// and values. Returns the largest element.
 ///
 /// ```
 /// assert_eq!(attn_simd::probe::read(attn_simd::Level::detect(), &[1.0, 3.0, 2.0]), 3.0);

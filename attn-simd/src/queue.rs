@@ -1,4 +1,4 @@
-//! Where kernels write: each block of query rows is handed out exactly once, to whichever thread asks first.
+//! Where kernels write: each block of query rows is handed out exactly once, to the first thread that asks.
 //!
 //! [`Queue`] cuts the output into blocks of rows. [`Queue::claim`] gives each block to one caller, by an atomic
 //! counter, and the [`Claim`] is the right to write those rows and no others. So threads can share a queue with safe
@@ -100,7 +100,7 @@ unsafe impl Send for RawLse<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for RawLse<'_> {}
 
-/// A block of query rows of one head.
+/// Some query rows of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) batch: usize,
@@ -160,7 +160,7 @@ impl<'o> Queue<'o> {
 
     /// The next block that nobody has, if any.
     pub(crate) fn claim(&self) -> Option<Claim<'_, 'o>> {
-        // Relaxed is enough: the counter alone decides who has which block, and the end of the call joins the threads.
+        // Relaxed is enough: the counter alone hands out blocks, and the end of the call joins the threads.
         let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.len()).then(|| n + 1));
         Some(Claim { rows: self.rows(index.ok()?), queue: self })
     }
@@ -201,7 +201,7 @@ impl<'o> Claim<'_, 'o> {
         }
     }
 
-    /// Where the block's rows lie, if they are `f32` with their channels side by side: the first, and the stride.
+    /// The first of the block's rows and their stride, if they are `f32` with contiguous channels.
     #[inline(always)]
     pub(crate) fn plain_rows(&self) -> Option<(*mut f32, isize)> {
         match &self.queue.target {
@@ -220,8 +220,8 @@ impl<'o> Claim<'_, 'o> {
         (index < self.queue.len()).then(|| self.queue.rows(index))
     }
 
-    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are plain
-    /// `f32`: transposed from `src[channel][row]`. Says whether it has.
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, transposed from
+    /// `src[channel][row]`, if the rows are plain `f32`. Says whether it has.
     #[inline(always)]
     pub(crate) fn write_square<I: Isa>(
         &mut self,
@@ -242,8 +242,8 @@ impl<'o> Claim<'_, 'o> {
         true
     }
 
-    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, if the rows are halves
-    /// with their channels side by side: from `src[row][channel]`, rounded once. Says whether it has.
+    /// Writes a square of `LANES` rows from `row` on and as many channels from `channel` on, from `src[row][channel]`,
+    /// rounded once, if the rows are halves with contiguous channels. Says whether it has.
     #[inline(always)]
     pub(crate) fn write_halves<I: Isa>(&mut self, isa: I, [row, channel]: [usize; 2], src: &[f32; 256]) -> bool {
         assert!(row + I::LANES <= self.rows.count && channel + I::LANES <= self.queue.shape.value_dim);
@@ -335,7 +335,7 @@ impl<'o> Claim<'_, 'o> {
     }
 }
 
-/// Writes a run of channels: as a slice where they lie side by side, else one by one.
+/// Writes a run of channels: as a slice if they are contiguous, else one by one.
 ///
 /// # Safety
 /// The run lies inside the view, and nobody else reads or writes it.

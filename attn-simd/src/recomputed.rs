@@ -6,7 +6,7 @@ use attn_core::{AttnError, AttnShape, Element, Outputs, Result};
 
 /// Runs a call without its weights; then `fill` writes them, from the lse. Without weights it is `run` alone.
 ///
-/// Allocates the lse if the caller did not ask for it. Errors come before any write, as `fill` only repeats checks.
+/// Allocates the lse if the caller has none. Errors come before any write, because `fill` only repeats checks.
 pub fn with_weights<'o, O: Element<Compute = f32>>(
     shape: &AttnShape,
     outputs: Outputs<'o, O>,

@@ -1,6 +1,6 @@
-//! What happens to the scores of a call, and where a tile of them is: without type parameters, decided once per call.
+//! The options that change the scores of a call, without type parameters, decided once per call; the place of a tile.
 //!
-//! Every kernel takes it: prefill and amx beside the shape and the inputs of a call, decode beside the shape of each
+//! Every kernel takes them: prefill and amx beside the shape and the inputs of a call, decode beside the shape of each
 //! sequence.
 
 use attn_core::dropout::Dropout;
@@ -15,7 +15,7 @@ use crate::level::{Level, Run};
 /// Most keys of a tile: the width of a word of mask bits, so that one word per row says which keys of a tile it sees.
 pub(crate) const KV_TILE: usize = 64;
 
-/// Which tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
+/// The place of a tile: `rows` queries from `query` on of one head, `keys` keys from `key` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileAt {
     pub(crate) batch: usize,
@@ -33,15 +33,15 @@ impl TileAt {
     }
 }
 
-/// The caller's mods, called once per tile rather than once per score, so that the kernels need not be compiled for
-/// them. What implements it is compiled with the caller, for the level that runs.
+/// The caller's mods, called once per tile instead of once per score, so that the kernels need not be compiled for
+/// them. Implementations are compiled with the caller, for the level that runs.
 pub(crate) trait TileMods: Sync {
     /// Whether scores are changed.
     fn has_score_mod(&self) -> bool;
     /// Whether keys are hidden.
     fn has_mask_mod(&self) -> bool;
-    /// Changes the scores of a tile, `scores[key][query]`, `width` apart. Where `bits` (one word of queries per key)
-    /// are given, only of the positions they show: score_mod is not called about others.
+    /// Changes the scores of a tile, `scores[key][query]`, `width` apart. If `bits` (one word of queries per key) are
+    /// given, score_mod is called only for the positions that they show.
     fn score_mod(&self, level: Level, tile: TileAt, width: usize, bits: Option<&[u64; KV_TILE]>, scores: &mut [f32]);
     /// The derivatives of score_mod at the scores of a tile, in the same places of the second array; 0 where `bits`
     /// hide a position, and where there is no query. Says whether all are known.
@@ -181,30 +181,30 @@ impl<M: Mods> Run<()> for Visible<'_, M> {
     }
 }
 
-/// What happens to the scores of a call, whatever kernel computes them and whatever the lengths of a sequence.
+/// The options that change the scores of a call, for all kernels and all lengths of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'j> {
     pub(crate) level: Level,
     pub(crate) mask: &'j Mask<'j>,
-    /// Whether what each row sees is a range of keys.
+    /// Whether each row sees a range of keys.
     pub(crate) ranges: bool,
     pub(crate) bias: Option<&'j Bias<'j>>,
     pub(crate) alibi: Option<&'j Alibi<'j>>,
-    /// The cap, and what a product is multiplied by to be measured in caps: scale / cap.
+    /// The cap, and the factor that measures a product in caps: scale / cap.
     pub(crate) softcap: Option<(f32, f32)>,
     pub(crate) sinks: Option<&'j [f32]>,
     pub(crate) dropout: &'j Dropout<'j>,
     pub(crate) mods: &'j dyn TileMods,
-    /// What scores are multiplied by before soft-cap, bias and mods; `None` if there is none of them.
+    /// The factor of scores before soft-cap, bias and mods; `None` if there is none of them.
     pub(crate) score_scale: Option<f32>,
-    /// What queries are multiplied by while they are packed: the sign of the scale, or 0.
+    /// The factor of packed queries: the sign of the scale, or 0.
     pub(crate) q_sign: f32,
-    /// Turns differences of scores as they stand in a tile into natural logarithms; above 0.
+    /// Turns differences of scores in a tile into natural logarithms; above 0.
     pub(crate) ln_scale: f64,
 }
 
 impl<'j> Scoring<'j> {
-    /// From checked options and the scale in force.
+    /// Of checked options and the scale in force.
     pub(crate) fn new<M: Mods + Sync>(attn: &'j Attention<'j, M>, scale: f64, level: Level) -> Self {
         let Factors { score_scale, q_sign, ln_scale } = Factors::of(attn, scale);
         Self {
@@ -247,7 +247,7 @@ impl Factors {
         let modified =
             attn.get_softcap().is_some() || attn.get_bias().is_some() || attn.get_alibi().is_some() || score_mod;
         let per_temperature = 1.0 / attn.get_temperature().unwrap_or(1.0);
-        // Without anything between the product and the softmax the scale goes into the exponent, where it costs
+        // If nothing comes between the product and the softmax, the scale goes into the exponent, where it costs
         // nothing. The running maximum needs it positive: its sign goes to the queries.
         let (score_scale, q_sign, ln_scale) = if modified {
             (Some(rounded(scale)), 1.0, per_temperature)
@@ -261,7 +261,7 @@ impl Factors {
     }
 }
 
-/// What differences of a problem's scores in a tile will be multiplied by, before there are inputs.
+/// The factor of differences of a problem's scores in a tile, before there are inputs.
 pub(crate) fn log2_scale<M: Mods>(problem: &Problem<'_, '_, M>) -> f32 {
     in_log2(Factors::of(problem.attn(), problem.scale()).ln_scale)
 }

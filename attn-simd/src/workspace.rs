@@ -13,8 +13,7 @@ use attn_core::{AttnError, Result};
 use crate::amx::product::Operand;
 use crate::gemv::Stored;
 
-/// Refuses a head_dim or value_dim beyond which scratch sizes, which are small multiples of them, could overflow on
-/// 32 bits.
+/// Refuses a head_dim or value_dim whose scratch sizes, which are small multiples of it, could overflow on 32 bits.
 pub(crate) fn check_dims([head_dim, value_dim]: [usize; 2]) -> Result<()> {
     for (what, size) in [("head_dim", head_dim), ("value_dim", value_dim)] {
         if size > (isize::MAX as usize) >> 12 {
@@ -65,7 +64,7 @@ impl Workspace {
         self.lines.capacity() * size_of::<Line>()
     }
 
-    /// As [`lines`](Self::lines), with an error instead of an abort where there is not as much memory.
+    /// As [`lines`](Self::lines), with an error instead of an abort if there is not enough memory.
     ///
     /// # Errors
     /// [`AttnError::Memory`].
@@ -78,7 +77,7 @@ impl Workspace {
         Ok(&mut self.lines[..count])
     }
 
-    /// `count` lines, allocated anew if there are not as many yet. What they hold is left over from earlier calls.
+    /// `count` lines, allocated anew if there are fewer. They hold numbers of earlier calls.
     pub fn lines(&mut self, count: usize) -> &mut [Line] {
         if self.try_lines(count).is_err() {
             self.lines = alloc::vec![Line::ZERO; count]; // and end as every vector does that gets no memory
@@ -87,8 +86,8 @@ impl Workspace {
     }
 }
 
-/// Lines of zeros that the system gives: nothing is written, so that pages are first touched by the threads that use
-/// them. `None` if there is not as much memory.
+/// Lines of zeros from the system, not written here, so that the threads that use them touch their memory pages first.
+/// `None` if there is not enough memory.
 fn zeros(count: usize) -> Option<Vec<Line>> {
     let layout = Layout::array::<Line>(count).ok()?;
     if layout.size() == 0 {

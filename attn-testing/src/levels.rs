@@ -1,7 +1,7 @@
 //! Which levels the tests of kernels run on: all that a machine has, or those that `ATTN_TEST_LEVELS` names: names with
 //! commas between them; unset or empty, it names all.
 //!
-//! On an emulated processor the exact model of the tile unit would take hours: `ATTN_TEST_LEVELS=amx` leaves out
+//! On an emulated processor the exact model of AMX would take hours: `ATTN_TEST_LEVELS=amx` leaves out
 //! everything but the level `amx`. What the variable names has to be there: a test that would run on nothing fails.
 //! Emulators of other processors set `ATTN_EMULATED`: the longest tests are shorter there.
 

@@ -98,7 +98,7 @@ pub struct Kernel {
 }
 
 /// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast`
-/// and so on. `Precision::Fast` is another kernel on matrix tiles only, and none of a backward call.
+/// and so on. `Precision::Fast` is another kernel on AMX and AVX512_BF16 only, and none of a backward call.
 ///
 /// ```
 /// use attn_bench::kernels::{SHAPES, parse, types};

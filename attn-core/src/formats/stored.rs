@@ -69,7 +69,7 @@ impl<'c> StoredRows<'c> {
         let ([rows, heads, slots, row_bytes], [.., unit]) = (bytes.sizes(), bytes.strides());
         let dim = self.format.row_dim(row_bytes)?;
         if unit != 1 && row_bytes > 1 {
-            return Err(AttnError::Unsupported { what: "stored rows whose bytes do not lie side by side" });
+            return Err(AttnError::Unsupported { what: "stored rows whose bytes are not contiguous" });
         }
         let scales = match self.scales {
             Some(scales) => Some(broadcast(scales, [rows, heads, slots, 1])?),
@@ -150,7 +150,7 @@ impl<'c> StoredView<'c> {
             return Err(AttnError::Unsupported { what: "rope tables of a cache's bytes" });
         }
         let ((keys, head_dim), (values, value_dim)) = (keys.for_bytes(bytes.k())?, values.for_bytes(bytes.v())?);
-        Ok(Self { bytes, keys, values, dims: [head_dim, value_dim], rope: None })
+        Ok(Self { bytes: bytes.with_contiguous_rows(), keys, values, dims: [head_dim, value_dim], rope: None })
     }
 
     /// The bytes, and where tokens are in them.

@@ -296,6 +296,11 @@ impl<'c, T: Copy> CacheView<'c, T> {
         self.rope
     }
 
+    /// The same cache with last strides of 1, for rows that are contiguous: one element is at any stride.
+    pub(crate) fn with_contiguous_rows(self) -> Self {
+        Self { k: self.k.with_contiguous_rows(), v: self.v.with_contiguous_rows(), ..self }
+    }
+
     /// With RoPE tables that fit.
     pub(super) const fn with_rope(self, rope: Option<CacheRope<'c>>) -> Self {
         Self { rope, ..self }

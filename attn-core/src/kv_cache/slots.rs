@@ -30,7 +30,7 @@ impl Slots {
     /// Checks the sizes against the slots that there are.
     pub(crate) fn new(sinks: usize, window: usize, slots: usize) -> Result<Self> {
         if window == 0 {
-            return Err(AttnError::Option { name: "ring window", must: "above 0, because it counts the token itself" });
+            return Err(AttnError::Option { name: "ring window", must: "above 0: a token sees itself" });
         }
         let needed = sinks.checked_add(window).ok_or(AttnError::Overflow { what: "sinks + window" })?;
         AttnError::check_len("ring slots (sinks + window)", needed, slots)?;

@@ -51,7 +51,7 @@ fn the_same_bits_for_one_to_sixteen_threads() {
     let shape = AttnShape::new([2, 4, 300, 40], [2, 2, 300, 40], [2, 2, 300, 24]).unwrap();
     for level in Level::available().chain(Level::model_names().filter_map(|name| Level::by_name(name).ok())) {
         let small = AttnShape::new([1, 2, 140, 8], [1, 1, 100, 8], [1, 1, 100, 8]).unwrap();
-        // The model of the tile instructions is slow.
+        // The model of AMX is slow.
         let (shape, calls) = if level.name().ends_with("-model") { (small, &calls[..2]) } else { (shape, &calls[..]) };
         for (n, attn) in calls.iter().enumerate() {
             let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();

@@ -1,4 +1,4 @@
-//! The squares of sums as AVX512_BF16 multiplies them, in plain Rust: what tests and machines without it run.
+//! The squares of sums as AVX512_BF16 computes them, in plain Rust: for tests and machines without it.
 //!
 //! VDPBF16PS adds two products to a lane: first that of the odd halves of two words, then that of the even ones, each
 //! exact and added with one rounding to nearest even, whatever MXCSR says. Subnormal operands count as 0 and subnormal

@@ -1,11 +1,11 @@
-//! Where everything of a call on tiles lies, and how large it is: pure functions of shape and method.
+//! Places and sizes of all arrays of a call on AMX: pure functions of shape and method.
 //!
-//! A work item is some blocks of 32 queries of one head: up to 2048 queries, all of a shorter head's where one thread
-//! has it to itself, so that keys and values are packed once. They are packed a super-block at a time, and all blocks
-//! of the item meet it before the next one is packed: that is what packing is paid by, and why the super-block stays in
-//! the second cache (2 MiB where there are tiles) while the blocks' queries and outputs pass through it. What one block
-//! touches over and over (a chunk of scores, its weights, the block's queries and output) stays in the first: at
-//! head_dim 64 and one part each, 28 KiB.
+//! A work item is some blocks of 32 queries of one head, up to 2048 queries. If one thread has a shorter head to
+//! itself, the item is the head, so that keys and values are packed once. They are packed a super-block at a time, and
+//! all blocks of the item read it before the next one is packed: this pays for the packing. The super-block stays in
+//! the second cache (2 MiB on processors with AMX), and the blocks' queries and outputs pass through it. What one block
+//! reads over and over (a chunk of scores, its weights, the block's queries and output) stays in the first cache: 28
+//! KiB at head_dim 64 and one part each.
 
 use attn_core::{AttnShape, Dtype};
 
@@ -19,17 +19,17 @@ const PACKED_BYTES: usize = 640 << 10;
 const ITEM_BYTES: usize = 768 << 10;
 /// Most blocks of an item: 2048 queries, by then packing is a hundredth of the work.
 pub(crate) const MAX_BLOCKS: usize = 64;
-/// Fewest blocks of an item that threads share a call by, if there are as many: packing is paid by the blocks that use
-/// it.
+/// Fewest blocks of an item if threads share a call, as far as there are as many: packing is paid for by the blocks
+/// that use it.
 const MIN_BLOCKS: usize = 4;
 /// Most chunks of a super-block.
 pub(crate) const MAX_CHUNKS: usize = 16;
 
-/// Chunks that are added up as they come before they join a total. Products of parts have 16 bits, so that sums of 256
-/// like ones are exact.
+/// Chunks that are added up plainly before they join a total. Products of parts have 16 bits, so that sums of 256 like
+/// ones are exact.
 pub(crate) const GROUP: usize = 8;
 
-/// Sizes of a call on tiles.
+/// Sizes of a call on AMX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) method: Method,
@@ -66,8 +66,8 @@ impl Layout {
         self.blocks * SIDE
     }
 
-    /// Queries of a work item where a call of this shape is to be cut into `items` at least: as many as scratch holds,
-    /// so that keys and values are packed as seldom as may be, or as few as leave enough items.
+    /// Queries of a work item if a call of this shape is to be cut into `items` at least: as many as scratch holds, so
+    /// that keys and values are packed as seldom as possible, or fewer, so that there are enough items.
     pub(crate) fn rows_for(&self, shape: &AttnShape, items: usize) -> usize {
         let heads = shape.batch.saturating_mul(shape.q_heads);
         let all = heads.saturating_mul(shape.q_len.div_ceil(SIDE));

@@ -20,8 +20,8 @@ impl Method {
     /// By the types of inputs and output.
     ///
     /// A score must be as good as one computed in f32, because its error is multiplied by its size: `Exact` leaves out
-    /// nothing that a float would show. Weights and values only need what the output shows, so that a narrow output is
-    /// content with weights of 16 bits; weights of 8, which `Fast` takes of bf16, show in every output but bf16.
+    /// nothing that a float would show. Weights and values need no more digits than the output shows: weights of 16
+    /// bits are enough for a narrow output. Weights of 8, which `Fast` takes of bf16, show in every output but bf16.
     pub(crate) const fn of(input: Dtype, output: Dtype, precision: Precision) -> Self {
         use Products::{Five, Four, One, OneByThree, OneByTwo, Six, Three};
         let wide = matches!(output, Dtype::F32) || !same(input, output);
@@ -65,7 +65,7 @@ impl Method {
         1 << self.chunks_log2()
     }
 
-    /// The same as a power of 2: what is done for every chunk divides by it, and divisions take long.
+    /// The same as a power of 2, because every chunk divides by it, and divisions take long.
     pub(crate) const fn chunks_log2(self) -> u32 {
         if self.v_parts() == 1 { 1 } else { 0 }
     }
@@ -78,9 +78,9 @@ const fn same(a: Dtype, b: Dtype) -> bool {
 /// Longest rows that run on AMX: beyond, the packed keys would fall out of the cache.
 pub(crate) const MAX_DIM: usize = 512;
 
-/// Fewest queries of a head that are worth a tile's 32 columns and the packing of all keys: the first number that is
-/// never decoded. Up to [`MAX_QUERIES`] a call is decoded, or runs on vectors where its heads have too many rows for
-/// one pass.
+/// Fewest queries of a head that are worth 32 columns of sums and the packing of all keys: the first number that is
+/// never decoded. Up to [`MAX_QUERIES`] a call is decoded, or runs on vectors if its heads have too many rows for one
+/// pass.
 pub(crate) const MIN_QUERIES: usize = MAX_QUERIES + 1;
 
 /// Why a call does not run on AMX.
@@ -129,8 +129,8 @@ mod tests {
     use super::*;
     use crate::decode::is_few;
 
-    /// Whatever is decoded does not run on AMX, and one query more than is ever decoded does: no number of queries is
-    /// claimed by both kernels, and which one runs depends on nothing but the shape.
+    /// A call that is decoded does not run on AMX, and one query more than is ever decoded does: no number of queries
+    /// belongs to both kernels, and the shape alone says which one runs.
     #[test]
     fn decoding_ends_where_amx_begins() {
         for (q_heads, kv_heads) in [(1, 1), (2, 1), (3, 1), (8, 2), (32, 1)] {

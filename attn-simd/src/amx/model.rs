@@ -1,5 +1,5 @@
-//! The tile instructions in plain Rust, exactly as the processor computes them: what tests, Miri and machines without
-//! tiles run.
+//! The instructions of AMX in plain Rust, exactly as the processor computes them: for tests, Miri and machines without
+//! AMX.
 //!
 //! From the description of TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). The real
 //! instructions give the same bits, on an emulated processor (Bochs) and on Granite Rapids. Per element of C the
@@ -93,7 +93,7 @@ fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & (1 << 31)) } else { x }
 }
 
-/// Rounds to `f32`; what is below the smallest normal number once rounded to 24 bits becomes 0 of its sign.
+/// Rounds to `f32`: a number that 24 bits leave below the smallest normal one becomes 0 of its sign.
 #[inline(always)]
 pub(super) fn rounded(x: f64) -> f32 {
     // 2⁻¹²⁶ − 2⁻¹⁵¹: from there on 24 bits round up to 2⁻¹²⁶.
@@ -166,7 +166,7 @@ mod tests {
         model.multiply(0, 4, 6);
         let mut got = [0.0; 256];
         model.store(0, &mut got, 16);
-        // Which NaN it is, is nobody's promise; Miri picks one at random.
+        // Nobody promises which NaN it is; Miri picks one at random.
         let same = |x: &f32| x.to_bits() == got[0].to_bits() || x.is_nan() && got[0].is_nan();
         assert!(got.iter().all(same), "all elements are the same");
         got[0]

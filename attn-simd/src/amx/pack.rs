@@ -5,12 +5,12 @@
 //! Rows beyond the last, and channels beyond the last, are 0 in both operands of a product: 0·NaN would be NaN.
 //!
 //! # Sizes
-//! AMX takes subnormal numbers for 0, and drops subnormal sums. A score loses nothing by that: with q and k up to
-//! 2⁴⁸, at most 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the
-//! exponent: far below the 2⁻²² that f32 loses on any score. So q and k have an upper bound only. Values are kept 2²⁴
-//! times as large where they are f32: every bit of the smallest one is then a normal number, and none is lost. Of a
-//! product of a weight (which is raised as well) and a value less than 2⁻¹⁷⁴ is dropped, or 2⁻¹⁵⁰ where values are
-//! halves: less than any output of their type shows. A bf16 value that is subnormal is marked.
+//! AMX reads subnormal numbers as 0, and drops subnormal sums. A score loses nothing by that: with q and k up to 2⁴⁸,
+//! at most 512 channels and three parts it is off by less than 2⁻⁶⁶, times a scale of at most 2³² in the exponent. That
+//! is far below the 2⁻²² that f32 loses on any score. So q and k have an upper bound only. Values of f32 are stored 2²⁴
+//! times as large: every bit of the smallest one is then a normal number, and none is lost. A product of a weight,
+//! which is as much larger, and a value loses less than 2⁻¹⁷⁴, or 2⁻¹⁵⁰ if values are halves: less than any output of
+//! their type shows. A bf16 value that is subnormal is marked.
 
 use attn_core::half::bf16;
 use attn_core::{Dtype, View};
@@ -24,7 +24,7 @@ use crate::pack::read_row;
 /// Sizes of numbers that the parts of a tensor hold: `2^least ≤ |x| ≤ 2^most`, or 0.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// As bits; the smallest subnormal where there is no bound.
+    /// As bits; the smallest subnormal number if there is no bound.
     least: u32,
     /// As bits.
     most: u32,
@@ -63,8 +63,8 @@ impl Sizes {
         bad == [0; SIDE]
     }
 
-    /// Marks the columns, modulo 32, of those that they do not hold. (A yes or no for each row would take longer than
-    /// to pack it.)
+    /// Marks the columns, modulo 32, of numbers that they do not hold. (A yes or no for each row would take longer than
+    /// the packing.)
     #[inline(always)]
     fn find_bf16(self, row: &[bf16], bad: &mut [u16; SIDE]) {
         let (least, most) = ((self.least.div_ceil(1 << 16)) as u16, (self.most >> 16) as u16);
@@ -80,7 +80,7 @@ impl Sizes {
     }
 }
 
-/// What values of a type are multiplied by while they are packed.
+/// The factor of packed values of a type.
 pub(crate) const fn value_factor(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F16 | Dtype::Bf16 => 1.0,
@@ -97,8 +97,8 @@ pub(crate) struct Rows {
     pub(crate) count: usize,
 }
 
-/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; what is not there is 0. Returns one bit
-/// per row that `sizes` do not hold, and reads that one as 0.
+/// Reads rows into `stage[row][channel]`, `32·squares` apart, times `factor`; the rest is 0. Returns one bit per row
+/// that `sizes` do not hold, and reads that row as 0.
 #[inline(always)]
 fn read<I: Isa>(
     isa: I,
@@ -128,8 +128,8 @@ fn read<I: Isa>(
     odd
 }
 
-/// The rows of a bf16 tensor where they lie: channels side by side. Those that `sizes` do not hold are empty and
-/// marked, a bit each; so are those beyond the last, without a mark. `None` if the channels are strewn.
+/// The rows of a bf16 tensor in place; `None` unless channels lie side by side. Rows that `sizes` do not hold are
+/// empty, and marked by a bit each. Rows beyond the last are empty too, without a mark.
 #[inline(always)]
 fn lying<'a>(input: &Input<'a>, rows: Rows, sizes: Sizes) -> Option<([&'a [bf16]; SIDE], u32)> {
     let Input::Bf16(view) = input else { return None };
@@ -155,7 +155,7 @@ fn row_of<'a>(view: &View<'a, bf16>, [batch, head, seq]: [usize; 3]) -> Option<&
     view.row(batch, head, seq).as_slice()
 }
 
-/// Up to `N` elements from `from` on; what is not there is 0.
+/// Up to `N` elements from `from` on; the rest is 0.
 #[inline(always)]
 fn some<const N: usize>(row: &[bf16], from: usize) -> [bf16; N] {
     let row = row.get(from..).unwrap_or(&[]);
@@ -220,7 +220,7 @@ fn put<I: Isa, const TRANSPOSED: bool>(isa: I, tile: &mut Operand, mut fill: imp
 }
 
 /// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries
-/// transposed, words of two channels by queries. Returns the rows that tiles cannot hold.
+/// transposed, words of two channels by queries. Returns the rows that parts cannot hold.
 #[inline(always)]
 pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     isa: I,
@@ -274,7 +274,7 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
 
 /// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys, [`value_factor`]
 /// times as large. `place(square)` says where the tiles of 32 channels start, `[part][16 channels]`. Returns the rows
-/// that tiles cannot hold.
+/// that parts cannot hold.
 #[inline(always)]
 pub(crate) fn along_rows<I: Isa>(
     isa: I,

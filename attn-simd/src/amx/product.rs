@@ -1,17 +1,16 @@
-//! The seam between the tile kernel and what multiplies tiles: sixteen rows of sixteen words, a word being two
-//! bfloat16.
+//! [`AmxUnit`]: what the kernel needs of AMX and its models. An operand is sixteen rows of sixteen words: two bfloat16.
 //!
-//! One operation does both products: a square of 32 × 32 sums, four tiles, grows by products of two tiles each of A and
-//! B per step.
+//! One operation computes both products: each step adds products of two operands of A and two of B to a square of 32 ×
+//! 32 sums.
 //!
 //! | product | A: rows × words | B: words × columns | C |
 //! |---|---|---|---|
 //! | scores `Sᵀ = K·Qᵀ` | 16 keys × 32 channels | 32 channels × 16 queries | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | 16 channels × 32 keys | 32 keys × 16 queries | `o[channel][query]` |
 //!
-//! Where numbers are split into parts, a step has a pair of tiles per part, largest part first, and [`Products`] says
-//! which parts meet: each list changes one operand at a time, so that few tiles are loaded twice, and comes to the
-//! largest product last where that costs no load more, so that the small ones are added up before it.
+//! If numbers are split into parts, a step has a pair of operands per part, largest part first, and [`Products`] says
+//! which parts meet. Each list changes one operand at a time, so that few are loaded twice. The largest product comes
+//! last if that costs no further load, so that the small ones are added up before it.
 
 /// Sixteen rows of sixteen words: two bfloat16 each, of which the first is the lower half. As floats they have no
 /// meaning.
@@ -116,7 +115,7 @@ impl Products {
         pairs
     }
 
-    /// Panics unless the operands hold all parts of all steps: what every unit relies on.
+    /// Panics unless the operands hold all parts of all steps. Every unit relies on it.
     #[inline(always)]
     pub(crate) fn check(self, a: &[Operand], b: &[Operand], steps: usize) {
         let (in_a, in_b) = self.parts();
@@ -127,7 +126,7 @@ impl Products {
 
 /// What multiplies tiles, on this thread.
 pub(crate) trait AmxUnit {
-    /// Makes the unit ready again after code that may have used it for something else: the caller's mods.
+    /// Makes the unit ready again after the caller's mods, which may have used it for something else.
     fn refresh(&mut self);
 
     /// `c += Σ a·b` over `steps` (or `c = Σ a·b` if `fresh`): `a[step][part][row / 16]`, `b[step][part][column / 16]`.

@@ -26,9 +26,9 @@ pub(crate) const fn threshold(parts: usize, chunk: usize) -> f32 {
     if parts == 1 && follows { 0.0 } else { 8.0 }
 }
 
-/// Takes the scores `s[key][query]` of a chunk into account: the base of each row follows where a weight would exceed
-/// the threshold. Returns whether any has, and so whether outputs are to be multiplied by `state.factor`; the sums
-/// already are.
+/// Takes the scores `s[key][query]` of a chunk into account: the base of each row follows if a weight would exceed the
+/// threshold. Returns whether any base has followed: then the caller multiplies outputs by `state.factor`; the sums are
+/// multiplied here.
 #[inline(always)]
 pub(crate) fn rescale<I: Isa, const NQ: usize>(
     isa: I,
@@ -63,7 +63,7 @@ pub(crate) fn rescale<I: Isa, const NQ: usize>(
     for n in 0..NQ {
         let max = isa.select(keeps[n], old[n], new[n]);
         let base = isa.max(least, max);
-        // A row that has seen nothing has nothing to be multiplied.
+        // A row that has seen nothing has nothing to multiply.
         let fresh = isa.select(isa.eq(old[n], none), one, exp2(isa, isa.mul(isa.sub(old[n], base), c)));
         isa.store(isa.select(keeps[n], one, fresh), &mut state.factor[n * I::LANES..]);
         isa.store(max, &mut state.max[n * I::LANES..]);
@@ -99,7 +99,7 @@ pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor
     }
 }
 
-/// What the weights of one chunk are computed against, and their sums.
+/// The bases of the weights of one chunk, and their sums.
 pub(crate) struct Weigher<I: Isa, const NQ: usize> {
     base: [I::F; NQ],
     c: I::F,

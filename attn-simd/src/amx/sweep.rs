@@ -1,18 +1,18 @@
-//! A work item on tiles: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at
-//! a time.
+//! A work item on AMX: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at a
+//! time.
 //!
-//! Within a block the work on neighbouring chunks of 32 keys overlaps: while AMX multiplies the keys of the
-//! next chunk and the values of the last group, the vector units turn the scores of this one into weights.
+//! Within a block the work on neighbouring chunks of 32 keys overlaps: while AMX multiplies the keys of the next chunk
+//! and the values of the last group, the vector units turn the scores of this one into weights.
 //!
 //! ```text
 //! for each super-block:  pack its keys and values
 //!   for each block:      s(first) = k·q
 //!     for each chunk:    finish s: mask, bias, …; largest scores
-//!                        where they have outgrown the base: it follows, multiply o
+//!                        if they outgrow the base: it follows, multiply o
 //!                        s(next) = k·q   |
 //!                        o += v·p(last)  |  p = weights of s, split into parts
 //! for each block:        o / sums, transpose, round, write
-//! rows that meet numbers that tiles cannot hold: the vector kernel
+//! rows that meet numbers that parts cannot hold: the prefill kernel
 //! ```
 
 use super::buffers::Buffers;
@@ -37,8 +37,8 @@ use crate::queue::{Claim, Queue, Rows};
 use crate::scoring::{KV_TILE, TileAt};
 use crate::workspace::Line;
 
-/// Works on items of the queue until none is left. `lines` holds as many as the layout asks for, and `vector_lines` as
-/// many as the vector kernel does.
+/// Works on items of the queue until none is left. `lines` is the scratch of the layout, `vector_lines` that of the
+/// prefill kernel.
 pub(crate) fn work(
     level: Level,
     job: &Job<'_>,
@@ -59,8 +59,8 @@ pub(crate) fn work(
     }
 }
 
-/// The unit is called through a pointer: a call costs little beside the products of a square, and the kernel is
-/// compiled once.
+/// Calls the unit through a pointer, so that the kernel is compiled once. A call costs little beside the products of a
+/// square.
 fn items(
     unit: &mut dyn AmxUnit,
     job: &Job<'_>,
@@ -84,7 +84,7 @@ fn items(
             ),
             _ => unreachable!("levels with tiles have these vectors"),
         };
-        // What tiles could not hold. A row's bits do not depend on its neighbours', so that neighbours share a block.
+        // Rows that parts cannot hold. A row's bits do not depend on its neighbours', so that neighbours share a block.
         for (block, rows) in odd.into_iter().enumerate() {
             let (mut lane, mut rest) = (0, rows);
             while rest != 0 {
@@ -163,7 +163,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         odd
     }
 
-    /// Packs the queries of a block and clears its state. Returns the rows that tiles cannot hold.
+    /// Packs the queries of a block and clears its state. Returns the rows that parts cannot hold.
     #[inline(always)]
     fn start<I: Isa>(&mut self, isa: I, block: usize, rows: Rows) -> u32 {
         let (layout, buffers, at) = (self.layout, &mut *self.buffers, block * SIDE);
@@ -182,8 +182,8 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         )
     }
 
-    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a bit per key
-    /// that tiles cannot hold, or whose value they cannot, a word per chunk.
+    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a word per
+    /// chunk: a bit for each key that parts cannot hold, or whose value they cannot.
     #[inline(always)]
     fn pack<I: Isa>(&mut self, isa: I, chunks: core::ops::Range<usize>, base: usize) -> [u32; MAX_CHUNKS] {
         let (job, layout, buffers) = (self.job, self.layout, &mut *self.buffers);
@@ -210,7 +210,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         odd
     }
 
-    /// One block over some chunks of a super-block. Returns the rows that see a key which tiles cannot hold.
+    /// One block over some chunks of a super-block. Returns the rows that see a key which parts cannot hold.
     #[inline(always)]
     fn visit<I: Isa>(
         &mut self,
@@ -314,7 +314,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
     }
 }
 
-/// What a block has summed up.
+/// What a block's sums hold.
 #[derive(Clone, Copy)]
 struct Held {
     /// The group of chunks that its outputs are sums over.

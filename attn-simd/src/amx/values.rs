@@ -1,4 +1,4 @@
-//! The value product of a block, a group of chunks behind the scores: which weights wait, and what is multiplied when.
+//! The value product of a block, a group of chunks behind the scores: which weights wait, and when they are multiplied.
 
 use super::layout::Layout;
 use super::product::{AmxUnit, Operand, square};
@@ -81,7 +81,7 @@ impl Values {
         }
     }
 
-    /// Multiplies whatever is left: the ready group, and what there is of the open one.
+    /// Multiplies the rest: the ready group, and what there is of the open one.
     #[inline(always)]
     pub(crate) fn all(
         &mut self,

@@ -1,8 +1,8 @@
 //! The gradient of an additive bias: that of the scores, summed over the axes along which the bias is broadcast.
 //!
-//! A sweep of its own, because sums over heads and batch entries would be shared by parts: the tiles that meet in one
-//! piece of the bias are recomputed one after the other, two products of the five, by the one thread that owns the
-//! piece. So memory does not grow, and the order of every sum follows from the shape.
+//! A sweep of its own, because sums over heads and batch entries would be shared by parts. One thread owns a piece of
+//! the bias and recomputes the tiles that are summed there one after the other: two products of the five. So memory
+//! does not grow, and the order of every sum follows from the shape.
 
 use core::ops::Range;
 
@@ -26,7 +26,7 @@ pub(super) struct Piece {
     lanes: usize,
 }
 
-/// How a bias of some sizes, which broadcast to those of the scores, is cut into pieces.
+/// The pieces of a bias whose sizes broadcast to those of the scores.
 #[derive(Clone, Copy)]
 pub(super) struct Pieces<'j, 'c> {
     pub(super) call: &'j Job<'c>,
@@ -72,7 +72,7 @@ impl<'j, 'c> Pieces<'j, 'c> {
         }
     }
 
-    /// The blocks of queries whose tiles meet in a piece, in order: of the batch entries and heads that share its
+    /// The blocks of queries whose tiles are summed in a piece, in order: of the batch entries and heads that share its
     /// place.
     pub(super) fn blocks(&self, piece: &Piece) -> impl Iterator<Item = Rows> + use<> {
         let (shape, layout) = (self.call.forward.shape, self.call.layout);

@@ -19,7 +19,7 @@ pub(super) struct Buffers<'w> {
     pub(super) bias_sums: &'w mut [f64],
 }
 
-/// What the first half of a tile works on.
+/// Arrays of the first half of a tile.
 pub(super) struct Work<'w> {
     /// `q[channel][query]`, `dy[channel][query]`.
     pub(super) transposed: [&'w mut [f32]; 2],
@@ -35,7 +35,7 @@ pub(super) struct Work<'w> {
     pub(super) bias: &'w mut [f32],
     /// Derivatives of `score_mod`.
     pub(super) mod_slopes: &'w mut [f32],
-    /// Whether they were known wherever they were asked for.
+    /// Whether `score_mod` knew all of them.
     pub(super) known: bool,
 }
 

@@ -11,11 +11,10 @@ use super::output::Writing;
 use super::sweep;
 use crate::workspace::Line;
 
-/// A backward call, cut into parts. Each part is computed by one thread, and the bits of the gradients do not depend on
-/// which.
+/// A backward call, cut into parts. One thread computes each part, and no bit of the gradients depends on which.
 ///
-/// A part has rows of `dq` of its own, and sums of `dk` and `dv` over those rows. Its key/value head has all parts'
-/// sums, added up in the order of the parts.
+/// A part has rows of `dq` of its own, and sums of `dk` and `dv` over those rows. The sums of a key/value head are
+/// those of its parts, added up in their order.
 pub struct Call<'c>(pub(super) Job<'c>);
 
 impl fmt::Debug for Call<'_> {
@@ -50,12 +49,12 @@ impl Call<'_> {
         self.0.layout.scratch.lines()
     }
 
-    /// Computes a part: its rows of `dq`, and its sums of `dk` and `dv`. What they held, and what `scratch` holds, is
-    /// not read. The sums of the first part of a head may be computed where those of the head shall be.
+    /// Computes a part: its rows of `dq`, and its sums of `dk` and `dv`. The old contents of all three slices are not
+    /// read. The sums of the first part of a head may be computed in the place of the head's.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] where slices do
-    /// not fit, [`AttnError::Unsupported`] where a `score_mod` has no derivative.
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] if slices do not
+    /// fit, [`AttnError::Unsupported`] if a `score_mod` has no derivative.
     pub fn compute(&self, part: usize, dq: &mut [f32], sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
         if part >= self.parts() {
             return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
@@ -72,7 +71,7 @@ impl Call<'_> {
     /// Adds the sums of a part to those of its head: of the second part, then of the third, and so on.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] where lines are too few.
+    /// [`AttnError::TooShort`] if lines are too few.
     pub fn add(&self, head: &mut [Line], part: &[Line]) -> Result<()> {
         AttnError::check_len("lines of a head", self.sum_lines(), head.len())?;
         AttnError::check_len("lines of a part", self.sum_lines(), part.len())?;
@@ -92,20 +91,20 @@ fn derivative(known: bool) -> Result<()> {
     }
 }
 
-/// What [`Plan::run_with`](super::Plan::run_with) has a caller's threads do.
+/// A task of [`Plan::run_with`](super::Plan::run_with) for the caller's threads.
 #[derive(Debug)]
 pub enum Sweep<'s, 'c> {
     /// Compute all parts: each one's `dq` into its place of the floats, and its sums into its head's, which are
     /// [`Call::sum_lines`] for each head ([`Call::compute`], [`Call::add`]).
     Parts(&'s Call<'c>, &'s mut [f32], &'s mut [Line]),
-    /// Call [`BiasCall::compute`] once for each piece, and have what it gives written.
+    /// Call [`BiasCall::compute`] once for each piece, and write its result by [`BiasPiece::write`].
     Bias(&'s BiasCall<'s, 'c>, &'s mut ViewMut<'s, f64>),
-    /// Call this, on as many threads as you like: the calls share the rows of the gradients, and one that comes when
-    /// none is left does nothing.
+    /// Call [`Writing::work`] on any number of threads: the calls share the rows of the gradients, and a call does
+    /// nothing if none is left.
     Write(&'s Writing<'s>),
 }
 
-/// The gradient of a bias, cut into pieces. Each is computed by one thread, and no bit depends on which.
+/// The gradient of a bias, cut into pieces. One thread computes each piece, and no bit depends on which.
 pub struct BiasCall<'b, 'c>(Pieces<'b, 'c>);
 
 impl fmt::Debug for BiasCall<'_, '_> {
@@ -133,7 +132,7 @@ impl<'b, 'c> BiasCall<'b, 'c> {
     /// Computes a piece, in `scratch`, which may hold anything.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such piece, [`AttnError::TooShort`] where lines are too few.
+    /// [`AttnError::Index`] if there is no such piece, [`AttnError::TooShort`] if lines are too few.
     pub fn compute<'s>(&'s self, piece: usize, scratch: &'s mut [Line]) -> Result<BiasPiece<'s>> {
         if piece >= self.pieces() {
             return Err(AttnError::Index { what: "piece", at: 0, value: piece, limit: self.pieces() });
@@ -161,7 +160,7 @@ impl fmt::Debug for BiasPiece<'_> {
 }
 
 impl BiasPiece<'_> {
-    /// Writes it into its place.
+    /// Writes it to its place.
     pub fn write(&self, to: &mut ViewMut<'_, f64>) {
         self.pieces.write(&self.piece, self.sums, to);
     }

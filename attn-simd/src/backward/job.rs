@@ -1,4 +1,4 @@
-//! What a backward call is made of: options and inputs, and how it is cut.
+//! Options and inputs of a backward call, and how it is cut.
 
 use super::layout::Layout;
 use crate::dtype::Input;
@@ -24,8 +24,8 @@ pub(super) struct Job<'c> {
 }
 
 impl Job<'_> {
-    /// The blocks of a part, in order: such that parts of a head have about as many tiles of keys to visit, as far as
-    /// the mask's ranges tell. Under a causal mask the first parts have the most blocks.
+    /// The blocks of a part, in order. Parts of a head have about equally many tiles of keys to visit, as far as the
+    /// mask's ranges tell: under a causal mask the first parts have the most blocks.
     pub(super) fn blocks(&self, part: usize) -> impl Iterator<Item = Rows> + use<'_> {
         let [batch, kv_head, place] = self.layout.place(part);
         let (all, parts) = (self.layout.blocks_of_group(), self.layout.parts);

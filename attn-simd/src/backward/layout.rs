@@ -1,9 +1,9 @@
 //! How a backward call is cut into parts, and the sizes of its scratch: pure functions of level and shape.
 //!
 //! A part is some blocks of queries of one key/value head: its heads of queries one after the other, each cut into
-//! blocks. Parts of a head have about as many keys to visit as each other ([`Job::blocks`](super::job::Job::blocks)).
-//! Each has sums of `dk` and `dv` of its own, which are added to those of the head in order. So one head can be
-//! computed by many threads, and the order of every sum follows from shape and mask.
+//! blocks. Parts of a head have about equally many keys to visit ([`Job::blocks`](super::job::Job::blocks)). Each has
+//! sums of `dk` and `dv` of its own, which are added to those of the head in order. So many threads can compute one
+//! head, and the order of every sum follows from shape and mask.
 
 use attn_core::{AttnError, AttnShape, Result};
 
@@ -12,9 +12,9 @@ use crate::queue::Rows;
 use crate::scoring::KV_TILE;
 use crate::workspace::lines_for;
 
-/// Parts of a call at least, if it has as many blocks of queries: what keeps some threads busy.
+/// Fewest parts of a call, if it has as many blocks of queries: enough to keep some threads busy.
 const PARTS: usize = 16;
-/// Blocks of a part at least, on average: its sums of `dk` and `dv` are as large as the head's keys and values.
+/// Fewest blocks of a part, on average: its sums of `dk` and `dv` are as large as the head's keys and values.
 const BLOCKS: usize = 4;
 /// Tiles of keys whose gradient of a bias one thread computes before it writes them.
 pub(crate) const BIAS_TILES: usize = 4;

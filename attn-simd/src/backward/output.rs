@@ -1,4 +1,4 @@
-//! From sums to gradients: rows times the factor of the scores, rounded once, written by as many threads as there are.
+//! From sums to gradients: rows times the factor of the scores, rounded once, written by any number of threads.
 
 use core::fmt;
 

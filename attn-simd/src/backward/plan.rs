@@ -105,7 +105,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     /// Computes the gradients on this thread. `workspace` holds at least [`workspace_lines`](Self::workspace_lines).
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`AttnError::TooShort`]; [`AttnError::Unsupported`] where a `score_mod` has no
+    /// As [`check`](Self::check), and [`AttnError::TooShort`]; [`AttnError::Unsupported`] if a `score_mod` has no
     /// derivative (see [`Attention::score_mod_with`]). Nothing has been written then.
     pub fn run<T: KernelElement, G: KernelElement, O: Element>(
         &self,
@@ -143,11 +143,11 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         })
     }
 
-    /// Computes the gradients by a caller's threads: `sweep` is called once with [`Sweep::Parts`], then, where the
-    /// gradient of a bias is asked for, with [`Sweep::Bias`], and last with [`Sweep::Write`].
+    /// Computes the gradients on a caller's threads: calls `sweep` with [`Sweep::Parts`], then with [`Sweep::Bias`] if
+    /// the gradient of a bias is requested, and last with [`Sweep::Write`].
     ///
     /// # Errors
-    /// As [`run`](Self::run), and those of `sweep`: nothing has been written then, but for pieces of the gradient of a
+    /// As [`run`](Self::run), and those of `sweep`. Nothing has been written then, but for pieces of the gradient of a
     /// bias that `sweep` itself wrote.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,

@@ -68,8 +68,9 @@ impl<const NQ: usize> Tile<NQ> {
         let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
         let (keys, shape) = (tile.keys, &job.shape);
         let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
-        gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &self.reach, transposed[0], scores, || {});
-        gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &self.reach, transposed[1], dots, || {});
+        let between = gemm::nothing;
+        gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &self.reach, transposed[0], scores, between);
+        gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &self.reach, transposed[1], dots, between);
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {
             weights::cap_slopes(isa, in_caps, scores, slopes);
@@ -112,9 +113,18 @@ impl<const NQ: usize> Tile<NQ> {
     }
 }
 
-/// Reads the queries and the gradients of the outputs of a block, and computes `δ`.
-#[inline(always)]
+/// Reads the queries and the gradients of the outputs of a block, and computes `δ`. A function of its own, so that it
+/// is compiled once per instruction set.
+#[inline(never)]
 pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffers: &mut Buffers<'_>) {
+    isa.vectorize(
+        #[inline(always)]
+        || start_inlined(isa, call, rows, width, buffers),
+    );
+}
+
+#[inline(always)]
+fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffers: &mut Buffers<'_>) {
     let (job, Buffers { work, rows: packed_rows, finite, v, .. }) = (&call.forward, buffers);
     let at = [rows.batch, rows.head, rows.first];
     let dims = [job.shape.head_dim, job.shape.value_dim];

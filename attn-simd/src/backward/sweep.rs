@@ -198,7 +198,8 @@ impl Block<'_> {
             clean[..keys * shape.head_dim].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
             Panel::packed(clean, shape.head_dim)
         };
-        gemm::values::<I, NQ, MV>(isa, panel, (keys, shape.head_dim), (phase, &tile.reach), (dots, factor), dq, || {});
+        let sizes = (keys, shape.head_dim);
+        gemm::values::<I, NQ, MV>(isa, panel, sizes, (phase, &tile.reach), (dots, factor), dq, gemm::nothing);
         let seen = |n: usize, lane: usize| visible.is_none_or(|bits| bits[n] >> lane & 1 == 1);
         if !sound {
             for n in 0..keys {

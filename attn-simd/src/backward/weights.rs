@@ -4,11 +4,11 @@ use crate::isa::Isa;
 use crate::math::{exp2, exp2_each};
 use crate::prefill::layout::MAX_Q_TILE;
 
-/// What dropout does to a tile.
+/// Dropout of a tile.
 pub(super) struct Kept<'b> {
     /// A bit for each query whose weight is kept, a word for each key.
     pub(super) bits: &'b [u64],
-    /// What kept weights are multiplied by.
+    /// The factor of kept weights.
     pub(super) factor: f32,
 }
 

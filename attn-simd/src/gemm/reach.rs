@@ -1,11 +1,11 @@
-//! Which keys of a tile each vector of queries needs: what lies outside is not computed.
+//! Which keys of a tile each vector of queries needs: scores outside are not computed.
 
 /// Which keys of a tile each vector of queries needs: vector `n` those in `start[n]..end[n]`, neither of which ever
 /// decreases.
 ///
-/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block, under a window they
-/// start later for the last ones. What lies outside of a vector's reach is not computed; nothing changes by that, not
-/// even in the last bit, because a hidden key's weight is 0.
+/// Under a causal mask the keys of a diagonal tile end earlier for the first queries of a block; under a window they
+/// start later for the last ones. Scores outside of a vector's reach are not computed. That changes no bit, because a
+/// hidden key's weight is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reach<const NQ: usize> {
     pub(crate) start: [usize; NQ],
@@ -28,7 +28,7 @@ impl<const NQ: usize> Reach<NQ> {
     #[inline(always)]
     pub(crate) fn runs(&self, mut f: impl FnMut(core::ops::Range<usize>, usize, usize)) {
         if self.start[NQ - 1] > self.end[0] {
-            // Ranges so narrow that no key is needed by all: the left edge is not worth a run of its own.
+            // In ranges so narrow that not all vectors need any key, the left edge is not worth a run of its own.
             f(self.start[0]..self.end[0].max(self.start[0]), 0, 0);
         } else {
             for n in 1..NQ {

@@ -8,9 +8,9 @@ use crate::isa::Isa;
 use crate::scoring::KV_TILE;
 
 /// `o[c][query] = o[c][query]·factor[query] + Σ_key values[key][c]·p[key][query]` for `columns` channels and `depth`
-/// keys; without factors as if `o` held zeros, whatever it does. `p`: `[depth][NQ·LANES]`, of which each vector's reach
-/// is read; `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. The first key is the
-/// `phase`-th of its tile. `between` is called once for each group of channels.
+/// keys; without factors as if `o` held zeros. `p`: `[depth][NQ·LANES]`, of which each vector's reach is read;
+/// `factor`: `[NQ·LANES]`; `o`: at least `columns` rounded up to `M`, times `NQ·LANES`. The first key is the `phase`-th
+/// of its tile. `between` is called once for each group of channels.
 #[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -92,14 +92,14 @@ struct Tile<'a, const NQ: usize> {
     reach: Option<&'a Reach<NQ>>,
 }
 
-/// Keys of a chain of multiply-adds of an output. Equal products are what errs most, because every addition rounds the
-/// same way: a chain of 12 is off by 3.3u at most, one of 64 by 16.5u. (16: 4.5u, more than may be.)
+/// Keys of a chain of multiply-adds of an output. Equal products err most, because every addition rounds the same way:
+/// a chain of 12 is off by 3.3u at most, one of 64 by 16.5u. (16: 4.5u, more than is allowed.)
 const PART: usize = 12;
 /// Keys of half a tile.
 const HALF: usize = KV_TILE / 2;
 const _: () = assert!(PART.is_multiple_of(UNROLL) && HALF.is_multiple_of(UNROLL));
 
-/// The end of the part of a half that starts at `from`, the `phase + from`-th key of its tile: 12, 12 and 8 keys.
+/// The end of the part that starts at `from`, the `phase + from`-th key of its tile: a half has parts of 12, 12 and 8.
 #[inline(always)]
 fn part_end(phase: usize, from: usize, depth: usize) -> usize {
     let place = (phase + from) % HALF;
@@ -113,8 +113,8 @@ fn part_end(phase: usize, from: usize, depth: usize) -> usize {
     depth.min(from + end - place)
 }
 
-/// `M` columns of the output from all keys, for levels of 32 long registers: accumulators of a part and of half a tile
-/// are in them at once.
+/// `M` columns of the output from all keys, for levels of 32 long registers, which hold accumulators of a part and of
+/// half a tile at once.
 ///
 /// An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead of 8 make a whole call
 /// 3 to 4 % faster on Granite Rapids.
@@ -145,9 +145,9 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
 /// Some columns of the output from all keys, for levels of few or short registers: all columns of a part of the keys
 /// before the next part; sums of the parts before wait in memory.
 ///
-/// So the rows of a part are read from one end to the other. Group by group through all keys, a column of rows that
-/// lie 512 bytes apart (`value_dim` 128) takes all places that a first cache of eight ways has for it. Measured on
-/// Zen 4 at AVX2, this product alone, part by part against group by group: 128 channels 1.08, 64 channels 1.00.
+/// So the rows of a part are read from one end to the other. If each group went through all keys, a column of rows 512
+/// bytes apart (`value_dim` 128) would fill all places that a first cache of eight ways has for it. Measured on Zen 4
+/// at AVX2, this product alone, part by part against group by group: 128 channels 1.08, 64 channels 1.00.
 ///
 /// # Safety
 /// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
@@ -178,7 +178,7 @@ unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
             unsafe {
                 let a = tile.a.add(channels.start + first);
                 let (waiting, o) = (waiting.add(first * NQ * I::LANES), o.add(first * NQ * I::LANES));
-                // Eight channels at the end are two groups of four: a group reads no row twice then.
+                // Eight channels at the end are two groups of four, so that no group reads a row twice.
                 if M > 4 && (left == 4 || left == 8) {
                     let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(m));
                     value_part::<I, NQ, 4>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
@@ -202,17 +202,16 @@ unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
 struct Waiting([core::mem::MaybeUninit<f32>; Self::CHANNELS * Self::WIDTH]);
 
 impl Waiting {
-    /// Channels: whole groups of 4 and of 6, and all of most models. What a part reads and adds to stays in the first
-    /// cache.
+    /// Channels: whole groups of 4 and of 6, and all of most models. Rows and sums of a part stay in the first cache.
     const CHANNELS: usize = 192;
     /// Floats of the most vectors of a level with short ones.
     const WIDTH: usize = 16;
 }
 
-/// A part of the keys for `M` columns: added to what waits, and to the output at the last.
+/// A part of the keys for `M` columns: added to the sums that wait, and the last part to the output.
 ///
 /// # Safety
-/// As [`value_group`]; what waits is readable and writable for `M·NQ` vectors.
+/// As [`value_group`]; the sums that wait are readable and writable for `M·NQ` vectors.
 #[inline(always)]
 unsafe fn value_part<I: Isa, const NQ: usize, const M: usize>(
     isa: I,

@@ -1,9 +1,7 @@
-//! Attention to some of the keys: what one of several processes or machines computes, to be merged with what the others
-//! have.
+//! Attention over a part of the keys: the share of one of several processes or machines, whose states are merged.
 //!
-//! A row over part of its keys is a maximum, a sum and an output that is not divided yet ([`attn_core::state`]). The
-//! plan is that of the whole call, so that masks, biases and positions mean what they mean there; k and v hold only the
-//! part.
+//! A state is a row's maximum, sum and undivided output over the part ([`attn_core::state`]). The plan is that of the
+//! whole call, so that masks, biases and positions have the same meaning; k and v hold only the part.
 
 use attn_core::kv_cache::CacheView;
 use attn_core::score_mod::Mods;
@@ -21,12 +19,13 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         decode::lines(self.level().vectors(), self.shape())
     }
 
-    /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`,
-    /// and leaves behind one row of `2 + value_dim` numbers per query, `[batch, q_heads, q_len]`. Rows of all parts are
-    /// merged by [`attn_core::state::merge_states`] and end with [`finish`](Self::finish).
+    /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`.
+    /// Writes a state of `2 + value_dim` numbers for each query, `[batch, q_heads, q_len]`.
+    /// [`attn_core::state::merge_states`] merges the states of all parts, [`finish`](Self::finish) makes outputs of
+    /// them.
     ///
-    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`] merges them (two
-    /// halves of a power of two of chunks each), give the bits of the whole call by the decode kernel.
+    /// Parts that begin at multiples of 512 keys, merged as the tree of [`decode`] merges them (two halves of a power
+    /// of two of chunks each), give the bits of the whole call by the decode kernel.
     ///
     /// ```
     /// use attn_core::{Attention, AttnShape, Layout, View, ViewMut, state};
@@ -41,7 +40,7 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// let (mut left, mut right) = (vec![0.0; state::len(&shape)?], vec![0.0; state::len(&shape)?]);
     /// plan.states(0, q, kv, kv, &mut left, &mut lines)?;
     /// plan.states(500, q, kv, kv, &mut right, &mut lines)?;
-    /// // One of them, which has been sent the other's rows.
+    /// // One of them receives the other's states.
     /// state::merge_states(&mut left, &right, 16)?;
     /// let mut out = vec![0.0f32; 4 * 16];
     /// plan.finish(&left, ViewMut::new(&mut out, Layout::Bhsd, shape.output())?)?;
@@ -91,11 +90,11 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         Ok(())
     }
 
-    /// Ends a call whose [parts](Self::states) have been merged: takes the sinks in, divides, and writes outputs and
+    /// Ends a call whose [states](Self::states) have been merged: takes the sinks in, divides, and writes outputs and
     /// lse.
     ///
     /// # Errors
-    /// [`AttnError::Size`] if rows or outputs have not the plan's sizes; nothing has been written then.
+    /// [`AttnError::Size`] if rows or outputs do not have the plan's sizes; nothing has been written then.
     pub fn finish<'o, O: KernelElement>(&self, rows: &[f32], outputs: impl Into<Outputs<'o, O>>) -> Result<()> {
         let (shape, outputs) = (*self.shape(), outputs.into());
         outputs.check(&shape)?;

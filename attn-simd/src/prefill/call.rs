@@ -15,15 +15,15 @@ use crate::pack;
 use crate::queue::{Queue, Target};
 use crate::workspace::Line;
 
-/// Strips that there are for each thread at least, so that none waits long for the last one.
+/// Fewest strips for each thread, so that none waits long for the last one.
 const STRIPS_PER_THREAD: usize = 4;
 
-/// The same where a strip shares no work, only what is read from beyond the second cache: that gains less than waiting
-/// could lose.
+/// The same where the blocks of a strip share no work, only reads from beyond the second cache: sharing gains less than
+/// waiting could lose.
 const FAR_STRIPS_PER_THREAD: usize = 24;
 
-/// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: each block is computed by one of
-/// them, and the result is the same bits whoever does.
+/// One call, cut into blocks. Any number of threads may [`run`](Self::run) it at once: one of them computes each block,
+/// and no bit depends on which.
 pub struct Blocks<'w> {
     level: Level,
     job: Job<'w>,
@@ -82,9 +82,9 @@ impl<'w> Blocks<'w> {
         self.queue.len()
     }
 
-    /// Says how many threads will [`run`](Self::run) it, at most. Where keys or values have to be packed, widened or
-    /// made contiguous, or are too many for the caches, each thread then takes as many blocks at once as leave enough
-    /// for all, which share that work and what is read. Changes no bit.
+    /// Says how many threads will [`run`](Self::run) it, at most. If keys or values are to be packed, widened or made
+    /// contiguous, or are too many for the caches, a thread then takes several blocks at once, which share that work
+    /// and what is read: as many as leave enough for all threads. Changes no bit.
     #[must_use]
     pub fn shared_by(mut self, threads: usize) -> Self {
         let packs = !pack::is_direct(&self.job.k) || !pack::is_direct(&self.job.v);
@@ -102,7 +102,7 @@ impl<'w> Blocks<'w> {
     /// Works on blocks until none is left. Each thread brings scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] where the scratch is; nothing has been done then.
+    /// [`AttnError::TooShort`] if the scratch is, before anything is computed.
     pub fn run(&self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.lines.all, workspace.len())?;
         match &self.layout {

@@ -1,4 +1,4 @@
-//! The end of a block: divide by the sums, take the sink in, transpose back, round once, write.
+//! The end of a block: takes the sink in, divides by the sums, transposes back, rounds once, writes.
 
 use super::job::Job;
 use super::layout::MAX_Q_TILE;
@@ -6,9 +6,9 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::queue::Claim;
 use crate::scoring::finish_row;
 
-/// What a block knows of its rows at the end: a lane each.
+/// State of a block's rows at its end, a lane each.
 pub(crate) struct State<'s> {
-    /// What weights are relative to.
+    /// The maximum that weights are relative to.
     pub(crate) max: &'s [f32],
     /// Sums of the weights.
     pub(crate) sum: &'s [f32],
@@ -16,8 +16,8 @@ pub(crate) struct State<'s> {
     pub(crate) rest: Option<&'s [f32]>,
 }
 
-/// Writes the rows of a block from `o[channel][query]`, rows `width` apart, and what is missing in it. Sums are
-/// multiplied by `sums` first and outputs by `outputs`, powers of two: what a kernel has kept larger than it is.
+/// Writes the rows of a block from `o[channel][query]`, rows `width` apart, and what is missing in it. `sums` and
+/// `outputs` are powers of two: factors of the sums and of the outputs, for a kernel that stores either larger.
 #[inline(always)]
 pub(crate) fn write<I: Isa>(
     isa: I,
@@ -30,7 +30,7 @@ pub(crate) fn write<I: Isa>(
 ) {
     let rows = claim.rows();
     let kept = job.dropout.factor();
-    // Factors in two floats, so that an output is rounded once; or what it is divided by.
+    // With fused operations factors in two floats, so that an output is rounded once; without, divisors.
     let mut factors = [[if I::FUSED { 0.0f32 } else { 1.0 }; MAX_Q_TILE]; 2];
     let sink = job.sinks.map(|sinks| f64::from(sinks[rows.head]));
     for lane in 0..rows.count {
@@ -40,7 +40,7 @@ pub(crate) fn write<I: Isa>(
             _ => finish_row(f64::from(state.max[lane]) * job.ln_scale, sum, sink, kept),
         };
         if !I::FUSED {
-            // One rounding too, if what is divided by is a float. A row without weight is divided by infinity.
+            // One rounding too, because the divisor is a float. A row without weight is divided by infinity.
             factors[0][lane] = (1.0 / factor) as f32;
         } else {
             let nearest = factor as f32;

@@ -1,18 +1,17 @@
 //! How large the blocks are: pure functions of the level, the shape and the caches.
 //!
-//! A block of `q_tile` queries meets the keys in tiles of `kv_tile`. `Qᵀ`, the scores of one tile and the output of the
-//! block are what the inner loops touch over and over; at head_dim 64 they are 12 KiB each with AVX-512 and stay in L1.
-//! Keys and values stream through once per block, from L2 or beyond: `q_tile` multiplications for every float read,
-//! which is why the largest block that registers allow is taken.
+//! A block of `q_tile` queries meets the keys in tiles of `kv_tile`. The inner loops read `Qᵀ`, the scores of one tile
+//! and the output of the block over and over; at head_dim 64 these are 12 KiB each with AVX-512 and stay in L1. Keys
+//! and values are read once per block, from L2 or beyond, with `q_tile` multiplications for every float: hence the
+//! largest block that registers allow.
 //!
-//! Keys and values that are not plain `f32` rows are widened or gathered tile by tile. A strip of several blocks does
-//! that once for all of them; what the blocks keep then lies in L2. So do the blocks of a sequence whose keys and
-//! values are too many for the caches: each tile of them is a stretch that stays while all blocks of the strip pass
-//! over it.
+//! Keys and values that are not plain `f32` rows are widened or gathered tile by tile: once for all blocks of a strip,
+//! whose queries and outputs then stay in L2. Keys and values that are too many for the caches are read in strips, too:
+//! each tile stays in the caches while all blocks of the strip pass over it.
 //!
-//! The tile of keys decides the order of sums and with it the bits, which are to be the same on every machine of a
-//! level: it follows from the level alone. How long a strip is changes no bit, and follows from the shape and this
-//! machine's [`Caches`].
+//! The tile of keys decides the order of sums and so the bits, which are the same on every machine of a level: it
+//! follows from the level alone. The length of a strip changes no bit; it follows from the shape and this machine's
+//! [`Caches`].
 
 use attn_core::AttnShape;
 
@@ -48,7 +47,7 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
-    /// The sizes of a level. `kernel` instantiates exactly these.
+    /// The sizes of a level; `instances!` of [`sweep`](super::sweep) compiles exactly these.
     pub(crate) const fn of(level: Level) -> Self {
         let lanes = level.lanes();
         match level {
@@ -59,7 +58,7 @@ impl Tiles {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 6 },
             // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better.
-            // Levels with matrix tiles never come here: their vectors are those of another level.
+            // Levels of AMX never come here: their vectors are those of another level.
             _ => {
                 let q_vecs = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
                 Self { lanes, q_vecs, kv_tile: 60, score_rows: 4, value_rows: 4 }
@@ -82,16 +81,16 @@ impl Tiles {
         rows.div_ceil(self.lanes)
     }
 
-    /// Most blocks of a strip: as many as a quarter of the second cache holds the queries and outputs of:
-    /// keys and values pass through the rest. No more than a head has.
+    /// Most blocks of a strip: their queries and outputs fill a quarter of the second cache; keys and values pass
+    /// through the rest. No more than a head has.
     pub(crate) const fn strip(&self, shape: &AttnShape, caches: Caches) -> usize {
         let block = (shape.head_dim + shape.value_dim + 1) * self.q_tile() * size_of::<f32>();
         let most = min(caches.l2 / 4 / block, shape.q_len.div_ceil(self.q_tile()));
         if most == 0 { 1 } else { min(most, STRIP) }
     }
 
-    /// Whether keys and values of a head are more than the caches can be expected to keep from one block to the next:
-    /// four times the second cache, which is about what a core has of the one it shares.
+    /// Whether keys and values of a head outgrow what the caches keep from one block to the next: four times the second
+    /// cache, which is about a core's part of the cache that it shares.
     ///
     /// Measured on Zen 5 (1 MiB; one thread), in strips of eight against one by one: 8 MiB ×1.02, 4 MiB ×0.99 to 1.01.
     pub(crate) const fn is_far(shape: &AttnShape, caches: Caches) -> bool {
@@ -124,8 +123,8 @@ const fn min(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// Rounds channels up to whole vectors and whole groups of rows: squares of LANES × LANES are transposed in and out,
-/// and groups of rows are stored; both may reach past the last channel.
+/// Rounds channels up to whole vectors and whole groups of rows: transposed squares of LANES × LANES and stored groups
+/// of rows may reach past the last channel.
 const fn channels_of(n: usize, lanes: usize, rows: usize) -> usize {
     let (a, b) = (n.next_multiple_of(lanes), n.next_multiple_of(rows));
     if a > b { a } else { b }
@@ -144,7 +143,7 @@ pub(crate) struct Scratch {
     pub(crate) out: usize,
     /// One float per query: maximum, sum, factor.
     pub(crate) row: usize,
-    /// Groups of tiles that wait to join a total. There is none where a head's keys are one group.
+    /// Groups of tiles: those that wait to join a total, or the only one.
     pub(crate) groups: usize,
     /// Keys of a tile, widened or made contiguous.
     pub(crate) k: usize,

@@ -1,9 +1,9 @@
 //! Which queries of a block see which keys of a tile, as bits.
 //!
-//! Masks answer by row (their tables lie by row): 64 keys at a time as a word. The kernels need them by key, one bit
-//! per query, because their lanes are queries. So the words of a block are transposed, once per tile that is only
-//! partly visible; where rows see ranges, the words by key follow from the ends of the ranges alone. Full tiles are
-//! recognised first and cost nothing.
+//! A mask is read by row, 64 keys at a time as a word, because its tables are stored by row. The kernels need words by
+//! key, one bit per query, because their lanes are queries. So each tile that is partly visible transposes the words of
+//! a block. If rows see ranges, the words by key follow from the ends of the ranges alone. Full tiles are found first
+//! and cost nothing.
 
 use core::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::isa::Isa;
 use crate::queue::Rows;
 use crate::scoring::{KV_TILE, TileAt};
 
-/// What a tile shows.
+/// How much of a tile the rows of a block see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cover {
     Empty,
@@ -49,7 +49,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
     /// No row sees a key.
     pub(crate) const NOTHING: Self = Self { rows: [(0, 0); ROWS], any: 0..0, all: 0..0 };
 
-    /// Asks the mask once per row of a block.
+    /// Calls the mask once per row of a block.
     pub(crate) fn of(job: &Job<'_>, rows: Rows) -> Self {
         let nothing = Range { start: usize::MAX, end: 0 };
         let mut this = Self { rows: [(0, 0); ROWS], any: nothing, all: 0..usize::MAX };
@@ -100,7 +100,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
         if job.ranges { self.by_ranges(tile, bits) } else { self.by_rows(isa, job, tile, bits) }
     }
 
-    /// Where each row sees a range: a bit turns on where the range starts and off where it ends.
+    /// If each row sees a range: a bit turns on where the range starts and off where it ends.
     fn by_ranges(&self, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         let mut turns = [0u64; KV_TILE + 1];
         for (lane, &(start, end)) in self.rows.iter().enumerate().take(tile.rows) {
@@ -108,7 +108,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
             turns[within(start)] ^= 1 << lane;
             turns[within(end)] ^= 1 << lane;
         }
-        // Lanes without a row: whatever they compute is not written.
+        // Lanes without a row: nothing that they compute is written.
         let padding = if tile.rows >= 64 { 0 } else { u64::MAX << tile.rows };
         let (mut visible, mut any, mut all) = (0, 0, u64::MAX);
         for (bits, turn) in bits.iter_mut().zip(turns).take(tile.keys) {
@@ -120,9 +120,18 @@ impl<const ROWS: usize> Ranges<ROWS> {
         Cover::of(any != 0, all == u64::MAX)
     }
 
-    /// Any mask: 64 keys of each row as a word, transposed.
-    #[inline(always)]
+    /// Any mask: 64 keys of each row as a word, transposed. A function of its own, so that it is compiled once per
+    /// instruction set.
+    #[inline(never)]
     fn by_rows<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
+        isa.vectorize(
+            #[inline(always)]
+            || self.by_rows_inlined(isa, job, tile, bits),
+        )
+    }
+
+    #[inline(always)]
+    fn by_rows_inlined<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
         let wanted = lowest_bits(tile.keys);
         bits.fill(u64::MAX); // lanes without a row, as above
         let rows = &mut bits[..tile.rows];
@@ -161,7 +170,7 @@ fn range_bits(start: usize, end: usize) -> u64 {
     lowest_bits(end) & !lowest_bits(start)
 }
 
-/// 64 entries of a row of a dense mask, where they lie side by side.
+/// 64 entries of a row of a dense mask, if they lie side by side.
 #[inline(always)]
 fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) -> Option<&'a [bool; 64]> {
     let [nb, nh, nq, _] = dense.mask.sizes();

@@ -1,9 +1,9 @@
 //! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
 //!
-//! A tile that is fully visible needs no care: what it holds belongs to every row. In a partial tile, and under a bias
-//! (whose entries of −∞ hide as a mask does), the values are looked over (one multiplication each, against `q_tile` for
-//! the product itself); only where one is not finite does the slow way run: the product with those elements as 0, then
-//! each of them by itself, for the rows that see it.
+//! A tile that is fully visible needs no check: its values belong to every row. In a partial tile, and under a bias
+//! (whose entries of −∞ hide as a mask does), each value is checked by one multiplication; the product has `q_tile` of
+//! them. Only if one is not finite, the slow path runs: the product with such elements as 0, then each of them by
+//! itself, for the rows that see it.
 
 use super::job::Job;
 use crate::gemm::{self, Panel, Reach};
@@ -11,8 +11,8 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::pack;
 use crate::scoring::TileAt;
 
-/// Whether all elements are finite of those rows of a panel that not every query sees: bit by query in `bits`, all set
-/// where all do.
+/// Whether all elements are finite in those rows of a panel that not every query sees. `bits` has a word of queries per
+/// row, all set if all see it.
 #[inline(always)]
 pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns: usize) -> bool {
     if columns == 0 {
@@ -35,9 +35,26 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
     rest == 0.0 && lanes.iter().all(|&x| x == 0.0)
 }
 
-/// `gemm::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key.
-#[inline(always)]
+/// `gemm::values` for a partial tile with values that are not finite. `bits[key]` says which rows see a key. A function
+/// of its own, because it is rarely called.
+#[inline(never)]
 pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    job: &Job<'_>,
+    tile: TileAt,
+    visible: (&[u64], &Reach<NQ>),
+    weights: (&[f32], Option<&[f32]>),
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || values_inlined::<I, NQ, M>(isa, job, tile, visible, weights, out, scratch),
+    );
+}
+
+#[inline(always)]
+fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     job: &Job<'_>,
     tile: TileAt,
@@ -55,7 +72,7 @@ pub(crate) fn values<I: Isa, const NQ: usize, const M: usize>(
         }
     }
     let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
-    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, || {});
+    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, gemm::nothing);
     for (key, &visible) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

@@ -1,8 +1,8 @@
-//! Prefetches the lines at a block's borders while its last tiles keep the multipliers busy: those of its own output,
-//! which are written when it ends, and those of the queries of the next block.
+//! Prefetches two kinds of lines during the last tiles of a block: those of its output, which are written when it ends,
+//! and those of the queries of the next block.
 //!
-//! Both lie beyond the near caches. Requested all at once they would stall the core, which tracks only some dozens of
-//! misses; so they are spread over the groups of the two products, a few at a time.
+//! Both are beyond the near caches. Requests for all at once would stall the core, which tracks only some dozens of
+//! misses; so each group of the two products makes a few.
 
 use super::job::Job;
 use crate::isa::{Isa, hint};
@@ -53,7 +53,7 @@ impl Lines {
     }
 }
 
-/// What to prefetch during the last tiles of a block, in steps.
+/// Lines to prefetch during the last tiles of a block, in steps.
 #[derive(Debug)]
 pub(crate) struct Prefetch {
     read: Lines,
@@ -78,7 +78,7 @@ impl Prefetch {
         self.budget == [0; 2]
     }
 
-    /// The queries of the next block and the outputs of this one, where they are plain rows of `f32`, in so many steps.
+    /// The queries of the next block and the outputs of this one, if they are plain rows of `f32`, in so many steps.
     #[inline(always)]
     pub(crate) fn of(job: &Job<'_>, claim: &Claim<'_, '_>, steps: usize) -> Self {
         let (mut read, mut write) = (Lines::NONE, Lines::NONE);

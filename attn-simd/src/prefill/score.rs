@@ -1,5 +1,4 @@
-//! What happens to the scores of a tile before the softmax, where more than a scale does: soft-cap, bias, ALiBi,
-//! mods.
+//! Scores of a tile before the softmax, if options change them by more than the scale: soft-cap, bias, ALiBi, mods.
 
 use attn_core::Bias;
 
@@ -11,9 +10,25 @@ use crate::pack;
 use crate::scoring::TileAt;
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::score::Problem::score` fixes
-/// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias.
-#[inline(always)]
+/// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias. A function of its own, so that
+/// it is compiled once per width.
+#[inline(never)]
 pub(crate) fn finish<I: Isa, const NQ: usize>(
+    isa: I,
+    job: &Job<'_>,
+    scale: f32,
+    tile: TileAt,
+    scores: &mut [f32],
+    scratch: &mut [f32],
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || finish_inlined::<I, NQ>(isa, job, scale, tile, scores, scratch),
+    );
+}
+
+#[inline(always)]
+fn finish_inlined<I: Isa, const NQ: usize>(
     isa: I,
     job: &Job<'_>,
     scale: f32,

@@ -1,14 +1,13 @@
-//! The streaming softmax of one tile: new maximum, factor on what came before, scores become weights, sums grow.
+//! The streaming softmax of one tile: new maximum, factor of the earlier sums, scores become weights, sums grow.
 //!
-//! Weights are relative to a reference: the largest score of the first tile that a row sees. Where a later score is
-//! larger, the reference goes to it, or as far as halves all weights if that is farther. So it moves once per factor 2
-//! at most, and scores that rise a little with every tile do not round what has been summed up as often as there are
-//! tiles.
+//! Weights are relative to a reference: the largest score of the first tile that a row sees. If a later score is
+//! larger, the reference grows to it, or by as much as halves all weights if that is more. So it grows once per factor
+//! 2 at most, and scores that rise a little with every tile do not rescale, and round, the sums at every tile.
 //!
-//! Each lane is a row, so everything is vertical. A row that has seen nothing yet has the maximum −∞ and is
-//! exponentiated against 0 instead, which gives weights of 0; its factor is 0 as well, and there is nothing to multiply
-//! by it. The difference is taken before it is multiplied by the scale, so that the largest score of the first tile has
-//! the weight 1 exactly however large it is.
+//! Each lane is a row, so everything is vertical. A row that has seen nothing yet has the maximum −∞; 0 stands in for
+//! it in the exponent, so that weights and factor are 0, and there is nothing to multiply. The difference is taken
+//! before it is multiplied by the scale, so that the largest score of the first tile has the weight 1 exactly, however
+//! large it is.
 
 use crate::gemm::{Reach, with_vectors};
 use crate::isa::Isa;
@@ -16,11 +15,11 @@ use crate::math::exp2;
 
 /// Running state of a block: one lane per row.
 pub(crate) struct State<'w> {
-    /// What weights are relative to: the largest score so far, or more.
+    /// The reference that weights are relative to: the largest score so far, or more.
     pub(crate) max: &'w mut [f32],
     /// Sum of the weights so far, relative to `max`.
     pub(crate) sum: &'w mut [f32],
-    /// What the last tile multiplied earlier outputs by.
+    /// The factor of the last tile on earlier outputs.
     pub(crate) factor: &'w mut [f32],
 }
 
@@ -96,7 +95,7 @@ impl State<'_> {
     }
 }
 
-/// How far a reference that has to follow the scores goes ahead of where it was, at least: a factor 2 of all weights.
+/// By how much a reference grows at least: a factor 2 of all weights.
 #[inline(always)]
 fn ahead(log2_scale: f32) -> f32 {
     let ahead = 1.0 / log2_scale;

@@ -180,7 +180,7 @@ fn start<I: Isa>(isa: I, job: &Job<'_>, block: &Block, n: usize, buffers: &mut B
 struct Held {
     /// The group that its outputs are sums over.
     group: usize,
-    /// Whether they are: otherwise they hold nothing, not even zeros.
+    /// Whether there are any: if not, the array holds nothing, not even zeros.
     out: bool,
     /// Groups that wait, a bit each.
     waiting: u8,
@@ -191,7 +191,7 @@ struct Held {
 impl Held {
     const NOTHING: Self = Self { group: 0, out: false, waiting: 0, total: false };
 
-    /// Lets what a block has summed up wait, as a group that has ended.
+    /// Ends the group of a block: its sums wait to join the total.
     #[inline(always)]
     fn end_group(&mut self, job: &Job<'_>, block: &Block, n: usize, buffers: &mut Buffers<'_>) {
         if self.out {
@@ -229,7 +229,7 @@ impl Held {
     }
 }
 
-/// Takes every block to each tile of keys that any of them sees. Returns what their arrays hold then.
+/// Visits each tile of keys with every block that sees any of it. Returns what their arrays hold then.
 #[inline(always)]
 fn tiles<I: Isa>(
     isa: I,
@@ -246,8 +246,8 @@ fn tiles<I: Isa>(
     let (kv_tile, mut from) = (job.tiles.kv_tile, any.start);
     let (mut bits, mut prefetch, mut held) = ([0; KV_TILE], Prefetch::nothing(), [Held::NOTHING; STRIP]);
     while from < any.end {
-        // Tiles lie at multiples of their size, whatever a block may skip: a row meets its keys in the same groups in
-        // whichever block it stands.
+        // Tiles lie at multiples of their size, whatever a block may skip: the groups of a row's keys do not depend on
+        // its block.
         let to = (from - from % kv_tile + kv_tile).min(any.end);
         let left = any.end - from;
         if left <= Prefetch::TILES * kv_tile && prefetch.is_nothing() {
@@ -282,7 +282,7 @@ struct Visit<'v, 'w> {
     block: &'v Block,
     /// Its number in the strip.
     n: usize,
-    /// What any block of the strip sees of the tile.
+    /// Keys of the tile that any block of the strip sees.
     keys: Range<usize>,
     buffers: &'v mut Buffers<'w>,
     bits: &'v mut [u64; KV_TILE],
@@ -357,7 +357,7 @@ impl Visit<'_, '_> {
                 mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }
             nonfinite::values::<I, NQ, MV>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
-            *v_there = false; // its cleaned copy took the place
+            *v_there = false; // a cleaned copy has replaced it
         } else {
             gemm::values::<I, NQ, MV>(
                 isa,

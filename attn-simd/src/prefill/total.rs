@@ -14,14 +14,14 @@
 use crate::isa::{Isa, MAX_LANES};
 use crate::math::{add_compensated, exp2};
 
-/// What a group of tiles has added up.
+/// Sums of a group of tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'w> {
     /// `[channel][query]`.
     pub(crate) out: &'w [f32],
     /// Weights of each query.
     pub(crate) sum: &'w [f32],
-    /// What both are relative to; it never decreases from one part to the next.
+    /// The maxima that both are relative to; they never decrease from one part to the next.
     pub(crate) max: &'w [f32],
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct Total<'w> {
 }
 
 impl Total<'_> {
-    /// Takes what some groups have added up, in their order. Without a total yet (`first`), that is what it becomes.
-    /// Rows have `width` lanes.
+    /// Adds the sums of some groups, in their order; if there is no total yet (`first`), they become it. Rows have
+    /// `width` lanes.
     pub(crate) fn join<I: Isa>(&mut self, isa: I, log2_scale: f32, parts: &[Part<'_>], width: usize, first: bool) {
         match *parts {
             [a] => self.join_some(isa, log2_scale, [a], width, first),
@@ -96,7 +96,7 @@ impl Total<'_> {
     }
 }
 
-/// What a sum relative to one maximum is multiplied by to be relative to a later one.
+/// The factor that makes a sum relative to one maximum relative to a later one.
 #[inline(always)]
 fn factor<I: Isa>(isa: I, log2_scale: f32, old: I::F, max: I::F) -> I::F {
     let base = isa.select(isa.eq(max, isa.splat(f32::NEG_INFINITY)), isa.splat(0.0), max);

@@ -37,7 +37,7 @@ impl<'o, T: Element> RowQueue<'o, T> {
 
     /// The next rows that nobody has, if any.
     pub(crate) fn claim(&self) -> Option<RowClaim<'_, 'o, T>> {
-        // Relaxed is enough: the counter alone decides who has which rows, and the end of the call joins the threads.
+        // Relaxed is enough: the counter alone hands out rows, and the end of the call joins the threads.
         let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.len()).then(|| n + 1));
         let (index, [_, heads, all, _]) = (index.ok()?, self.sizes);
         let claims = all.div_ceil(MOST);
@@ -65,7 +65,7 @@ impl<T: Element> RowClaim<'_, '_, T> {
         self.queue.sizes[3]
     }
 
-    /// Writes the `n`-th row, a column after the other.
+    /// Writes the `n`-th row, one column after the other.
     #[inline]
     pub(crate) fn write(&mut self, n: usize, value: impl Fn(usize) -> T) {
         let (Rows { batch, head, first, count }, columns) = (self.rows, self.columns());

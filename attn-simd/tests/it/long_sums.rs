@@ -12,7 +12,7 @@ use attn_testing::paint::Paint;
 
 /// Keys: within a tile, around it, a few chunks of the decode kernel, and what long contexts have.
 const KEYS: [usize; 9] = [32, 37, 64, 100, 512, 2048, 16_384, 65_536, 131_072];
-/// The model of the tile unit is slow.
+/// The model of AMX is slow.
 const KEYS_ON_MODEL: [usize; 6] = [32, 37, 64, 100, 512, 2048];
 /// More than are decoded, and one.
 const QUERIES: [usize; 2] = [20, 1];

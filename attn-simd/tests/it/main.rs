@@ -22,7 +22,7 @@ mod stored;
 mod strips;
 mod tiles;
 
-/// The levels of this machine (`ATTN_TEST_LEVELS` may name some of them), and the model of the tile unit.
+/// The levels of this machine (`ATTN_TEST_LEVELS` may name some of them), and the model of AMX.
 fn levels_and_model() -> Vec<attn_simd::Level> {
     attn_testing::levels(attn_simd::Level::names().chain(attn_simd::Level::model_names()), attn_simd::Level::by_name)
 }

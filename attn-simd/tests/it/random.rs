@@ -15,7 +15,7 @@ fn random_calls_stay_within_the_bound() {
     for n in 0..calls {
         let call = Call::draw(2, n);
         let ready = Ready::new(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
-        // The model of the tile unit is slow.
+        // The model of AMX is slow.
         let model = model.iter().filter(|_| n % 4 == 0 && call.work() < 300_000);
         for engine in engines.iter().chain(model) {
             let how = match ready.check(engine, &call) {

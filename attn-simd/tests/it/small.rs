@@ -61,7 +61,7 @@ fn plain_f32() {
     agrees::<f32>(&Attention::new(), [1, 3, 16, 16], 1e-5);
 }
 
-/// Tiles of bf16 through the model of the tile instructions: the smallest calls that pass through every phase of that
+/// Tiles of bf16 through the model of AMX: the smallest calls that pass through every phase of that
 /// kernel too.
 #[test]
 fn on_tiles() {

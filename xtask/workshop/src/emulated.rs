@@ -1,9 +1,9 @@
-//! `cargo xtask emulated`: the tests of the tile kernel on an emulated processor that has the real instructions.
+//! `cargo xtask emulated`: the tests of the amx kernel on an emulated processor that has the real instructions.
 //!
 //! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once,
 //! into `target/ci/amx-emulator`. The tests of `attn-simd` are built for musl, so that one file is a whole program, and
-//! run there with `ATTN_TEST_LEVELS=amx`: the level has to be there, and the exact model of the instructions, far too
-//! slow there, is left out.
+//! run there with `ATTN_TEST_LEVELS=amx`: the level must be there, and the exact model of the instructions is left out,
+//! because it is far too slow there.
 //!
 //! A test that nobody ran proves nothing. The same program says on this machine which tests each filter chooses, and
 //! as many have to pass there.

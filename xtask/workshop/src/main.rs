@@ -18,6 +18,7 @@ mod python;
 mod random;
 mod reader;
 mod root;
+mod simd;
 mod tidy;
 mod vectors;
 

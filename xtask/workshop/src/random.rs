@@ -2,7 +2,7 @@
 //!
 //! Each call is drawn from the seed and its number alone (`attn_testing::random`): `--seed S --only N` runs one again.
 //! It goes through the kernels at every level of this machine, through `attn-parallel` at one level on one to three
-//! threads, and now and then through the model of the tile unit. What breaks the bound is printed with all that was
+//! threads, and now and then through the model of AMX. What breaks the bound is printed with all that was
 //! drawn. The last line is `N passed, M failed, K skipped`, counted in calls of an engine; the exit code says whether
 //! any failed.
 

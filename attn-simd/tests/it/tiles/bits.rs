@@ -46,7 +46,7 @@ fn the_cut_of_a_call_changes_no_bit() {
     }
 }
 
-/// A thread that has never met the tile unit computes what another does.
+/// A thread that has never used AMX computes what another does.
 #[test]
 fn fresh_threads_compute_the_same_bits() {
     let inputs = Inputs::<bf16>::plain(shape((1, 2, 1, 64, 96, 32, 32)), 43);

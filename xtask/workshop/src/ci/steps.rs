@@ -8,7 +8,7 @@
 //! not slowness.
 //!
 //! Emulation covers `attn-core` and `attn-simd` only. User-mode emulators hang in thread pools now and then, and
-//! `attn-parallel` is the same kernels over a pool. A model of matrix tiles under an emulator would take minutes, and
+//! `attn-parallel` is the same kernels over a pool. A model of AMX under an emulator would take minutes, and
 //! is the same code on every processor: emulated steps skip it.
 
 use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};

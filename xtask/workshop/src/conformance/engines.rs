@@ -1,53 +1,14 @@
 //! The engines and levels that a run goes through.
 
+use attn_core::Dtype;
 use attn_core::kv_cache::Queries;
-use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnShape, Dtype, Outputs};
-use attn_simd::backward::{self, Inputs};
+use attn_simd::Level;
+use attn_simd::backward::Inputs;
 use attn_simd::decode::DecodePlan;
-use attn_simd::{Level, Plan, Workspace};
 use attn_testing::conformance::Runner;
-use attn_testing::{Engine, GradientCall, Reference, Streaming, engine_calls, gradient_calls, part_calls, step_calls};
+use attn_testing::{Engine, GradientCall, Reference, Streaming, engine_calls, gradient_calls, step_calls};
 
-struct Simd(Level);
-
-impl Engine for Simd {
-    fn name(&self) -> &'static str {
-        "simd"
-    }
-    fn level(&self) -> Option<&'static str> {
-        Some(self.0.name())
-    }
-    fn supports_dtype(&self, dtype: Dtype) -> bool {
-        dtype != Dtype::F64
-    }
-    engine_calls!(f32, f16, bf16; |this, call| {
-        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
-    });
-    step_calls!(|this, call| {
-        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        plan.split(call.q, call.outputs)?.run(Workspace::new().lines(plan.workspace_lines()))
-    });
-    part_calls!(|this, call| {
-        let plan = Plan::new(call.attn, call.shape, this.0)?;
-        let mut workspace = Workspace::new();
-        plan.states(call.first, call.q, call.k, call.v, call.rows, workspace.lines(plan.states_lines()))
-    });
-    gradient_calls!(|this, call| {
-        let GradientCall { attn, q, k, v, out, lse, dy, gradients } = call;
-        let inputs = Inputs { q, k, v, out, lse, dy };
-        backward::gradients_at(this.0, attn, inputs, gradients, &mut Workspace::new())
-    });
-    fn finish_parts<M: Mods + Sync>(
-        &self,
-        attn: &Attention<'_, M>,
-        shape: AttnShape,
-        rows: &[f32],
-        outputs: Outputs<'_, f32>,
-    ) -> attn_core::Result<()> {
-        Plan::new(attn, shape, self.0)?.finish(rows, outputs)
-    }
-}
+use crate::simd::Simd;
 
 struct Parallel(Level);
 
@@ -77,7 +38,7 @@ impl Engine for Parallel {
 /// The runners that `--engine` and `--level` leave.
 pub(super) fn chosen(engine: Option<&str>, level: Option<&str>) -> Result<Vec<Box<dyn Runner>>, String> {
     let mut all: Vec<Box<dyn Runner>> = vec![Box::new(Reference), Box::new(Streaming)];
-    // The model of the tile instructions is slow, and runs where it is asked for.
+    // The model of AMX is slow, and runs only if it is named.
     let asked =
         level.and_then(|name| Level::by_name(name).ok()).filter(|level| Level::available().all(|l| l != *level));
     let levels = || Level::available().chain(asked);

@@ -3,47 +3,20 @@
 use attn_core::Dtype;
 use attn_core::kv_cache::Queries;
 use attn_parallel::Runner;
+use attn_simd::Level;
 use attn_simd::decode::DecodePlan;
-use attn_simd::{Level, Workspace};
 use attn_testing::random::{Call, Target};
-use attn_testing::tolerance::WEIGHTS_OF_TWO_PARTS;
 use attn_testing::{Engine, engine_calls, step_calls};
 use rayon::ThreadPool;
 
-/// Multiplications that the model of the tile unit is asked for, where it is one engine of several.
+use crate::simd::{Simd, slack};
+
+/// Multiplications that the model of AMX computes, if it is one engine of several.
 const MODEL_WORK: usize = 300_000;
 /// One call of so many goes to it.
 const MODEL_SHARE: u64 = 10;
 /// Threads at most.
 const THREADS: usize = 3;
-
-fn slack(level: Level) -> f64 {
-    if level.multiplies_bf16() { WEIGHTS_OF_TWO_PARTS } else { 0.0 }
-}
-
-struct Simd(Level);
-
-impl Engine for Simd {
-    fn name(&self) -> &'static str {
-        "simd"
-    }
-    fn level(&self) -> Option<&'static str> {
-        Some(self.0.name())
-    }
-    fn supports_dtype(&self, dtype: Dtype) -> bool {
-        dtype != Dtype::F64
-    }
-    fn half_slack(&self) -> f64 {
-        slack(self.0)
-    }
-    engine_calls!(f32, f16, bf16; |this, call| {
-        attn_simd::forward_at(this.0, call.attn, call.q, call.k, call.v, call.outputs, &mut Workspace::new())
-    });
-    step_calls!(|this, call| {
-        let plan = DecodePlan::new(call.attn, call.q.sizes(), Queries::All, call.cache, this.0)?;
-        plan.split(call.q, call.outputs)?.run(Workspace::new().lines(plan.workspace_lines()))
-    });
-}
 
 /// The kernels over a pool of some threads.
 struct Parallel(Level, ThreadPool);
