@@ -19,6 +19,9 @@ use crate::tensor::{read, shape};
 /// Sequences at most: their lengths are allocated, whatever the other sizes are.
 const BATCH: usize = 1 << 24;
 
+/// Numbers that are appended between two looks for signals: some ten milliseconds.
+const NUMBERS: usize = 1 << 24;
+
 /// Keys and values that stay between calls, for generating text token by token.
 ///
 /// Cache(batch, kv_heads, head_dim, value_dim=head_dim, *, capacity) keeps all tokens, up to capacity per sequence.
@@ -149,7 +152,8 @@ impl Cache {
     }
 
     /// Takes the keys (batch, kv_heads, n, head_dim) and values (batch, kv_heads, n, value_dim) of new tokens, of the
-    /// cache's type. counts: (batch,), how many of the n are tokens of each sequence; the others are padding.
+    /// cache's type. counts: (batch,), how many of the n are tokens of each sequence; the others are padding. Ctrl-C
+    /// ends a long call, and no token is appended then; over a window, some are, which lens counts.
     #[pyo3(signature = (key, value, counts=None))]
     fn append(
         &mut self,
@@ -171,7 +175,7 @@ impl Cache {
             }
         }
         self.check_tokens(&k, &v)?;
-        self.take(py, &k, &v, None, counts.as_deref())
+        self.take(py, [&k, &v], counts.as_deref(), |_, _| Ok(()))
     }
 
     /// Attends with the last n tokens of each sequence, whose keys were appended before: query is
@@ -196,8 +200,8 @@ impl Cache {
     }
 
     /// Appends n tokens and attends with each of them: a prompt, or its next chunk. Any n over a window too, whose
-    /// tokens come one by one: Ctrl-C ends such a call between two of them. Arguments as for append and decode; if they
-    /// are refused, nothing is appended.
+    /// tokens come one by one. Arguments as for append and decode; if they are refused, nothing is appended. Nor is it
+    /// if Ctrl-C ends the call; over a window, some tokens are, which lens counts.
     #[pyo3(
         signature = (query, key, value, **options),
         text_signature = "(self, query, key, value, *, scale=None, window=None, softcap=None, temperature=None, \
@@ -222,17 +226,16 @@ impl Cache {
             call.apart(tensor)?;
         }
         self.check_tokens(&k, &v)?;
-        let step = if matches!(self.place, Place::Ring { .. }) { 1.min(n) } else { n };
-        self.check(&call, step)?;
-        if step == n {
-            self.take(py, &k, &v, None, None)?;
-            self.compute(py, &mut call, 0..n)?;
-        } else {
+        let one_by_one = matches!(self.place, Place::Ring { .. });
+        self.check(&call, if one_by_one { 1.min(n) } else { n })?;
+        if one_by_one {
             for token in 0..n {
                 py.check_signals()?;
-                self.take(py, &k, &v, Some(token), None)?;
+                self.write(py, [&k, &v], token..token + 1, None)?;
                 self.compute(py, &mut call, token..token + 1)?;
             }
+        } else {
+            self.take(py, [&k, &v], None, |cache, py| cache.compute(py, &mut call, 0..n))?;
         }
         call.results(query)
     }
@@ -336,66 +339,87 @@ impl Cache {
         checked
     }
 
-    /// Appends all tokens of two tensors, or one.
+    /// Appends the tokens of two tensors, and calls `then`. If that fails, or a signal's handler raises an error, the
+    /// tokens are forgotten again; those that have displaced others in a window stay.
     fn take(
         &mut self,
         py: Python<'_>,
-        k_new: &Tensor<'_>,
-        v_new: &Tensor<'_>,
-        token: Option<usize>,
+        both: [&Tensor<'_>; 2],
         counts: Option<&[usize]>,
+        then: impl FnOnce(&Self, Python<'_>) -> PyResult<()>,
     ) -> PyResult<()> {
-        let rows = token.map(|token| token..token + 1);
-        let given = rows.as_ref().map_or(k_new.sizes[3], Range::len);
+        let given = both[0].sizes[3];
         let after = self.lens_after(|b| counts.map_or(given, |counts| counts[b]))?;
-        // A table of pages counts the new tokens already.
-        let mut lens = self.lens.clone();
+        let before = self.lens.clone();
         if let Place::Pages(pages) = &mut self.place {
             pages.take(&after)?;
-            lens = after;
         }
-        let appended = self.write(py, [k_new, v_new], &rows, &mut lens, counts);
-        match (&appended, &mut self.place) {
-            (Ok(()), _) => self.lens = lens,
-            (Err(_), Place::Pages(pages)) => pages.give_back(&self.lens),
-            _ => {}
+        let Sizes { batch, kv_heads, head_dim, value_dim, .. } = self.sizes;
+        let of_token = batch.saturating_mul(kv_heads).saturating_mul(head_dim.saturating_add(value_dim));
+        let step = (NUMBERS / of_token.max(1)).max(1);
+        let mut done = Ok(());
+        // Once without tokens, too: that checks the rest.
+        for from in (0..given.max(1)).step_by(step) {
+            let rows = from..given.min(from.saturating_add(step));
+            done = if from > 0 { py.check_signals() } else { Ok(()) };
+            done = done.and_then(|()| self.write(py, both, rows, counts));
+            if done.is_err() {
+                break;
+            }
         }
-        appended
+        let done = done.and_then(|()| then(self, py));
+        if done.is_err() && !matches!(self.place, Place::Ring { .. }) {
+            self.lens = before;
+            if let Place::Pages(pages) = &mut self.place {
+                pages.give_back(&self.lens);
+            }
+        }
+        done
     }
 
-    /// Writes new tokens, without the interpreter's lock.
+    /// Writes some of the new tokens, without the interpreter's lock. `counts` are those of all new tokens.
     fn write(
         &mut self,
         py: Python<'_>,
         [k, v]: [&Tensor<'_>; 2],
-        rows: &Option<Range<usize>>,
-        lens: &mut [usize],
+        rows: Range<usize>,
         counts: Option<&[usize]>,
     ) -> PyResult<()> {
-        let (sizes, place) = (self.sizes, &self.place);
+        let part_of = |count: &usize| (*count).min(rows.end).saturating_sub(rows.start);
+        let counts = counts.map(|counts| counts.iter().map(part_of).collect::<Vec<_>>());
+        let mut lens = self.lens.clone();
+        if let Place::Pages(_) = self.place {
+            // A table of pages counts the new tokens already.
+            lens = self.lens_after(|b| counts.as_ref().map_or(rows.len(), |counts| counts[b]))?;
+        }
+        let (sizes, place, lens_now, counts) = (self.sizes, &self.place, &mut lens[..], counts.as_deref());
         match &mut self.store {
             Store::F32(both) => {
-                let new = [part::<f32>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
+                let new = [part::<f32>(k, &rows)?, part(v, &rows)?];
+                py.detach(|| place.append(both, &sizes, lens_now, new, counts)).map_err(raised)
             }
             Store::F16(both) => {
-                let new = [part::<f16>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
+                let new = [part::<f16>(k, &rows)?, part(v, &rows)?];
+                py.detach(|| place.append(both, &sizes, lens_now, new, counts)).map_err(raised)
             }
             Store::Bf16(both) => {
-                let new = [part::<bf16>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
+                let new = [part::<bf16>(k, &rows)?, part(v, &rows)?];
+                py.detach(|| place.append(both, &sizes, lens_now, new, counts)).map_err(raised)
             }
             Store::Bytes(both) => with_kind!(k.kind, |T| {
-                let new = [part::<T>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.encode(both, lens, new, counts)).map_err(raised)
+                let new = [part::<T>(k, &rows)?, part(v, &rows)?];
+                py.detach(|| place.encode(both, lens_now, new, counts)).map_err(raised)
             }),
-        }
+        }?;
+        self.lens = lens;
+        Ok(())
     }
 
     /// Attends with some rows of the query.
     fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: Range<usize>) -> PyResult<()> {
         let source = self.store.source(&self.sizes, &self.place, &self.lens).map_err(raised)?;
-        call.compute(py, part, self.sizes.batch, source)
+        let keys = self.lens.iter().copied().max().unwrap_or(0);
+        let keys = if matches!(self.place, Place::Ring { .. }) { keys.min(self.sizes.slots) } else { keys };
+        call.compute(py, part, (self.sizes.batch, keys), source)
     }
 }

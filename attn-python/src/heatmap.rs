@@ -97,7 +97,7 @@ fn layer(
     let (q, k, v) = (q?, k?, v?);
     let (fold, bools) = (inputs.fold(&[])?, inputs.bools());
     let masks = inputs.masks(fold, &bools, 0)?;
-    let attn = options.attention(0, 1, None, masks);
+    let attn = options.attention(0, 1, masks);
     py.detach(|| Layer::new(name, [q, k, v], &[attn], dropout)).map_err(raised)
 }
 

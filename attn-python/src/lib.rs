@@ -1,7 +1,7 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, `heatmap` draws. Docstrings and
+//! into [`attn_core::Attention`]; `call` and `backward` compute, which `interrupt` ends on Ctrl-C, `heatmap` draws. Docstrings and
 //! signatures are those that Python shows.
 
 mod backward;
@@ -9,6 +9,7 @@ mod cache;
 mod cache_call;
 mod call;
 mod heatmap;
+mod interrupt;
 mod options;
 mod pages;
 mod parts;
@@ -226,7 +227,7 @@ mod module {
         shape.batch /= fold.calls.max(1);
         options.check_fold(fold)?;
         let masks = if fold.calls == 0 { Masks::default() } else { inputs.masks(fold, &bools, 0)? };
-        let attn = options.attention(0, shape.batch, None, masks);
+        let attn = options.attention(0, shape.batch, masks);
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
     }
