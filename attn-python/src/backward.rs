@@ -12,7 +12,8 @@ use pyo3::types::{PyList, PyTuple};
 use crate::call::{Inputs, same_kind, with_kind};
 use crate::interrupt;
 use crate::options::{Options, raised};
-use crate::raw::{AXES, Kind, Out, Plain, Tensor};
+use crate::pool::Work;
+use crate::raw::{Kind, Out, Plain, Tensor};
 use crate::tensor::{Fold, empty, handed, read, shape};
 
 /// Computes the gradients, as objects of query's library.
@@ -92,12 +93,8 @@ fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
 
 /// The numbers of an lse, which the kernels read side by side.
 fn contiguous<'a>(lse: &'a Tensor<'_>) -> PyResult<&'a [f32]> {
-    let mut dense = 1isize;
-    for axis in (0..AXES).rev() {
-        if lse.sizes[axis] > 1 && lse.strides[axis] != dense {
-            return Err(PyValueError::new_err("lse is not contiguous"));
-        }
-        dense = dense.saturating_mul(lse.sizes[axis].max(1) as isize);
+    if !lse.is_contiguous() {
+        return Err(PyValueError::new_err("lse is not contiguous"));
     }
     lse.slice::<f32>().ok_or_else(|| PyTypeError::new_err("lse is not float32"))
 }
@@ -140,8 +137,8 @@ fn run<T: KernelElement + Plain>(
             gradients = gradients.bias(ViewMut::new(to, Layout::Bhsd, of_bias).map_err(raised)?);
         }
         // Five products of the same size, where a forward call has two.
-        let operations = 2.5 * interrupt::operations(&shape);
-        interrupt::run(py, operations, |stop| options.runner(stop).backward(&attn, saved, gradients))?;
+        let work = Work::of(&shape, size_of::<T>()).times(2.5);
+        interrupt::run(py, work, |stop| options.runner(work, stop).backward(&attn, saved, gradients))?;
         sinks.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         if let Some(all) = dmask.as_deref_mut() {
             all.iter_mut().zip(by_bias).for_each(|(sum, x)| *sum += x);

@@ -420,6 +420,9 @@ impl Cache {
         let source = self.store.source(&self.sizes, &self.place, &self.lens).map_err(raised)?;
         let keys = self.lens.iter().copied().max().unwrap_or(0);
         let keys = if matches!(self.place, Place::Ring { .. }) { keys.min(self.sizes.slots) } else { keys };
-        call.compute(py, part, (self.sizes.batch, keys), source)
+        let slots = self.sizes.rows as f64 * self.sizes.slots as f64;
+        let held = self.lens.iter().map(|&len| len as f64).sum::<f64>() / slots.max(1.0);
+        let bytes = self.store.bytes() as f64 * held.min(1.0);
+        call.compute(py, part, (self.sizes.batch, keys, bytes), source)
     }
 }

@@ -13,8 +13,9 @@ use pyo3::types::PyDict;
 use crate::call::with_kind;
 use crate::interrupt;
 use crate::options::{Masks, Options, lengths, raised};
+use crate::pool::Work;
 use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
+use crate::tensor::{Fold, Library, empty, empty_as, handed, library, narrow, narrow_mut, read, shape};
 
 /// Keywords that have a meaning over a cache, besides those that a call reads itself.
 const OPTIONS: [&str; 7] = ["window", "softcap", "temperature", "sinks", "alibi", "threads", "level"];
@@ -70,7 +71,7 @@ impl<'py> Call<'py> {
                 return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
             }
             Some(out) => out,
-            None => empty(query, q.kind, false, &sizes)?,
+            None => empty_as(query, &q, &sizes)?,
         };
         let written = read("out", &target)?;
         if shape(&written) != sizes {
@@ -115,12 +116,12 @@ impl<'py> Call<'py> {
         })
     }
 
-    /// Attends with some rows of the query, over sequences of at most so many keys.
+    /// Attends with some rows of the query, over sequences of at most so many keys, which are so many bytes in all.
     pub(crate) fn compute(
         &mut self,
         py: Python<'_>,
         part: Range<usize>,
-        (batch, keys): (usize, usize),
+        (batch, keys, bytes): (usize, usize, f64),
         source: Source<'_>,
     ) -> PyResult<()> {
         let attn = self.options.attention(0, batch, Masks::default());
@@ -138,8 +139,9 @@ impl<'py> Call<'py> {
             let mut outputs = Outputs::new(out);
             let dims = (self.q.sizes[4] + outputs.out.sizes()[3]) as f64;
             let operations = 2.0 * (heads * part.len()) as f64 * keys as f64 * dims;
+            let work = Work { operations, bytes };
             let attend = |outputs| {
-                interrupt::run(py, operations, |stop| options.runner(stop).attend_cache_planned(&plan, q, outputs))
+                interrupt::run(py, work, |stop| options.runner(work, stop).attend_cache_planned(&plan, q, outputs))
             };
             match lse {
                 None => {}

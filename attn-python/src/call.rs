@@ -11,8 +11,9 @@ use pyo3::prelude::*;
 
 use crate::interrupt;
 use crate::options::{Blocks, Masks, Options, raised};
+use crate::pool::Work;
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
+use crate::tensor::{Fold, Library, empty, empty_as, handed, library, read, shape};
 
 /// The number types that the kernels compute in, each with a piece of code.
 macro_rules! with_kind {
@@ -202,7 +203,7 @@ pub(crate) fn forward<'py>(
             }
             out.clone()
         }
-        None => empty(query, inputs.q.kind, false, &out_sizes)?,
+        None => empty_as(query, &inputs.q, &out_sizes)?,
     };
     let written = read("out", &target)?;
     if shape(&written) != out_sizes {
@@ -271,15 +272,15 @@ fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
                 continue;
             }
             outputs.lse = next(&mut lse, shape.rows())?;
-            let mut operations = interrupt::operations(&shape);
+            let mut work = Work::of(&shape, size_of::<T>());
             if weights.is_some() {
                 outputs.weights = next(&mut weights, shape.weights_len().map_err(raised)?)?;
-                operations *= WEIGHTS;
+                work = work.times(WEIGHTS);
             }
             if call > 0 {
                 py.check_signals()?;
             }
-            interrupt::run(py, operations, |stop| options.runner(stop).forward_planned(&plan, q, k, v, outputs))?;
+            interrupt::run(py, work, |stop| options.runner(work, stop).forward_planned(&plan, q, k, v, outputs))?;
         }
     }
     Ok(())

@@ -9,10 +9,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{panic, thread};
 
-use attn_core::{AttnShape, Result};
+use attn_core::Result;
 use pyo3::prelude::*;
 
 use crate::options::raised;
+use crate::pool::{self, Work};
 
 /// Operations from which on a call gets a thread: about ten milliseconds of a fast machine, beside which the twenty
 /// microseconds of a new thread do not show.
@@ -21,20 +22,15 @@ const LONG: f64 = 1e9;
 /// How often signals are looked for.
 const EVERY: Duration = Duration::from_millis(50);
 
-/// Multiplications and additions of a forward call, as if nothing were masked.
-pub(crate) fn operations(shape: &AttnShape) -> f64 {
-    2.0 * shape.rows() as f64 * shape.kv_len as f64 * (shape.head_dim as f64 + shape.value_dim as f64)
-}
-
-/// Runs a call of so many operations without the interpreter's lock. A long one gets a flag that it must obey: the
+/// Runs a call without the interpreter's lock. A long one gets a flag that it must obey: the
 /// handler of a signal has raised an error, which is returned.
 pub(crate) fn run(
     py: Python<'_>,
-    operations: f64,
+    work: Work,
     call: impl FnOnce(Option<&AtomicBool>) -> Result<()> + Send,
 ) -> PyResult<()> {
-    if operations < LONG {
-        return py.detach(|| call(None)).map_err(raised);
+    if work.operations < LONG {
+        return py.detach(|| pool::run(work, || call(None))).map_err(raised);
     }
     let (stop, call, (done, mut ended)) = (AtomicBool::new(false), Mutex::new(Some(call)), sync_channel(1));
     let take = || call.lock().unwrap_or_else(PoisonError::into_inner).take();

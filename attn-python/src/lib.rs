@@ -1,7 +1,7 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, which `interrupt` ends on Ctrl-C, `heatmap` draws. Docstrings and
+//! into [`attn_core::Attention`]; `call` and `backward` compute, which `interrupt` ends on Ctrl-C, on the threads of `pool`; `heatmap` draws. Docstrings and
 //! signatures are those that Python shows.
 
 mod backward;
@@ -13,6 +13,7 @@ mod interrupt;
 mod options;
 mod pages;
 mod parts;
+mod pool;
 mod raw;
 mod store;
 mod tensor;
@@ -38,6 +39,12 @@ mod module {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::pool::imported();
+        Ok(())
+    }
 
     /// Exact attention: softmax(scale·q·kᵀ + mask)·v, with the arguments of torch and more.
     ///

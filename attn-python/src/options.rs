@@ -12,6 +12,7 @@ use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValu
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 
+use crate::pool::Work;
 use crate::tensor::{Fold, Library, library, refuse_gradient};
 
 /// The error of Python for one of ours.
@@ -186,9 +187,9 @@ impl Options {
         self.level.unwrap_or_else(Level::detect)
     }
 
-    /// How a call runs, until the flag is set, if there is one.
-    pub(crate) fn runner<'s>(&self, stop: Option<&'s AtomicBool>) -> Runner<'s> {
-        let runner = Runner::new().threads(self.threads.unwrap_or(usize::MAX)).level(self.level());
+    /// How a call runs that has so much to do, until the flag is set, if there is one.
+    pub(crate) fn runner<'s>(&self, work: Work, stop: Option<&'s AtomicBool>) -> Runner<'s> {
+        let runner = Runner::new().threads(self.threads.unwrap_or(work.threads())).level(self.level());
         match stop {
             Some(stop) => runner.stop_when(stop),
             None => runner,

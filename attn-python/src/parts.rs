@@ -13,6 +13,7 @@ use pyo3::types::PyInt;
 use crate::call::{same_kind, with_kind};
 use crate::interrupt;
 use crate::options::{listed, raised};
+use crate::pool::Work;
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
 use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
 
@@ -88,8 +89,8 @@ fn join<T: Element + Plain>(
         let at = outer * batch * heads * rows;
         let to_lse = lse.slice_mut::<f32>().and_then(|all| all.get_mut(at..at + batch * heads * rows));
         let to_lse = to_lse.ok_or_else(|| PyValueError::new_err("lse is not contiguous"))?;
-        let operations = SLOW * (to_lse.len() * dim * parts.len()) as f64;
-        interrupt::run(py, operations, |stop| {
+        let work = Work { operations: SLOW * (to_lse.len() * dim * parts.len()) as f64, bytes: 0.0 };
+        interrupt::run(py, work, |stop| {
             let (mut row, mut other) = (vec![0.0f64; dim + 2], vec![0.0f64; dim + 2]);
             let (mut wide, mut done) = (vec![0.0f64; dim], vec![0.0f64; dim]);
             for (n, to_lse) in to_lse.iter_mut().enumerate() {
