@@ -1,7 +1,8 @@
 //! The one error type of every engine.
 //!
-//! An error comes before any output is written, unless the caller stopped a running call. Each variant names the two facts that disagree. It holds no float, so
-//! that printing it on a microcontroller links no float formatting, and it allocates nothing.
+//! An error comes before any output is written, unless the caller stopped a running call. Each variant names the two
+//! facts that disagree. It holds no float, so that printing it on a microcontroller links no float formatting, and it
+//! allocates nothing.
 
 use core::fmt;
 

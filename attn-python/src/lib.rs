@@ -1,9 +1,10 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, which `interrupt` ends on Ctrl-C, on the threads of `pool`; `heatmap` draws. Docstrings and
-//! signatures are those that Python shows.
+//! into [`attn_core::Attention`]; `call` and `backward` compute, on the threads of `pool`; `interrupt` ends them on
+//! Ctrl-C; `heatmap` draws. Docstrings and signatures are those that Python shows.
 
+mod append;
 mod backward;
 mod cache;
 mod cache_call;

@@ -1,10 +1,10 @@
 //! The threads of short calls: how many a call gets, and that the thread that imported the package is one of them.
 //!
-//! A thread outside of rayon's pool hands a call in and sleeps until it is done: two of the pool's threads are woken for
-//! a call on two threads, and the caller is woken again. A member of a pool computes at once, and takes back what no
-//! other thread has begun: a call loses nothing if the others wake late, because the threads of torch's own pool
-//! are still spinning on their cores. So that thread, which makes most calls, gets a pool of its own. Calls from other
-//! threads use rayon's global pool.
+//! A thread outside of rayon's pool hands its call over and sleeps: for a call on two threads two of the pool are
+//! woken, and then the caller. A member of a pool computes at once, and takes back what no other thread has begun.
+//! So it loses nothing if the others wake late, while the threads of torch's own pool spin on their cores. The
+//! thread that imported the package makes most calls, and becomes a member of a pool of its own. Other threads use
+//! rayon's global pool.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -12,9 +12,9 @@ use std::thread::{self, ThreadId};
 
 use attn_core::{AttnShape, Result};
 
-/// Operations that pay for another thread: 100 to 200 µs. The crates take a fifth of that, which is right if threads wake
-/// at once. Here they share the cores with those of torch's or NumPy's pool, which spin for milliseconds after each
-/// product of matrices.
+/// Operations that pay for another thread: 100 to 200 µs. The crates take a fifth of that, which is right if
+/// threads wake at once. Here they share the cores with those of torch's or NumPy's pool, which spin for
+/// milliseconds after each product of matrices.
 const OPERATIONS: f64 = 1e7;
 
 /// Bytes of keys and values that do, where a call does little more than to read them.

@@ -230,8 +230,8 @@ pub(crate) fn empty<'py>(
     }
 }
 
-/// As [`empty`] of an array that was read, of its number type. If it has the sizes already, torch makes such a tensor in
-/// half of the time.
+/// As [`empty`] of an array that was read, of its number type. If it has the sizes already, torch makes such a tensor
+/// in half of the time.
 pub(crate) fn empty_as<'py>(
     like: &Bound<'py, PyAny>,
     read: &Tensor<'_>,

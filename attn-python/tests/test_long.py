@@ -1,4 +1,4 @@
-"""Processes and long calls: forks compute, and a long call, which has a thread of its own, has the bits of short ones."""
+"""Processes and long calls: forks compute, and a long call has the bits of short ones."""
 
 import os
 import signal

@@ -173,8 +173,8 @@ _transform, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get
 
 
 def _is_plain(*tensors) -> bool:
-    """Whether the operator would do nothing but to call the kernels: its way through torch's dispatcher takes longer than
-    a small call."""
+    """Whether the operator would only call the kernels: its way through torch's dispatcher takes longer than a small
+    call."""
     for tensor in tensors:
         if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu or tensor.dim() > 4:
             return False
