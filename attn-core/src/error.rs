@@ -1,11 +1,12 @@
 //! The one error type of every engine.
 //!
-//! An error comes before any output is written. Each variant names the two facts that disagree. It holds no float, so
-//! that printing it on a microcontroller links no float formatting, and it allocates nothing.
+//! An error comes before any output is written, unless the caller stopped a running call. Each variant names the two
+//! facts that disagree. It holds no float, so that printing it on a microcontroller links no float formatting, and it
+//! allocates nothing.
 
 use core::fmt;
 
-/// Why an attention call was refused. No output has been written.
+/// Why an attention call was refused. No output has been written, but for [`Stopped`](Self::Stopped).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
@@ -125,6 +126,9 @@ pub enum AttnError {
         /// Which feature.
         what: &'static str,
     },
+    /// The caller stopped a running call. Rows of the output that were written have their results; the others hold what
+    /// they held before.
+    Stopped,
 }
 
 /// `Result` with [`AttnError`].
@@ -188,6 +192,7 @@ impl fmt::Display for AttnError {
             Self::MaskTerms { max } => write!(f, "a mask holds at most {max} terms"),
             Self::Memory { what, bytes } => write!(f, "{what}: cannot allocate {bytes} bytes"),
             Self::Unsupported { what } => write!(f, "not supported: {what}"),
+            Self::Stopped => f.write_str("the caller stopped the call"),
         }
     }
 }

@@ -8,7 +8,7 @@ use attn_core::dropout::Dropout;
 use attn_core::weights::{self, RowAt};
 use attn_core::{Attention, AttnShape, Layout, Outputs, Result, View, ViewMut};
 use attn_layers::steps;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// A matrix, row by row.
 pub type Rows<T> = Vec<Vec<T>>;
@@ -38,8 +38,14 @@ pub struct Scene {
 pub struct Drop {
     /// Probability of dropping a weight.
     pub p: f32,
-    /// Seed of the draw.
+    /// Seed of the draw; a text on the page, whose numbers have 53 bits.
+    #[serde(serialize_with = "text")]
     pub seed: u64,
+}
+
+/// A number as a text.
+fn text<S: Serializer>(number: &u64, to: S) -> core::result::Result<S::Ok, S::Error> {
+    to.collect_str(number)
 }
 
 /// All heads of a layer.

@@ -13,15 +13,18 @@ use crate::scratch::Scratch;
 use crate::threads::on_threads;
 use crate::worth;
 
-/// Computes the gradients at a level, on at most `threads` threads.
+/// Computes the gradients at a level, on at most `threads` threads, unless `stop` is set.
 pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync>(
-    (level, threads, mut scratch): (Level, usize, Scratch<'_>),
+    (level, threads, stop, mut scratch): (Level, usize, Option<&AtomicBool>, Scratch<'_>),
     attn: &Attention<'_, M>,
     inputs: Inputs<'_, T, G>,
     gradients: Gradients<'_, O>,
 ) -> Result<()> {
     let shape = AttnShape::new(inputs.q.sizes(), inputs.k.sizes(), inputs.v.sizes())?;
-    let plan = Plan::new(attn, shape, level)?;
+    let mut plan = Plan::new(attn, shape, level)?;
+    if let Some(stop) = stop {
+        plan = plan.stop_when(stop);
+    }
     plan.check(&inputs, &gradients)?;
     let mut sums = Workspace::new();
     let sums = sums.try_lines(plan.sums_lines())?;

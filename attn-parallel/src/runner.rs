@@ -1,6 +1,8 @@
 //! The verbs `forward`, `attend_cache` and `backward`, and the [`Runner`] that says how they run: at which level, on
 //! how many threads, in whose scratch.
 
+use std::sync::atomic::AtomicBool;
+
 use attn_core::backward::Gradients;
 use attn_core::kv_cache::Queries;
 use attn_core::score_mod::Mods;
@@ -155,6 +157,7 @@ pub struct Runner<'w> {
     level: Option<Level>,
     threads: usize,
     workspaces: Option<&'w mut [Workspace]>,
+    stop: Option<&'w AtomicBool>,
 }
 
 impl Default for Runner<'_> {
@@ -166,7 +169,7 @@ impl Default for Runner<'_> {
 impl<'w> Runner<'w> {
     /// The defaults.
     pub const fn new() -> Self {
-        Self { level: None, threads: usize::MAX, workspaces: None }
+        Self { level: None, threads: usize::MAX, workspaces: None, stop: None }
     }
 
     /// Runs at this level. (A plan runs at the level that it was made for.)
@@ -186,6 +189,25 @@ impl<'w> Runner<'w> {
     /// or after a first call, a forward call allocates nothing but what the pool takes to wake its threads.
     pub const fn workspaces(mut self, workspaces: &'w mut [Workspace]) -> Self {
         self.workspaces = Some(workspaces);
+        self
+    }
+
+    /// Ends a call with [`AttnError::Stopped`] soon after another thread has set the flag, which must then stay set: a
+    /// user has pressed Ctrl-C, a client has hung up. A thread notices it at its next tile of keys. Rows of a forward
+    /// call's output that were written have their results, and the others are as they were; gradients are not written.
+    ///
+    /// ```
+    /// use std::sync::atomic::AtomicBool;
+    /// use attn_parallel::{Attention, AttnError, Runner, View, ViewMut};
+    /// let (x, mut out) = ([1.0f32; 40], [0.0f32; 40]);
+    /// let (x, to) = (View::matrix(&x, 5, 8)?, ViewMut::matrix(&mut out, 5, 8)?);
+    /// let stop = AtomicBool::new(true); // another thread would set it later
+    /// let result = Runner::new().stop_when(&stop).forward(&Attention::new(), x, x, x, to);
+    /// assert_eq!(result, Err(AttnError::Stopped));
+    /// # Ok::<(), AttnError>(())
+    /// ```
+    pub const fn stop_when(mut self, flag: &'w AtomicBool) -> Self {
+        self.stop = Some(flag);
         self
     }
 
@@ -217,12 +239,16 @@ impl<'w> Runner<'w> {
         v: View<'_, T>,
         outputs: impl Into<Outputs<'o, O>>,
     ) -> Result<()> {
-        let threads = self.most_threads()?;
+        let (threads, stop) = (self.most_threads()?, self.stop);
         let run = |outputs: Outputs<'_, O>| {
-            let work = plan.work(q, k, v, outputs)?;
+            let work = match (plan.work(q, k, v, outputs)?, stop) {
+                (Work::Blocks(blocks), Some(stop)) => Work::Blocks(blocks.stop_when(stop)),
+                (Work::Split(call), Some(stop)) => Work::Split(call.stop_when(stop)),
+                (work, None) => work,
+            };
             run_work(self.scratch(), threads, plan, work, (T::DTYPE, O::DTYPE))
         };
-        let fill = |lse: &[f32], weights: &mut [f32]| weights::fill(plan, q, k, lse, weights, threads);
+        let fill = |lse: &[f32], weights: &mut [f32]| weights::fill(plan, q, k, lse, weights, (threads, stop));
         with_weights(plan.shape(), outputs.into(), run, fill)
     }
 
@@ -267,7 +293,10 @@ impl<'w> Runner<'w> {
         outputs: impl Into<Outputs<'o, O>>,
     ) -> Result<()> {
         let threads = self.most_threads()?;
-        let call = plan.split(q, outputs)?;
+        let mut call = plan.split(q, outputs)?;
+        if let Some(stop) = self.stop {
+            call = call.stop_when(stop);
+        }
         let threads = threads.min(worth::reading_bytes(plan.bytes() as f64 * plan.passes() as f64));
         run_call(self.scratch(), threads, call)
     }
@@ -282,8 +311,8 @@ impl<'w> Runner<'w> {
         inputs: Inputs<'_, T, G>,
         gradients: Gradients<'_, O>,
     ) -> Result<()> {
-        let (level, threads) = (self.level_or_best(), self.most_threads()?);
-        gradients::run((level, threads, self.scratch()), attn, inputs, gradients)
+        let (level, threads, stop) = (self.level_or_best(), self.most_threads()?, self.stop);
+        gradients::run((level, threads, stop, self.scratch()), attn, inputs, gradients)
     }
 
     fn scratch(&mut self) -> Scratch<'_> {

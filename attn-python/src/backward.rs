@@ -10,8 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::call::{Inputs, same_kind, with_kind};
+use crate::interrupt;
 use crate::options::{Options, raised};
-use crate::raw::{AXES, Kind, Out, Plain, Tensor};
+use crate::pool::Work;
+use crate::raw::{Kind, Out, Plain, Tensor};
 use crate::tensor::{Fold, empty, handed, read, shape};
 
 /// Computes the gradients, as objects of query's library.
@@ -91,12 +93,8 @@ fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
 
 /// The numbers of an lse, which the kernels read side by side.
 fn contiguous<'a>(lse: &'a Tensor<'_>) -> PyResult<&'a [f32]> {
-    let mut dense = 1isize;
-    for axis in (0..AXES).rev() {
-        if lse.sizes[axis] > 1 && lse.strides[axis] != dense {
-            return Err(PyValueError::new_err("lse is not contiguous"));
-        }
-        dense = dense.saturating_mul(lse.sizes[axis].max(1) as isize);
+    if !lse.is_contiguous() {
+        return Err(PyValueError::new_err("lse is not contiguous"));
     }
     lse.slice::<f32>().ok_or_else(|| PyTypeError::new_err("lse is not float32"))
 }
@@ -113,6 +111,9 @@ fn run<T: KernelElement + Plain>(
 ) -> PyResult<()> {
     let bools = inputs.bools();
     for call in 0..fold.calls {
+        if call > 0 {
+            py.check_signals()?;
+        }
         let (q, k, v) =
             (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
         let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
@@ -122,7 +123,7 @@ fn run<T: KernelElement + Plain>(
         // One mask for several calls: their gradients are added up. Else each call has a place of its own.
         let shared = fold.calls > 1 && dmask.as_ref().is_some_and(|all| all.len() == of_call);
         let mut by_bias = if shared { zeros(&of_bias)? } else { Vec::new() };
-        let attn = options.attention(call * shape.batch, shape.batch, None, masks);
+        let attn = options.attention(call * shape.batch, shape.batch, masks);
         let lse = lse.get(call * shape.rows()..(call + 1) * shape.rows()).unwrap_or_default();
         let saved = Saved { q, k, v, out: fold.view::<T>(out, call)?, lse, dy: fold.view::<T>(dy, call)? };
         let mut gradients =
@@ -135,8 +136,9 @@ fn run<T: KernelElement + Plain>(
             let to = if shared { &mut by_bias } else { &mut all[call * of_call..][..of_call] };
             gradients = gradients.bias(ViewMut::new(to, Layout::Bhsd, of_bias).map_err(raised)?);
         }
-        let mut runner = options.runner();
-        py.detach(|| runner.backward(&attn, saved, gradients)).map_err(raised)?;
+        // Five products of the same size, where a forward call has two.
+        let work = Work::of(&shape, size_of::<T>()).times(2.5);
+        interrupt::run(py, work, |stop| options.runner(work, stop).backward(&attn, saved, gradients))?;
         sinks.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         if let Some(all) = dmask.as_deref_mut() {
             all.iter_mut().zip(by_bias).for_each(|(sum, x)| *sum += x);

@@ -1,15 +1,14 @@
-//! `attn.Cache`: keys and values that stay between calls, in memory of our own, which `store` has.
+//! `attn.Cache`: keys and values that stay between calls, in memory of our own, which `store` has. `append` takes new
+//! tokens into it.
 
 use std::ops::Range;
 
 use attn_core::AttnError;
-use attn_core::half::{bf16, f16};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::cache_call::{Call, four, part};
-use crate::call::with_kind;
+use crate::cache_call::{Call, four};
 use crate::options::{lengths, raised};
 use crate::pages::Pages;
 use crate::raw::{Kind, Tensor};
@@ -43,10 +42,10 @@ const BATCH: usize = 1 << 24;
 /// [5]
 #[pyclass(module = "attn")]
 pub(crate) struct Cache {
-    sizes: Sizes,
-    lens: Vec<usize>,
-    place: Place,
-    store: Store,
+    pub(crate) sizes: Sizes,
+    pub(crate) lens: Vec<usize>,
+    pub(crate) place: Place,
+    pub(crate) store: Store,
 }
 
 #[pymethods]
@@ -149,7 +148,8 @@ impl Cache {
     }
 
     /// Takes the keys (batch, kv_heads, n, head_dim) and values (batch, kv_heads, n, value_dim) of new tokens, of the
-    /// cache's type. counts: (batch,), how many of the n are tokens of each sequence; the others are padding.
+    /// cache's type. counts: (batch,), how many of the n are tokens of each sequence; the others are padding. Ctrl-C
+    /// ends a long call, and no token is appended then; over a window, some are, which lens counts.
     #[pyo3(signature = (key, value, counts=None))]
     fn append(
         &mut self,
@@ -171,7 +171,7 @@ impl Cache {
             }
         }
         self.check_tokens(&k, &v)?;
-        self.take(py, &k, &v, None, counts.as_deref())
+        self.take(py, [&k, &v], counts.as_deref(), |_, _| Ok(()))
     }
 
     /// Attends with the last n tokens of each sequence, whose keys were appended before: query is
@@ -196,8 +196,8 @@ impl Cache {
     }
 
     /// Appends n tokens and attends with each of them: a prompt, or its next chunk. Any n over a window too, whose
-    /// tokens come one by one: Ctrl-C ends such a call between two of them. Arguments as for append and decode; if they
-    /// are refused, nothing is appended.
+    /// tokens come one by one. Arguments as for append and decode; if they are refused, nothing is appended. Nor is it
+    /// if Ctrl-C ends the call; over a window, some tokens are, which lens counts.
     #[pyo3(
         signature = (query, key, value, **options),
         text_signature = "(self, query, key, value, *, scale=None, window=None, softcap=None, temperature=None, \
@@ -222,17 +222,16 @@ impl Cache {
             call.apart(tensor)?;
         }
         self.check_tokens(&k, &v)?;
-        let step = if matches!(self.place, Place::Ring { .. }) { 1.min(n) } else { n };
-        self.check(&call, step)?;
-        if step == n {
-            self.take(py, &k, &v, None, None)?;
-            self.compute(py, &mut call, 0..n)?;
-        } else {
+        let one_by_one = matches!(self.place, Place::Ring { .. });
+        self.check(&call, if one_by_one { 1.min(n) } else { n })?;
+        if one_by_one {
             for token in 0..n {
                 py.check_signals()?;
-                self.take(py, &k, &v, Some(token), None)?;
+                self.write(py, [&k, &v], token..token + 1, None)?;
                 self.compute(py, &mut call, token..token + 1)?;
             }
+        } else {
+            self.take(py, [&k, &v], None, |cache, py| cache.compute(py, &mut call, 0..n))?;
         }
         call.results(query)
     }
@@ -308,20 +307,6 @@ impl Cache {
         Ok(())
     }
 
-    /// Lengths after new tokens, which must have room.
-    fn lens_after(&self, count: impl Fn(usize) -> usize) -> PyResult<Vec<usize>> {
-        let after = |(b, len): (usize, &usize)| len.saturating_add(count(b));
-        let lens: Vec<_> = self.lens.iter().enumerate().map(after).collect();
-        let slots = self.sizes.slots;
-        match lens.iter().enumerate().find(|(_, len)| **len > slots) {
-            Some((at, len)) if matches!(self.place, Place::Slots) => {
-                let text = format!("sequence {at} would have {len} tokens, the capacity is {slots}");
-                Err(PyValueError::new_err(text))
-            }
-            _ => Ok(lens),
-        }
-    }
-
     /// Checks a call that appends `step` tokens first, before it does. Pages that it needs are taken, unless it fails.
     fn check(&mut self, call: &Call<'_>, step: usize) -> PyResult<()> {
         let lens = self.lens_after(|_| step)?;
@@ -336,66 +321,14 @@ impl Cache {
         checked
     }
 
-    /// Appends all tokens of two tensors, or one.
-    fn take(
-        &mut self,
-        py: Python<'_>,
-        k_new: &Tensor<'_>,
-        v_new: &Tensor<'_>,
-        token: Option<usize>,
-        counts: Option<&[usize]>,
-    ) -> PyResult<()> {
-        let rows = token.map(|token| token..token + 1);
-        let given = rows.as_ref().map_or(k_new.sizes[3], Range::len);
-        let after = self.lens_after(|b| counts.map_or(given, |counts| counts[b]))?;
-        // A table of pages counts the new tokens already.
-        let mut lens = self.lens.clone();
-        if let Place::Pages(pages) = &mut self.place {
-            pages.take(&after)?;
-            lens = after;
-        }
-        let appended = self.write(py, [k_new, v_new], &rows, &mut lens, counts);
-        match (&appended, &mut self.place) {
-            (Ok(()), _) => self.lens = lens,
-            (Err(_), Place::Pages(pages)) => pages.give_back(&self.lens),
-            _ => {}
-        }
-        appended
-    }
-
-    /// Writes new tokens, without the interpreter's lock.
-    fn write(
-        &mut self,
-        py: Python<'_>,
-        [k, v]: [&Tensor<'_>; 2],
-        rows: &Option<Range<usize>>,
-        lens: &mut [usize],
-        counts: Option<&[usize]>,
-    ) -> PyResult<()> {
-        let (sizes, place) = (self.sizes, &self.place);
-        match &mut self.store {
-            Store::F32(both) => {
-                let new = [part::<f32>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
-            }
-            Store::F16(both) => {
-                let new = [part::<f16>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
-            }
-            Store::Bf16(both) => {
-                let new = [part::<bf16>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.append(both, &sizes, lens, new, counts)).map_err(raised)
-            }
-            Store::Bytes(both) => with_kind!(k.kind, |T| {
-                let new = [part::<T>(k, rows)?, part(v, rows)?];
-                py.detach(|| place.encode(both, lens, new, counts)).map_err(raised)
-            }),
-        }
-    }
-
     /// Attends with some rows of the query.
     fn compute(&self, py: Python<'_>, call: &mut Call<'_>, part: Range<usize>) -> PyResult<()> {
         let source = self.store.source(&self.sizes, &self.place, &self.lens).map_err(raised)?;
-        call.compute(py, part, self.sizes.batch, source)
+        let keys = self.lens.iter().copied().max().unwrap_or(0);
+        let keys = if matches!(self.place, Place::Ring { .. }) { keys.min(self.sizes.slots) } else { keys };
+        let slots = self.sizes.rows as f64 * self.sizes.slots as f64;
+        let held = self.lens.iter().map(|&len| len as f64).sum::<f64>() / slots.max(1.0);
+        let bytes = self.store.bytes() as f64 * held.min(1.0);
+        call.compute(py, part, (self.sizes.batch, keys, bytes), source)
     }
 }

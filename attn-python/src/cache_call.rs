@@ -11,9 +11,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::with_kind;
+use crate::interrupt;
 use crate::options::{Masks, Options, lengths, raised};
+use crate::pool::Work;
 use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
+use crate::tensor::{Fold, Library, empty, empty_as, handed, library, narrow, narrow_mut, read, shape};
 
 /// Keywords that have a meaning over a cache, besides those that a call reads itself.
 const OPTIONS: [&str; 7] = ["window", "softcap", "temperature", "sinks", "alibi", "threads", "level"];
@@ -69,7 +71,7 @@ impl<'py> Call<'py> {
                 return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
             }
             Some(out) => out,
-            None => empty(query, q.kind, false, &sizes)?,
+            None => empty_as(query, &q, &sizes)?,
         };
         let written = read("out", &target)?;
         if shape(&written) != sizes {
@@ -106,7 +108,7 @@ impl<'py> Call<'py> {
 
     /// Checks the call over a cache as it will be, with `step` queries of each sequence.
     pub(crate) fn check(&self, step: usize, batch: usize, source: Source<'_>) -> PyResult<()> {
-        let (attn, level) = (self.options.attention(0, batch, None, Masks::default()), self.options.level());
+        let (attn, level) = (self.options.attention(0, batch, Masks::default()), self.options.level());
         with_kind!(self.q.kind, |T| {
             let [batch, heads, _, dim] = Fold::ONE.view::<T>(&self.q, 0)?.sizes();
             let q = [batch, heads, step, dim];
@@ -114,17 +116,17 @@ impl<'py> Call<'py> {
         })
     }
 
-    /// Attends with some rows of the query.
+    /// Attends with some rows of the query, over sequences of at most so many keys, which are so many bytes in all.
     pub(crate) fn compute(
         &mut self,
         py: Python<'_>,
         part: Range<usize>,
-        batch: usize,
+        (batch, keys, bytes): (usize, usize, f64),
         source: Source<'_>,
     ) -> PyResult<()> {
-        let attn = self.options.attention(0, batch, None, Masks::default());
+        let attn = self.options.attention(0, batch, Masks::default());
         let queries = self.q_lens.as_deref().map_or(Queries::All, Queries::First);
-        let (mut runner, level) = (self.options.runner(), self.options.level());
+        let (options, level) = (&self.options, self.options.level());
         with_kind!(self.q.kind, |T| {
             let q = Fold::ONE.view::<T>(&self.q, 0)?;
             let whole = part == (0..q.sizes()[2]);
@@ -135,19 +137,25 @@ impl<'py> Call<'py> {
             let lse = self.lse.as_mut().and_then(Out::slice_mut::<f32>);
             let mut one = vec![0.0; if whole { 0 } else { heads }];
             let mut outputs = Outputs::new(out);
+            let dims = (self.q.sizes[4] + outputs.out.sizes()[3]) as f64;
+            let operations = 2.0 * (heads * part.len()) as f64 * keys as f64 * dims;
+            let work = Work { operations, bytes };
+            let attend = |outputs| {
+                interrupt::run(py, work, |stop| options.runner(work, stop).attend_cache_planned(&plan, q, outputs))
+            };
             match lse {
                 None => {}
                 Some(lse) if whole => outputs.lse = Some(lse),
                 Some(lse) => {
                     outputs.lse = Some(&mut one);
-                    py.detach(|| runner.attend_cache_planned(&plan, q, outputs)).map_err(raised)?;
+                    attend(outputs)?;
                     let every = lse.len() / heads.max(1);
                     let to = lse.iter_mut().skip(part.start).step_by(every.max(1));
                     to.zip(&one).for_each(|(to, &from)| *to = from);
                     return Ok(());
                 }
             }
-            py.detach(|| runner.attend_cache_planned(&plan, q, outputs)).map_err(raised)
+            attend(outputs)
         })
     }
 
@@ -162,10 +170,9 @@ impl<'py> Call<'py> {
     }
 }
 
-/// New tokens, or some of them.
-pub(crate) fn part<'a, T: Plain>(new: &'a Tensor<'_>, rows: &Option<Range<usize>>) -> PyResult<View<'a, T>> {
-    let view = Fold::ONE.view(new, 0)?;
-    rows.clone().map_or(Ok(view), |rows| narrow(view, 2, rows)).map_err(raised)
+/// Some of the new tokens.
+pub(crate) fn part<'a, T: Plain>(new: &'a Tensor<'_>, rows: &Range<usize>) -> PyResult<View<'a, T>> {
+    narrow(Fold::ONE.view(new, 0)?, 2, rows.clone()).map_err(raised)
 }
 
 /// Refuses a tensor that has not four axes.

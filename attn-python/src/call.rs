@@ -1,18 +1,19 @@
 //! One call from Python: tensors read, sizes checked, outputs made, the interpreter's lock released.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use attn_core::half::{bf16, f16};
 use attn_core::mask::BlockSparse;
-use attn_core::{AttnShape, Bias, Outputs, Result, View};
+use attn_core::{AttnShape, Outputs};
 use attn_simd::{KernelElement, Plan};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::interrupt;
 use crate::options::{Blocks, Masks, Options, raised};
+use crate::pool::Work;
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, narrow, narrow_mut, read, shape};
+use crate::tensor::{Fold, Library, empty, empty_as, handed, library, read, shape};
 
 /// The number types that the kernels compute in, each with a piece of code.
 macro_rules! with_kind {
@@ -202,7 +203,7 @@ pub(crate) fn forward<'py>(
             }
             out.clone()
         }
-        None => empty(query, inputs.q.kind, false, &out_sizes)?,
+        None => empty_as(query, &inputs.q, &out_sizes)?,
     };
     let written = read("out", &target)?;
     if shape(&written) != out_sizes {
@@ -235,27 +236,8 @@ pub(crate) fn forward<'py>(
     Ok([target, handed(lse_object)?, handed(weights_object)?])
 }
 
-/// Operations from which on a call is cut into one for each key head, so that Ctrl-C is seen between them: about a
-/// second's work. No bit of a row depends on the heads beside it.
-const LONG: f64 = 1e11;
-
-/// Sequences and key heads of a call that is computed at once.
-type Piece = (Range<usize>, Range<usize>);
-
-/// Whether a call is cut. Dropout's numbers depend on batch and head, so that it stays whole.
-fn is_long(shape: &AttnShape, options: &Options) -> bool {
-    let operations = 2.0 * shape.rows() as f64 * shape.kv_len as f64 * (shape.head_dim + shape.value_dim) as f64;
-    operations >= LONG && !options.has_dropout()
-}
-
-/// The pieces of a call: all of it, unless it is long.
-fn pieces(shape: &AttnShape, options: &Options) -> Vec<Piece> {
-    if !is_long(shape, options) {
-        return vec![(0..shape.batch, 0..shape.kv_heads)];
-    }
-    let each = |batch| (0..shape.kv_heads).map(move |head| (batch..batch + 1, head..head + 1));
-    (0..shape.batch).flat_map(each).collect()
-}
+/// How much more time than a forward call its weights take, which are computed one by one.
+const WEIGHTS: f64 = 16.0;
 
 /// The next part of a contiguous buffer.
 fn next<'a>(rest: &mut Option<&'a mut [f32]>, len: usize) -> PyResult<Option<&'a mut [f32]>> {
@@ -264,31 +246,6 @@ fn next<'a>(rest: &mut Option<&'a mut [f32]>, len: usize) -> PyResult<Option<&'a
     let (part, others) = all.split_at_mut_checked(len).ok_or_else(too_short)?;
     *rest = Some(others);
     Ok(Some(part))
-}
-
-/// Some sequences and heads of a view; an axis of size 1 broadcasts, if `broadcasts`.
-fn cut<T: Copy>(view: View<'_, T>, batch: Range<usize>, heads: Range<usize>, broadcasts: bool) -> Result<View<'_, T>> {
-    let mut view = view;
-    for (axis, range) in [batch, heads].into_iter().enumerate() {
-        if !(broadcasts && view.sizes()[axis] == 1) {
-            view = narrow(view, axis, range)?;
-        }
-    }
-    Ok(view)
-}
-
-/// Some sequences and heads of the masks of a call.
-fn cut_masks<'a>(masks: Masks<'a>, batch: &Range<usize>, heads: &Range<usize>) -> Result<Masks<'a>> {
-    let bools = |view| cut(view, batch.clone(), heads.clone(), true);
-    let bias = match masks.bias {
-        None => None,
-        Some(Bias::F64(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
-        Some(Bias::F32(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
-        Some(Bias::F16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
-        Some(Bias::Bf16(view)) => Some(cut(view, batch.clone(), heads.clone(), true)?.into()),
-    };
-    let blocks = masks.blocks.map(|all| Ok(BlockSparse { blocks: bools(all.blocks)?, ..all })).transpose()?;
-    Ok(Masks { keep: masks.keep.map(bools).transpose()?, bias, blocks })
 }
 
 /// Computes all calls, without the interpreter's lock.
@@ -302,44 +259,28 @@ fn run<T: KernelElement + Plain, O: KernelElement + Plain>(
     let bools = inputs.bools();
     let mut lse = to.lse.as_mut().and_then(Out::slice_mut::<f32>);
     let mut weights = to.weights.as_mut().and_then(Out::slice_mut::<f32>);
-    // Every call is checked before the first one writes; one of one piece checks itself.
-    let one = fold.calls == 1 && !is_long(&inputs.shape()?, options);
-    for dry in if one { &[false][..] } else { &[true, false] } {
+    // Every call is checked before the first one writes; a single one checks itself.
+    for dry in if fold.calls == 1 { &[false][..] } else { &[true, false] } {
         for call in 0..fold.calls {
             let (q, k, v) =
                 (fold.view::<T>(&inputs.q, call)?, fold.view::<T>(&inputs.k, call)?, fold.view::<T>(&inputs.v, call)?);
-            let whole = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-            let masks = inputs.masks(fold, &bools, call)?;
-            let pieces = pieces(&whole, options);
+            let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
+            let attn = options.attention(call * shape.batch, shape.batch, inputs.masks(fold, &bools, call)?);
+            let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
+            let mut outputs = Outputs::new(fold.view_mut::<O>(&mut to.out, call)?);
             if *dry {
-                let attn = options.attention(call * whole.batch, whole.batch, None, masks);
-                Plan::new(&attn, whole, options.level()).map_err(raised)?;
-                fold.view_mut::<O>(&mut to.out, call)?;
                 continue;
             }
-            for (at, (batch, kv_heads)) in pieces.iter().enumerate() {
-                if at > 0 {
-                    py.check_signals()?;
-                }
-                let heads = kv_heads.start * whole.group()..kv_heads.end * whole.group();
-                let part = |view| cut(view, batch.clone(), kv_heads.clone(), false).map_err(raised);
-                let (k, v) = (part(k)?, part(v)?);
-                let q = cut(q, batch.clone(), heads.clone(), false).map_err(raised)?;
-                let shape = AttnShape::new(q.sizes(), k.sizes(), v.sizes()).map_err(raised)?;
-                let masks = cut_masks(masks, batch, &heads).map_err(raised)?;
-                let some = (pieces.len() > 1).then(|| heads.clone());
-                let attn = options.attention(call * whole.batch + batch.start, shape.batch, some, masks);
-                let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
-                let out = narrow_mut(fold.view_mut::<O>(&mut to.out, call)?, 0, batch.clone()).map_err(raised)?;
-                let mut outputs = Outputs::new(narrow_mut(out, 1, heads).map_err(raised)?);
-                outputs.lse = next(&mut lse, shape.rows())?;
-                outputs.weights = match weights {
-                    None => None,
-                    _ => next(&mut weights, shape.weights_len().map_err(raised)?)?,
-                };
-                let mut runner = options.runner();
-                py.detach(|| runner.forward_planned(&plan, q, k, v, outputs)).map_err(raised)?;
+            outputs.lse = next(&mut lse, shape.rows())?;
+            let mut work = Work::of(&shape, size_of::<T>());
+            if weights.is_some() {
+                outputs.weights = next(&mut weights, shape.weights_len().map_err(raised)?)?;
+                work = work.times(WEIGHTS);
             }
+            if call > 0 {
+                py.check_signals()?;
+            }
+            interrupt::run(py, work, |stop| options.runner(work, stop).forward_planned(&plan, q, k, v, outputs))?;
         }
     }
     Ok(())

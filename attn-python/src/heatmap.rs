@@ -1,7 +1,8 @@
 //! `attn.heatmap`: the page of `attn-heatmap` from arrays.
 
 use attn_core::half::{bf16, f16};
-use attn_core::{Layout, View};
+use attn_core::score::At;
+use attn_core::{AttnShape, Bias, Layout, View};
 use attn_heatmap::{Drop, Layer, Scene};
 use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
@@ -97,8 +98,29 @@ fn layer(
     let (q, k, v) = (q?, k?, v?);
     let (fold, bools) = (inputs.fold(&[])?, inputs.bools());
     let masks = inputs.masks(fold, &bools, 0)?;
-    let attn = options.attention(0, 1, None, masks);
+    let attn = options.attention(0, 1, masks);
+    let shape = inputs.shape()?;
+    attn.check(&shape).map_err(raised)?;
+    if let Some(bias) = &masks.bias {
+        check_numbers(bias, &shape)?;
+    }
     py.detach(|| Layer::new(name, [q, k, v], &[attn], dropout)).map_err(raised)
+}
+
+/// Refuses a mask that would make weights NaN. It fits the shape.
+fn check_numbers(bias: &Bias<'_>, shape: &AttnShape) -> PyResult<()> {
+    for head in 0..shape.q_heads {
+        for query in 0..shape.q_len {
+            for key in 0..shape.kv_len {
+                let number = bias.at(At { batch: 0, head, query, key });
+                if number.is_nan() || number == f64::INFINITY {
+                    let text = format!("attn_mask is {number} for head {head}, query {query}, key {key}");
+                    return Err(PyValueError::new_err(text + "; on a page numbers and -inf are allowed"));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The numbers of a tensor of one sequence in float32, and their sizes.

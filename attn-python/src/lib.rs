@@ -1,17 +1,20 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, `heatmap` draws. Docstrings and
-//! signatures are those that Python shows.
+//! into [`attn_core::Attention`]; `call` and `backward` compute, on the threads of `pool`; `interrupt` ends them on
+//! Ctrl-C; `heatmap` draws. Docstrings and signatures are those that Python shows.
 
+mod append;
 mod backward;
 mod cache;
 mod cache_call;
 mod call;
 mod heatmap;
+mod interrupt;
 mod options;
 mod pages;
 mod parts;
+mod pool;
 mod raw;
 mod store;
 mod tensor;
@@ -37,6 +40,12 @@ mod module {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::pool::imported();
+        Ok(())
+    }
 
     /// Exact attention: softmax(scale·q·kᵀ + mask)·v, with the arguments of torch and more.
     ///
@@ -226,7 +235,7 @@ mod module {
         shape.batch /= fold.calls.max(1);
         options.check_fold(fold)?;
         let masks = if fold.calls == 0 { Masks::default() } else { inputs.masks(fold, &bools, 0)? };
-        let attn = options.attention(0, shape.batch, None, masks);
+        let attn = options.attention(0, shape.batch, masks);
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
     }

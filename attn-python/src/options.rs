@@ -1,6 +1,6 @@
 //! The options that every function shares, read from keywords, and [`Attention`] made of them.
 
-use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use attn_core::dropout::Dropout;
 use attn_core::mask::{BlockSparse, Documents, Term, Window};
@@ -12,6 +12,7 @@ use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValu
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
 
+use crate::pool::Work;
 use crate::tensor::{Fold, Library, library, refuse_gradient};
 
 /// The error of Python for one of ours.
@@ -186,8 +187,13 @@ impl Options {
         self.level.unwrap_or_else(Level::detect)
     }
 
-    pub(crate) fn runner(&self) -> Runner<'static> {
-        Runner::new().threads(self.threads.unwrap_or(usize::MAX)).level(self.level())
+    /// How a call runs that has so much to do, until the flag is set, if there is one.
+    pub(crate) fn runner<'s>(&self, work: Work, stop: Option<&'s AtomicBool>) -> Runner<'s> {
+        let runner = Runner::new().threads(self.threads.unwrap_or(work.threads())).level(self.level());
+        match stop {
+            Some(stop) => runner.stop_when(stop),
+            None => runner,
+        }
     }
 
     /// Refuses dropout in several calls, which would drop the same weights in each.
@@ -208,16 +214,8 @@ impl Options {
         self.seed.is_some()
     }
 
-    /// The options of one call, whose batch begins at this sequence of the folded batch; `heads` if it has some of the
-    /// query heads only.
-    pub(crate) fn attention<'a>(
-        &'a self,
-        first: usize,
-        batch: usize,
-        heads: Option<Range<usize>>,
-        masks: Masks<'a>,
-    ) -> Attention<'a> {
-        let some = |all: &'a [f32]| heads.clone().and_then(|heads| all.get(heads)).unwrap_or(all);
+    /// The options of one call, whose batch begins at this sequence of the folded batch.
+    pub(crate) fn attention<'a>(&'a self, first: usize, batch: usize, masks: Masks<'a>) -> Attention<'a> {
         let align = self.causal.unwrap_or(Align::BottomRight);
         let of = |lens: &'a Option<Vec<usize>>| lens.as_ref().and_then(|lens| lens.get(first..first + batch));
         let mut mask = Mask::none();
@@ -273,10 +271,10 @@ impl Options {
             attn = attn.bias(bias);
         }
         if self.alibi.is_some() {
-            attn = attn.alibi(Alibi { slopes: some(&self.slopes), align });
+            attn = attn.alibi(Alibi { slopes: &self.slopes, align });
         }
         if let Some(sinks) = &self.sinks {
-            attn = attn.sinks(some(sinks));
+            attn = attn.sinks(sinks);
         }
         if let Some(seed) = self.seed {
             attn = attn.dropout(Dropout::Seeded { p: self.dropout_p, seed });

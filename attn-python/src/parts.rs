@@ -1,5 +1,7 @@
 //! Around a call: results over parts of the keys merged, and rotary positions.
 
+use std::sync::atomic::Ordering;
+
 use attn_core::half::{bf16, f16};
 use attn_core::position::Positions;
 use attn_core::position::rope::{Pairing, Rope};
@@ -9,7 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::call::{same_kind, with_kind};
+use crate::interrupt;
 use crate::options::{listed, raised};
+use crate::pool::Work;
 use crate::raw::{AXES, Kind, Out, Plain, Tensor};
 use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
 
@@ -63,6 +67,9 @@ pub(crate) fn merge<'py>(
     Ok((handed(first, objects.0)?, handed(first, objects.1)?))
 }
 
+/// How many operations of a kernel take the time of one number merged.
+const SLOW: f64 = 64.0;
+
 /// Merges row by row, in f64.
 fn join<T: Element + Plain>(
     py: Python<'_>,
@@ -82,10 +89,14 @@ fn join<T: Element + Plain>(
         let at = outer * batch * heads * rows;
         let to_lse = lse.slice_mut::<f32>().and_then(|all| all.get_mut(at..at + batch * heads * rows));
         let to_lse = to_lse.ok_or_else(|| PyValueError::new_err("lse is not contiguous"))?;
-        py.detach(|| -> Result<(), AttnError> {
+        let work = Work { operations: SLOW * (to_lse.len() * dim * parts.len()) as f64, bytes: 0.0 };
+        interrupt::run(py, work, |stop| {
             let (mut row, mut other) = (vec![0.0f64; dim + 2], vec![0.0f64; dim + 2]);
             let (mut wide, mut done) = (vec![0.0f64; dim], vec![0.0f64; dim]);
             for (n, to_lse) in to_lse.iter_mut().enumerate() {
+                if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                    return Err(AttnError::Stopped);
+                }
                 let (b, h, i) = (n / (heads * rows), n / rows % heads, n % rows);
                 state::clear(&mut row, dim);
                 for (view, lse) in &views {
@@ -97,8 +108,7 @@ fn join<T: Element + Plain>(
                 done.iter().enumerate().for_each(|(d, &x)| to.set(b, h, i, d, T::from_f64(x)));
             }
             Ok(())
-        })
-        .map_err(raised)?;
+        })?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@
 //! A producer promises that a capsule's tensor lies in memory until the capsule is gone, which a [`Tensor`] holds. We
 //! check everything else that can be checked: device, type, sizes, strides, alignment, that booleans are 0 or 1, and
 //! that an output meets no other tensor of the call. As with every extension that releases the interpreter's lock,
-//! other threads must not write to the tensors during a call.
+//! other threads must not write to the tensors during a call, nor resize them.
 #![allow(unsafe_code, reason = "capsules hold pointers")]
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::slice;
 
@@ -107,6 +107,62 @@ const READ_ONLY: u64 = 1;
 /// The CPU, and host memory that CUDA or ROCm pinned.
 const HOST: [i32; 3] = [1, 3, 11];
 
+/// The functions that a library exports beside its arrays, DLPack's exchange API: an array is read without a capsule.
+pub(crate) struct Exchange(FromObject);
+
+/// Fills the struct of an array, which borrows from it; or raises an error and gives another number than 0.
+type FromObject = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
+
+/// The table of functions, as far as we need it.
+#[repr(C)]
+struct ExchangeApi {
+    major: u32,
+    minor: u32,
+    previous: *const c_void,
+    others: [*const c_void; 3],
+    from_object: Option<FromObject>,
+}
+
+const EXCHANGE: &CStr = c"dlpack_exchange_api";
+
+impl Exchange {
+    /// The functions of a class of arrays, if it has them in a version that we know.
+    pub(crate) fn of(class: &Bound<'_, PyAny>) -> Option<Self> {
+        let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?;
+        // SAFETY: the name is a C string, and IsValid accepts any object.
+        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), EXCHANGE.as_ptr()) } != 1 {
+            return None;
+        }
+        // SAFETY: the capsule has this name, and so points to the table, which stays as long as the process.
+        let api = unsafe { &*ffi::PyCapsule_GetPointer(capsule.as_ptr(), EXCHANGE.as_ptr()).cast::<ExchangeApi>() };
+        // The rest of the struct is that of version 1 if the first field says so.
+        if api.major == 1 { api.from_object.map(Self) } else { None }
+    }
+
+    /// Reads an array of that class.
+    pub(crate) fn read<'py>(&self, name: &'static str, array: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
+        let mut tensor = DlTensor {
+            data: std::ptr::null_mut(),
+            device_type: 0,
+            device_id: 0,
+            ndim: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: std::ptr::null(),
+            strides: std::ptr::null(),
+            byte_offset: 0,
+        };
+        // SAFETY: the function is that of the array's class, and the interpreter's lock is held.
+        if unsafe { (self.0)(array.as_ptr().cast(), &raw mut tensor) } != 0 {
+            return Err(PyErr::fetch(array.py()));
+        }
+        // SAFETY: the function has filled the struct; shape and strides borrow from the array, which is not changed
+        // before they are copied, and its memory stays while we hold the array and nobody resizes it.
+        unsafe { Tensor::of_struct(name, &tensor, true, false, array.clone()) }
+    }
+}
+
 /// A tensor of another library, where it lies: at most [`AXES`] axes, missing ones in front with size 1.
 pub(crate) struct Tensor<'py> {
     pub(crate) name: &'static str,
@@ -123,7 +179,8 @@ pub(crate) struct Tensor<'py> {
     start: *const u8,
     /// Elements from there to the highest one.
     count: usize,
-    _capsule: Bound<'py, PyAny>,
+    /// What keeps the memory: a capsule, or the array itself.
+    _owner: Bound<'py, PyAny>,
 }
 
 impl<'py> Tensor<'py> {
@@ -153,6 +210,21 @@ impl<'py> Tensor<'py> {
         } else {
             return Err(PyTypeError::new_err(format!("{name}: __dlpack__ gave no capsule of DLPack")));
         };
+        // SAFETY: a producer fills the struct as the header of DLPack says.
+        unsafe { Self::of_struct(name, tensor, writable, as_bf16, capsule.clone()) }
+    }
+
+    /// Reads the struct of DLPack.
+    ///
+    /// # Safety
+    /// Shape and strides have `ndim` entries (strides may be null), and `data` lies in memory as long as `owner` lives.
+    unsafe fn of_struct(
+        name: &'static str,
+        tensor: &DlTensor,
+        writable: bool,
+        as_bf16: bool,
+        owner: Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
         if !HOST.contains(&tensor.device_type) {
             let device = tensor.device_type;
             return Err(PyValueError::new_err(format!("{name} is on device type {device}; the CPU is wanted")));
@@ -166,7 +238,7 @@ impl<'py> Tensor<'py> {
         let mut dense = 1i64;
         for axis in (0..axes).rev() {
             let to = AXES - axes + axis;
-            // SAFETY: `shape` has `ndim` entries, and so have the strides unless they are null (then it is row-major).
+            // SAFETY: the caller vouches for `ndim` entries; without strides it is row-major.
             let (size, stride) = unsafe {
                 (*tensor.shape.add(axis), if tensor.strides.is_null() { dense } else { *tensor.strides.add(axis) })
             };
@@ -185,7 +257,7 @@ impl<'py> Tensor<'py> {
             writable,
             start: std::ptr::dangling(),
             count: 0,
-            _capsule: capsule,
+            _owner: owner,
         };
         this.reach(tensor)?;
         Ok(this)
@@ -245,6 +317,16 @@ impl<'py> Tensor<'py> {
             return Some(Cow::Borrowed(unsafe { slice::from_raw_parts(self.start.cast::<bool>(), self.count) }));
         }
         Some(Cow::Owned(bytes.iter().map(|&byte| byte != 0).collect()))
+    }
+
+    /// Whether its numbers lie side by side, in order.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let mut dense = 1isize;
+        self.sizes.into_iter().zip(self.strides).rev().all(|(size, stride)| {
+            let fits = size <= 1 || stride == dense;
+            dense = dense.saturating_mul(size.max(1) as isize);
+            fits
+        })
     }
 
     /// Whether two tensors may share memory: whether their extents do.

@@ -112,6 +112,15 @@ def blocks_of_8_bits(x):
     return (kept * scale.astype(np.float16).astype(np.float32)).reshape(x.shape)
 
 
+def blocks_of_4_bits(x):
+    """As ggml's q4_0 keeps them: the largest number of 32 becomes -8, in a scale of half precision."""
+    rows = x.reshape(*x.shape[:-1], -1, 32)
+    largest = np.take_along_axis(rows, np.abs(rows).argmax(-1, keepdims=True), -1)
+    scale = largest / np.float32(-8)
+    kept = np.minimum(np.floor(rows * (1 / scale) + np.float32(8.5)), 15) - 8
+    return (kept * scale.astype(np.float16).astype(np.float32)).reshape(x.shape)
+
+
 def small_floats(mantissa, smallest, largest):
     """As fp8 keeps them, the largest of a token as the format's largest: spacing by exponent, ties to even."""
     def kept(x):
@@ -125,7 +134,7 @@ def small_floats(mantissa, smallest, largest):
 
 # What a format keeps of numbers, and the bytes of 64 of them with their scales.
 FORMATS = {
-    "int8": (quantised, 68), "q8_0": (blocks_of_8_bits, 68), "q4_0": (None, 36),
+    "int8": (quantised, 68), "q8_0": (blocks_of_8_bits, 68), "q4_0": (blocks_of_4_bits, 36),
     "float8_e4m3fn": (small_floats(3, -6, 448), 68), "float8_e5m2": (small_floats(2, -14, 57344), 68),
 }
 PLACES = [{"capacity": 40}, {"pages": 40, "page_size": 4}, {"pages": 10}, {"window": 40}]
@@ -145,16 +154,17 @@ def test_a_format_is_the_formula_of_what_it_keeps(tensors, dtype, place):
     last = cache.prefill(q[:, :, 39:], k[:, :, 39:], v[:, :, 39:])
     whole = np.concatenate([out, last], axis=2)
     asked = np.r_[0:30, 39]
-    if kept is None:  # 4 bits: an eighth of the largest number of a block at most
-        want = attention(q, k, v, causal=0)[0]
-        assert 1e-3 < np.abs(whole - want[:, :, asked]).max() < 0.5
-        return
     want, want_lse = attention(q, kept(k), kept(v), causal=0)
     # A number on the edge between two may be rounded the other way: scores of float32 decide.
     close = np.isclose(whole, want[:, :, asked], atol=2e-5, rtol=2e-5)
     assert close.mean() > 0.99
     np.testing.assert_allclose(whole, want[:, :, asked], atol=5e-3)
     np.testing.assert_allclose(lse, want_lse[:, :, :30], atol=5e-3)
+    steps = attn.Cache(2, 2, 64, 32, dtype=dtype, **place)
+    steps.append(k[:, :, :25], v[:, :, :25])
+    for token in range(25, 40):
+        steps.append(k[:, :, token:token + 1], v[:, :, token:token + 1])
+    np.testing.assert_array_equal(steps.decode(q[:, :, 39:]), last)
 
 
 def test_a_format_encodes_all_floats(tensors):

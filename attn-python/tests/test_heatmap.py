@@ -55,7 +55,7 @@ def test_dropout_is_shown_before_and_after():
     for at, head in enumerate(data["layers"][0]["heads"]):
         np.testing.assert_allclose(array(head["views"][0]["after"]), weights[at], atol=2e-6)
         assert (array(head["views"][0]["before"]) > 0).all()
-    assert data["dropout"] == {"p": 0.5, "seed": 3}
+    assert data["dropout"] == {"p": 0.5, "seed": "3"}
 
 
 def test_layers_keys_and_texts():
@@ -66,6 +66,17 @@ def test_layers_keys_and_texts():
     assert (data["tokens"], data["keys"]) == (["<b>", "</script>", "ü"], list("abcde"))
     assert (data["title"], data["note"]) == ("t", "n")
     assert scene(attn.heatmap(q, k, k))["keys"] == list("01234")
+
+
+def test_a_seed_of_64_bits():
+    """A page's numbers have 53 bits."""
+    x = normal(1, 3, 8)
+    assert scene(attn.heatmap(x, x, x, dropout_p=0.5, seed=2**64 - 1))["dropout"]["seed"] == "18446744073709551615"
+
+
+def test_a_mask_that_hides():
+    x, mask = normal(1, 3, 8), np.triu(np.full((3, 3), -np.inf), 1)
+    assert attn.heatmap(x, x, x, mask).html != attn.heatmap(x, x, x).html
 
 
 def test_arrays_of_torch():
@@ -108,6 +119,8 @@ X = normal(2, 3, 4)
     ((normal(1, 129, 2),) * 3, {}, ValueError, "129 queries; 1 to 128 fit on a page"),
     ((normal(64, 128, 2),) * 3, {}, ValueError, "the page would hold 2162688 numbers, at most 2097152"),
     ((np.broadcast_to(np.float32(1), (1, 3, 2**40)),) * 3, {}, ValueError, "the page would hold"),
+    ((X, X, X), {"attn_mask": np.diag([0, np.nan, 0])}, ValueError, "attn_mask is NaN for head 0, query 1, key 1"),
+    ((X, X, X), {"attn_mask": np.full((3, 1), np.inf, np.float32)}, ValueError, "attn_mask is inf for head 0, query 0"),
     ((X * np.inf, X, X), {}, NotImplementedError, "NaN or infinities in query"),
     ((X, X, X), {"threads": 1}, TypeError, r"heatmap\(\) got an unexpected keyword argument 'threads'"),
     ((X, X, X), {"softcap": -1.0}, ValueError, "softcap"),

@@ -1,4 +1,4 @@
-"""Processes and long calls: forks compute, and Ctrl-C ends a call, which is cut without a change of bits."""
+"""Processes and long calls: forks compute, and a long call has the bits of short ones."""
 
 import os
 import signal
@@ -12,8 +12,7 @@ import pytest
 import attn
 
 
-def test_pieces_change_no_bit():
-    """1.3e11 operations are long; a half of the batch is not."""
+def test_a_sequence_has_the_bits_of_its_batch():
     rng = np.random.default_rng(1)
     turned = lambda heads: rng.standard_normal((2, 4000, heads, 128), dtype=np.float32).swapaxes(1, 2)
     q, k, v = turned(8), turned(2), turned(2)

@@ -3,11 +3,13 @@
 //! Every kernel takes them: prefill and amx beside the shape and the inputs of a call, decode beside the shape of each
 //! sequence.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use attn_core::dropout::Dropout;
 use attn_core::position::alibi::Alibi;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, Bias, Mask};
+use attn_core::{Attention, AttnError, Bias, Mask, Result};
 
 use crate::isa::Isa;
 use crate::level::{Level, Run};
@@ -201,6 +203,8 @@ pub(crate) struct Scoring<'j> {
     pub(crate) q_sign: f32,
     /// Turns differences of scores in a tile into natural logarithms; above 0.
     pub(crate) ln_scale: f64,
+    /// The caller's request to stop, if it may make one.
+    pub(crate) stop: Option<&'j AtomicBool>,
 }
 
 impl<'j> Scoring<'j> {
@@ -225,7 +229,20 @@ impl<'j> Scoring<'j> {
             score_scale,
             q_sign,
             ln_scale,
+            stop: None,
         }
+    }
+
+    /// Whether the caller has stopped the call: the kernels skip what is left of it, and write no row that is
+    /// incomplete. Never taken back during a call.
+    pub(crate) fn is_stopped(&self) -> bool {
+        // Relaxed is enough: the flag guards no memory, and one thread reads its changes in order.
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// [`AttnError::Stopped`] if the caller has stopped the call.
+    pub(crate) fn unless_stopped(&self) -> Result<()> {
+        if self.is_stopped() { Err(AttnError::Stopped) } else { Ok(()) }
     }
 
     /// Turns differences of scores in a tile into exponents of 2; above 0 and finite.

@@ -5,5 +5,6 @@ mod laws;
 mod memory;
 mod module_gradients;
 mod steps;
+mod stop;
 mod threads;
 mod weights;

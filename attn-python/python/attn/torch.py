@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _attn
 
@@ -135,6 +136,17 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     >>> tuple(q.grad.shape)
     (1, 8, 5, 64)
     """
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (
+            causal is window is softcap is temperature is sinks is alibi is kv_lens is q_lens is cu_seqlens_q
+            is cu_seqlens_k is seed is threads is None) and (
+            dropout_p == 0.0 and precision == "exact" and not reproducible and not return_lse):
+        if _is_plain(query, key, value) and (attn_mask is None or _is_plain(attn_mask)):
+            return _attn.sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    if not compiling and forward_ad._current_level >= 0:
+        for tensor in (query, key, value, attn_mask, sinks):
+            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError("not supported: tangents of forward-mode differentiation")
     if dropout_p > 0.0 and seed is None:
         seed = int(torch.randint(2**62, ()))
     if torch.is_grad_enabled() and isinstance(alibi, torch.Tensor) and alibi.requires_grad:
@@ -153,6 +165,21 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if len(lead) > 1:
         out, lse = out.unflatten(0, lead), lse.unflatten(0, lead)
     return (out, lse) if return_lse else out
+
+
+# What may stand between a function and its tensors, and what says that it does.
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transform, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+
+
+def _is_plain(*tensors) -> bool:
+    """Whether the operator would only call the kernels: its way through torch's dispatcher takes longer than a small
+    call."""
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu or tensor.dim() > 4:
+            return False
+    return (_dispatch_modes() == 0 and _function_modes() == 0 and _transform() is None and _tracing() is None
+            and forward_ad._current_level < 0)
 
 
 def _folded(name: str, tensor: torch.Tensor, lead: torch.Size) -> torch.Tensor:

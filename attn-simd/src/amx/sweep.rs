@@ -70,7 +70,9 @@ fn items(
     vector: &mut PrefillBuffers<'_>,
 ) {
     let mut buffers = Buffers::new(lines, layout);
-    while let Some(mut claim) = queue.claim() {
+    while let Some(mut claim) = queue.claim()
+        && !job.is_stopped()
+    {
         // The vectors are those of AVX-512, or of the build under the model: each is compiled for its own width only.
         let odd = match job.level {
             #[cfg(target_arch = "x86_64")]
@@ -131,7 +133,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         // whatever its neighbours see.
         let mut held = [Held { group: None, total: false }; MAX_BLOCKS];
         let mut chunk = first / SIDE;
-        while chunk * SIDE < end {
+        while chunk * SIDE < end && !job.is_stopped() {
             let base = chunk / layout.chunks * layout.chunks;
             let last = (base + layout.chunks).min(end.div_ceil(SIDE));
             let odd_keys = self.pack(isa, chunk..last, base);
@@ -141,6 +143,9 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 }
             }
             chunk = last;
+        }
+        if job.is_stopped() {
+            return [0; MAX_BLOCKS]; // keys may be missing
         }
         for block in 0..blocks {
             let (rows, at) = (rows_of(block), block * SIDE);

@@ -53,8 +53,9 @@ impl Call<'_> {
     /// read. The sums of the first part of a head may be computed in the place of the head's.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] if slices do not
-    /// fit, [`AttnError::Unsupported`] if a `score_mod` has no derivative.
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] where slices do
+    /// not fit, [`AttnError::Unsupported`] where a `score_mod` has no derivative, [`AttnError::Stopped`] as
+    /// [`Plan::stop_when`](super::Plan::stop_when) says.
     pub fn compute(&self, part: usize, dq: &mut [f32], sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
         if part >= self.parts() {
             return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
@@ -65,6 +66,7 @@ impl Call<'_> {
         let [dk, dv] = of_keys(sums, &self.0.layout);
         let mut buffers = Buffers::new(scratch, &self.0.layout.scratch);
         sweep::part(&self.0, part, &mut Sums { dq, dk, dv }, &mut buffers);
+        self.0.forward.unless_stopped()?;
         derivative(buffers.work.known)
     }
 
@@ -132,7 +134,7 @@ impl<'b, 'c> BiasCall<'b, 'c> {
     /// Computes a piece, in `scratch`, which may hold anything.
     ///
     /// # Errors
-    /// [`AttnError::Index`] if there is no such piece, [`AttnError::TooShort`] if lines are too few.
+    /// As [`Call::compute`].
     pub fn compute<'s>(&'s self, piece: usize, scratch: &'s mut [Line]) -> Result<BiasPiece<'s>> {
         if piece >= self.pieces() {
             return Err(AttnError::Index { what: "piece", at: 0, value: piece, limit: self.pieces() });
@@ -141,6 +143,7 @@ impl<'b, 'c> BiasCall<'b, 'c> {
         let mut buffers = Buffers::new(scratch, &self.0.call.layout.scratch);
         let piece = self.0.piece(piece);
         sweep::piece(&self.0, &piece, &mut buffers);
+        self.0.call.forward.unless_stopped()?;
         derivative(buffers.work.known)?;
         Ok(BiasPiece { pieces: &self.0, piece, sums: buffers.bias_sums })
     }

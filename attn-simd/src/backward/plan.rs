@@ -1,5 +1,7 @@
 //! A plan of a backward call: shape, options and level, checked once.
 
+use core::sync::atomic::AtomicBool;
+
 use attn_core::backward::Gradients;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
@@ -38,6 +40,7 @@ pub struct Plan<'p, 'a, M = ()> {
     problem: Problem<'p, 'a, M>,
     level: Level,
     layout: Layout,
+    stop: Option<&'p AtomicBool>,
 }
 
 impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
@@ -51,7 +54,13 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let level = level.vectors();
         let options = (attn.get_bias().is_some(), Mods::has_score_mod(attn.get_mods()));
         let layout = Layout::of(shape, &Tiles::of(level), options)?;
-        Ok(Self { problem, level, layout })
+        Ok(Self { problem, level, layout, stop: None })
+    }
+
+    /// Ends a call soon after the flag is set, which must then stay set, with [`AttnError::Stopped`].
+    #[must_use]
+    pub fn stop_when(self, flag: &'p AtomicBool) -> Self {
+        Self { stop: Some(flag), ..self }
     }
 
     /// The sizes.
@@ -159,7 +168,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.check(&inputs, &gradients)?;
         AttnError::check_len("lines of sums", self.sums_lines(), sums.len())?;
         let Inputs { q, k, v, out, lse, dy } = inputs;
-        let job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
+        let mut job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
+        job.scoring.stop = self.stop;
         let by_bias = 1.0 / self.problem.attn().get_temperature().unwrap_or(1.0);
         let factor = self.problem.scale() * by_bias;
         let (out, dy) = (G::input(out), G::input(dy));

@@ -24,21 +24,27 @@ use crate::prefill::mask::Ranges;
 use crate::prefill::nonfinite;
 use crate::queue::Rows;
 
-/// Computes the sums of a part.
+/// Computes the sums of a part. If the caller stops the call, they are incomplete.
 pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
     sums.dk.fill(0.0);
     sums.dv.fill(0.0);
     let mut row = 0;
     for rows in call.blocks(part) {
+        if call.forward.is_stopped() {
+            break;
+        }
         Block { call, rows }.run(To::Sums { sums, row }, buffers);
         row += rows.count;
     }
 }
 
-/// Computes the sums of a piece of the gradient of a bias.
+/// Computes the sums of a piece of the gradient of a bias. If the caller stops the call, they are incomplete.
 pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, buffers: &mut Buffers<'_>) {
     buffers.bias_sums.fill(0.0);
     for rows in pieces.blocks(piece) {
+        if pieces.call.forward.is_stopped() {
+            break;
+        }
         Block { call: pieces.call, rows }.run(To::Bias(piece), buffers);
     }
 }
@@ -104,12 +110,13 @@ impl Block<'_> {
         }
     }
 
-    /// Calls `f` with the first key and the keys of each tile between two keys. Tiles start at multiples of their size.
+    /// Calls `f` with the first key and the keys of each tile between two keys, unless the caller stops the call. Tiles
+    /// start at multiples of their size.
     #[inline(always)]
     fn tiles(&self, keys: core::ops::Range<usize>, mut f: impl FnMut((usize, usize))) {
         let kv_tile = self.call.forward.tiles.kv_tile;
         let mut from = keys.start;
-        while from < keys.end {
+        while from < keys.end && !self.call.forward.is_stopped() {
             let to = (from - from % kv_tile + kv_tile).min(keys.end);
             f((from, to - from));
             from = to;

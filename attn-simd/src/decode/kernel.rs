@@ -72,7 +72,8 @@ impl<'w> Buffers<'w> {
     }
 }
 
-/// Computes a piece; what comes out is one state, `[rows][2 + value_dim]`.
+/// Computes a piece; what comes out is one state, `[rows][2 + value_dim]`, which is incomplete if the caller stops the
+/// call.
 pub(crate) fn compute(call: &Call<'_>, piece: &Piece, state: &mut [f32], buffers: &mut Buffers<'_>) {
     let (group, mut places) = (*piece.group(), [RowAt::default(); MAX_ROWS]);
     let over = Over { call, group, rows: call.rows_of(&group, &mut places), chunks: piece.chunks(), state, buffers };
@@ -217,7 +218,7 @@ impl Over<'_, '_> {
         let (value_dim, ln_scale) = (shape.value_dim, scoring.ln_scale);
         let mut fold = Fold::new(b.states, n * (value_dim + 2), value_dim);
         let (mut at, mut fresh) = (start, true);
-        while at < end {
+        while at < end && !scoring.is_stopped() {
             if fresh {
                 b.state.reset();
                 b.o[..padded * wide].fill(0.0);

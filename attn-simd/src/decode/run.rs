@@ -9,6 +9,7 @@
 //! there is merged with what it sees of its own sequence.
 
 use core::fmt;
+use core::sync::atomic::AtomicBool;
 
 use attn_core::kv_cache::Queries;
 use attn_core::{AttnError, Result};
@@ -71,6 +72,14 @@ impl<'w> DecodeCall<'w> {
         Self { call, target, lse }
     }
 
+    /// Ends the call soon after the flag is set, which must then stay set: [`compute`](Self::compute) and
+    /// [`run`](Self::run) give [`AttnError::Stopped`], and no incomplete row is written.
+    #[must_use]
+    pub fn stop_when(mut self, flag: &'w AtomicBool) -> Self {
+        self.call.scoring.stop = Some(flag);
+        self
+    }
+
     /// Lines of scratch that one thread needs. Does not depend on how the call is cut.
     pub fn workspace_lines(&self) -> usize {
         self.call.lines()
@@ -112,7 +121,8 @@ impl<'w> DecodeCall<'w> {
     ///
     /// # Errors
     /// [`AttnError`] if the piece is not of this call, the state has not its length or the scratch is too short;
-    /// nothing has been done then.
+    /// nothing has been done then. [`AttnError::Stopped`] as [`stop_when`](Self::stop_when) says; the state must not be
+    /// used then.
     pub fn compute(&self, piece: &Piece, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
         if !self.call.has(piece.group()) {
             return Err(AttnError::Unsupported { what: "a piece that belongs to another call" });
@@ -120,7 +130,7 @@ impl<'w> DecodeCall<'w> {
         AttnError::check_size("state of a piece", piece.state_len(), state.len())?;
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         compute(&self.call, piece, state, &mut Buffers::new(workspace, &self.call.sizes));
-        Ok(())
+        self.call.scoring.unless_stopped()
     }
 
     /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output: of all queries, or
@@ -159,7 +169,8 @@ impl<'w> DecodeCall<'w> {
     /// Computes everything on this thread.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] if the scratch is; nothing has been done then.
+    /// [`AttnError::TooShort`] if the scratch is; nothing has been done then. [`AttnError::Stopped`] as
+    /// [`stop_when`](Self::stop_when) says.
     pub fn run(mut self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         if self.call.sizes == Sizes::default() {
@@ -185,6 +196,7 @@ impl<'w> DecodeCall<'w> {
                 }
                 let state = &mut state[..piece.state_len()];
                 compute(call, &piece, state, &mut buffers);
+                call.scoring.unless_stopped()?;
                 let state = with_prefix(call, &piece, now, before, state);
                 write_group(call, &mut self.target, self.lse.as_deref_mut(), &piece, state);
             }

@@ -1,6 +1,7 @@
 //! A running call of the prefill and amx kernels: blocks of queries that threads take from a queue.
 
 use core::fmt;
+use core::sync::atomic::AtomicBool;
 
 use attn_core::{AttnError, Result};
 
@@ -99,10 +100,19 @@ impl<'w> Blocks<'w> {
         self
     }
 
+    /// Ends the call soon after the flag is set, which must then stay set: each [`run`](Self::run) gives
+    /// [`AttnError::Stopped`].
+    #[must_use]
+    pub fn stop_when(mut self, flag: &'w AtomicBool) -> Self {
+        self.job.scoring.stop = Some(flag);
+        self
+    }
+
     /// Works on blocks until none is left. Each thread brings scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] if the scratch is, before anything is computed.
+    /// [`AttnError::TooShort`] where the scratch is; nothing has been done then. [`AttnError::Stopped`] as
+    /// [`stop_when`](Self::stop_when) says; rows that were not computed are as they were.
     pub fn run(&self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.lines.all, workspace.len())?;
         match &self.layout {
@@ -112,6 +122,6 @@ impl<'w> Blocks<'w> {
                 amx::sweep::work(self.level, &self.job, layout, &self.queue, rest, (prefill, self.scratch));
             }
         }
-        Ok(())
+        self.job.unless_stopped()
     }
 }

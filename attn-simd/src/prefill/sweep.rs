@@ -39,7 +39,9 @@ use crate::workspace::Line;
 /// Works on strips of the queue until none is left. `lines` holds as many as the plan said.
 pub(crate) fn work(job: &Job<'_>, queue: &Queue<'_>, lines: &mut [Line], sizes: Scratch) {
     let mut buffers = Buffers::new(lines, sizes);
-    while let Some(mut claim) = queue.claim() {
+    while let Some(mut claim) = queue.claim()
+        && !job.is_stopped()
+    {
         rows(job, &mut claim, &mut buffers);
     }
 }
@@ -137,6 +139,9 @@ fn strip<I: Isa>(
                 start(isa, job, block, n, buffers);
             }
             let held = tiles(isa, job, &claim, blocks, buffers, visit);
+            if job.is_stopped() {
+                return; // tiles may be missing
+            }
             for (n, (block, mut held)) in blocks.iter().zip(held).enumerate() {
                 let Block { rows, vecs, .. } = *block;
                 let mut part = claim.part(rows.first - all.first, rows.count);
@@ -229,7 +234,8 @@ impl Held {
     }
 }
 
-/// Visits each tile of keys with every block that sees any of it. Returns what their arrays hold then.
+/// Visits each tile of keys with every block that sees any of it, unless the caller stops it. Returns what their arrays
+/// hold then.
 #[inline(always)]
 fn tiles<I: Isa>(
     isa: I,
@@ -245,7 +251,7 @@ fn tiles<I: Isa>(
     }
     let (kv_tile, mut from) = (job.tiles.kv_tile, any.start);
     let (mut bits, mut prefetch, mut held) = ([0; KV_TILE], Prefetch::nothing(), [Held::NOTHING; STRIP]);
-    while from < any.end {
+    while from < any.end && !job.is_stopped() {
         // Tiles lie at multiples of their size, whatever a block may skip: the groups of a row's keys do not depend on
         // its block.
         let to = (from - from % kv_tile + kv_tile).min(any.end);
