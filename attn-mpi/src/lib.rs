@@ -71,6 +71,8 @@ mod nodes;
 mod part;
 mod prefill;
 mod ring;
+mod roll_call;
+mod scratch;
 mod sharding;
 mod split;
 mod tensors;

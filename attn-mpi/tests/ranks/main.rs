@@ -50,9 +50,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Jobs whose ranks fall silent or die.
+/// Jobs whose ranks compute for long, wait for each other, fall silent or die.
 fn broken() -> ExitCode {
-    if failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let slow = failure::busy_rank() & failure::crossed_ranks();
+    if slow & failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// One rank of a job.
@@ -72,6 +73,8 @@ fn as_rank(suite: &str) -> ExitCode {
         "halves" => halves::run(cluster),
         "vectors" => vectors::run(cluster),
         "disagree" => failure::disagree(cluster),
+        "busy" => failure::as_busy_rank(cluster),
+        "crossed" => failure::as_crossed_rank(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),
         _ => panic!("no suite {suite}"),
