@@ -24,7 +24,7 @@
 //! | its gradients | [`Cluster::backward`] |
 //! | to decode over a cache that does not fit one machine | [`ShardedCache`], [`Cluster::decode`] |
 //! | the bits of one process, for any number of ranks | `Attention::reproducible` |
-//! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`predict`] |
+//! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`Cluster::explain_backward`], [`predict`], [`predict_backward`] |
 //! | to share positions out | [`Sharding`] |
 //!
 //! # What ranks agree on
@@ -80,7 +80,7 @@ mod wire;
 
 pub use cache::ShardedCache;
 pub use cluster::{Cluster, Report};
-pub use cost::{Cost, Explain, Method, predict};
+pub use cost::{Cost, Explain, ExplainBackward, Method, predict, predict_backward};
 pub use error::{Error, Result};
 pub use link::Link;
 pub use mpi;
