@@ -180,9 +180,12 @@ pub(crate) fn killed_rank() -> bool {
     let start = Instant::now();
     let (what, output) = run("killed", 4);
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    let named = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("from ranks [1]");
+    // MPICH's launcher knows the process and its host.
+    let by_launcher = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("=   PID ");
+    let named = by_launcher || said.contains("from ranks [1]");
     let good = !output.status.success() && named && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
     println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
-    said.lines().filter(|line| line.contains("rank 1")).for_each(|line| println!("    {line}"));
+    let lines = said.lines().filter(|line| line.contains("rank 1") || line.contains("=   PID "));
+    lines.for_each(|line| println!("    {line}"));
     good
 }

@@ -3,7 +3,7 @@
 //! This program starts itself: with the argument `rank` it is one rank of a job. `cargo test --test ranks` runs
 //! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. The suite `vectors` reads the
 //! conformance suite `ring`, from `ATTN_VECTORS` or beside the workspace. Ranks share cores, so each computes
-//! on one thread.
+//! on one thread. `MPIRUN` names another launcher than `mpirun`; it must be that of the MPI of the build (`MPICC`).
 
 mod backward;
 mod calls;
@@ -85,8 +85,9 @@ fn as_rank(suite: &str) -> ExitCode {
 /// Starts this program on so many ranks.
 fn run(suite: &str, ranks: usize) -> (String, Output) {
     let start = Instant::now();
-    let version = Command::new("mpirun").arg("--version").output().expect("mpirun is there");
-    let mut command = Command::new("mpirun");
+    let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
+    let version = Command::new(&mpirun).arg("--version").output().expect("mpirun is there");
+    let mut command = Command::new(&mpirun);
     command.args(["-n", &ranks.to_string()]);
     if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
         command.args(["--oversubscribe", "--allow-run-as-root", "--mca", "btl_vader_single_copy_mechanism", "none"]);
