@@ -51,8 +51,9 @@
 //!
 //! # When a rank is silent
 //!
-//! No wait lasts longer than twice [`Cluster::timeout`]. Then the ranks that wait name those that gave no sign of life,
-//! and abort the job with code 70. The death of a process is noticed by `mpirun`, which ends the job and names it.
+//! A rank that has waited for [`Cluster::timeout`] asks all ranks for a sign of life. It waits on if one of them
+//! computes. If a rank does not answer for as long again, the ranks that wait name it and abort the job with code 70.
+//! They also do if all ranks only wait for each other. The launcher notices the death of a process and ends the job.
 //!
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
