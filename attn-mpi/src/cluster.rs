@@ -58,8 +58,8 @@ impl Cluster {
         }
     }
 
-    /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life, and
-    /// asks again each time that so much has passed. A rank that computes in a call answers between two calls of the
+    /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life,
+    /// and again each time that so much has passed. A rank that computes in a call answers between two calls of the
     /// kernels, which take seconds on one core; a slow function of the caller's makes them longer. The job is aborted
     /// with code 70 if a rank does not answer within this time, which is named on standard error, or if all ranks only
     /// wait for each other.

@@ -3,7 +3,8 @@
 use std::env;
 use std::process::Command;
 
-/// `mpirun`, or the launcher that `MPIRUN` names, for so many ranks of one thread; the program and its arguments follow.
+/// `mpirun`, or the launcher that `MPIRUN` names, for so many ranks of one thread. The program and its arguments are to
+/// follow.
 pub(crate) fn mpirun(ranks: usize) -> Result<Command, String> {
     let name = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
     let version = Command::new(&name).arg("--version").output().map_err(|error| format!("{name}: {error}"))?;
