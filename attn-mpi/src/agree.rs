@@ -96,7 +96,7 @@ impl Record {
         words.extend(self.numbers.iter().map(|(_, number)| *number));
         words.resize(WORDS, 0);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let (all, _) = wire.all_gather("the agreement before a call", TAG, &bytes);
+        let (all, _) = wire.all_gather_first("the agreement before a call", TAG, &bytes);
         let all: Vec<u64> = all.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let value = local?;
         let records = || all.chunks_exact(WORDS).enumerate();

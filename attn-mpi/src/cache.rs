@@ -81,6 +81,7 @@ impl<T: Element + Pod> ShardedCache<T> {
             .with("value_dim", value_dim as u64)
             .with("the block", block as u64)
             .with("the element type of the cache", text(T::DTYPE.name()))
+            .with("the bytes of a message", cluster.wire.most as u64)
             .with_sharding("the sharding of the keys", keys)
             .agree(&cluster.wire, check().map_err(Into::into))?;
         let mut cache = Self::new(cluster, [batch, heads, head_dim, value_dim], block);

@@ -7,6 +7,7 @@ use mpi::traits::Communicator;
 
 use crate::cost::Method;
 use crate::link::Link;
+use crate::scratch::Scratch;
 use crate::wire::{Traffic, Wire};
 
 /// The ranks of a communicator, and how their calls run. Made once by all ranks together.
@@ -26,6 +27,7 @@ pub struct Cluster {
     pub(crate) threads: usize,
     pub(crate) method: Option<Method>,
     pub(crate) link: Link,
+    pub(crate) scratch: Scratch,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -45,13 +47,26 @@ impl Cluster {
     pub fn new(comm: &impl Communicator) -> Self {
         let mut wire = Wire::new(comm);
         let link = Link::measure(&mut wire);
-        Self { wire, level: Level::detect(), mixed: false, threads: usize::MAX, method: None, link }
+        Self {
+            wire,
+            level: Level::detect(),
+            mixed: false,
+            threads: usize::MAX,
+            method: None,
+            link,
+            scratch: Scratch::default(),
+        }
     }
 
-    /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life for
-    /// as long again, names those that gave none on standard error, and aborts the job with code 70. A rank
-    /// that computes gives none: the time must be longer than the longest step of any rank in a call (under a causal
-    /// mask with even shards the last rank computes longest), and than what a rank does between two calls.
+    /// How long a rank waits without anything arriving, 60 s unless said. Then it asks all ranks for a sign of life,
+    /// and again each time that so much has passed. A rank that computes in a call answers between two calls of the
+    /// kernels, which take seconds on one core; a slow function of the caller's makes them longer. The job is aborted
+    /// with code 70 if a rank does not answer within this time, which is named on standard error, or if all ranks only
+    /// wait for each other.
+    ///
+    /// A rank that does something else between two calls of a cluster is silent: the time must be longer, or the rank
+    /// calls [`sign_of_life`](Self::sign_of_life) now and then. It must also be longer than a link takes for a
+    /// [message](Self::message_bytes).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.wire.timeout = timeout;
@@ -87,7 +102,8 @@ impl Cluster {
         self
     }
 
-    /// The most bytes of one message of MPI, at most 2³¹ − 1; longer ones are sent in pieces. 2³⁰ unless said.
+    /// The most bytes of one message of MPI, at most 2³¹ − 1; longer ones are sent in pieces. 2³⁰ unless said. Every
+    /// rank passes the same.
     #[must_use]
     pub fn message_bytes(mut self, most: usize) -> Self {
         self.wire.most = most.clamp(1, i32::MAX as usize);
@@ -117,9 +133,15 @@ impl Cluster {
         self.wire.ranks()
     }
 
+    /// Answers the ranks that wait for this one and ask whether it is alive. For programs that do other work for longer
+    /// than the [time-out](Self::timeout) between two calls of a cluster.
+    pub fn sign_of_life(&self) {
+        self.wire.answer();
+    }
+
     /// What all ranks have, in their order; all have as many bytes. With the time-out of the cluster.
     pub fn all_gather(&self, mine: &[u8]) -> Vec<u8> {
-        self.wire.all_gather("a gathering of the program", 2, mine).0
+        self.wire.all_gather_first("a gathering of the program", 2, mine).0
     }
 }
 

@@ -11,7 +11,7 @@ use crate::agree::{Record, text, view_hash};
 use crate::cache::ShardedCache;
 use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::nodes::{Node, Nodes, cover, joined, keys_of, whole_chunks};
+use crate::nodes::{Node, Nodes, cover, joined, keys_of, parts_of, whole_chunks};
 use crate::wire::Traffic;
 
 /// Tag of the states.
@@ -19,6 +19,9 @@ const TAG: i32 = 10;
 
 /// Chunks of a piece that one thread computes, as a power of two: 4096 keys.
 const PIECE: u32 = 3;
+
+/// Pieces that are computed before this rank looks whether others ask for a sign of life.
+const AT_ONCE: usize = 4096;
 
 impl Cluster {
     /// Attends with a few queries, `[batch, q_heads, q_len, head_dim]`, to all tokens of a cache. Every rank passes the
@@ -98,16 +101,20 @@ impl Cluster {
         M: Mods + Sync,
     {
         let (len, shape) = (cache.len(), *plan.shape());
-        let states = own_nodes(cache, self.rank())
-            .into_par_iter()
-            .map_init(Workspace::new, |workspace, node| {
-                let keys = keys_of(node, len);
-                let part = cache.part(keys.clone())?;
-                let mut rows = vec![0.0; state::len(&shape)?];
-                plan.states(keys.start, q, part.k, part.v, &mut rows, workspace.try_lines(plan.states_lines())?)?;
-                Ok((node, rows))
-            })
-            .collect::<attn_core::Result<Vec<_>>>()?;
+        let compute = |workspace: &mut Workspace, node: Node| {
+            let keys = keys_of(node, len);
+            let part = cache.part(keys.clone())?;
+            let mut rows = vec![0.0; state::len(&shape)?];
+            plan.states(keys.start, q, part.k, part.v, &mut rows, workspace.try_lines(plan.states_lines())?)?;
+            Ok((node, rows))
+        };
+        let (own, mut states) = (own_nodes(cache, self.rank()), Vec::new());
+        let at_once = AT_ONCE.max(rayon::current_num_threads());
+        for some in own.chunks(at_once) {
+            self.wire.answer();
+            let some = some.par_iter().map_init(Workspace::new, |workspace, &node| compute(workspace, node));
+            states.extend(some.collect::<attn_core::Result<Vec<_>>>()?);
+        }
         let mut nodes = Nodes::default();
         for (node, rows) in states {
             nodes.insert(node, rows, shape.value_dim)?;
@@ -159,13 +166,7 @@ impl Cluster {
 fn own_nodes<T: KernelElement + Pod>(cache: &ShardedCache<T>, rank: usize) -> Vec<Node> {
     let ranges = cache.held_by(rank).iter().map(|range| whole_chunks(range, cache.len()));
     let nodes = ranges.flat_map(cover);
-    nodes
-        .flat_map(|(level, number)| {
-            let deeper = level.saturating_sub(PIECE);
-            (number << deeper..(number + 1) << deeper).map(move |number| (level - deeper, number))
-        })
-        .filter(|node| !keys_of(*node, cache.len()).is_empty())
-        .collect()
+    nodes.flat_map(|node| parts_of(node, PIECE)).filter(|node| !keys_of(*node, cache.len()).is_empty()).collect()
 }
 
 /// The `n`-th block of so many floats.

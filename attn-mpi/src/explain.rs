@@ -3,7 +3,8 @@
 use attn_core::AttnShape;
 
 use crate::cluster::Cluster;
-use crate::cost::{Explain, predict};
+use crate::cost::{Explain, ExplainBackward, predict, predict_backward};
+use crate::ring::pieces::longest_piece;
 use crate::sharding::Sharding;
 
 impl Cluster {
@@ -18,11 +19,30 @@ impl Cluster {
         explain
     }
 
+    /// What [`backward`](Self::backward) of a call of these global sizes sends, and how long it should take by the
+    /// [links](Link) as measured. Every rank gives the same answer. `bytes` are those of an element of q, k and v, of
+    /// the output and its gradient, and of the gradients that are computed.
+    ///
+    /// ```no_run
+    /// use attn_core::AttnShape;
+    /// use attn_mpi::{Cluster, mpi};
+    /// let universe = mpi::initialize().expect("MPI is not initialised yet");
+    /// let cluster = Cluster::new(&universe.world());
+    /// let sizes = |heads| [1, heads, 100_000, 64];
+    /// let shape = AttnShape::new(sizes(8), sizes(2), sizes(2))?;
+    /// print!("{}", cluster.explain_backward(&shape, [4, 4, 4]));
+    /// # Ok::<(), attn_core::AttnError>(())
+    /// ```
+    pub fn explain_backward(&self, shape: &AttnShape, bytes: [usize; 3]) -> ExplainBackward {
+        predict_backward(shape, self.ranks(), bytes, self.link)
+    }
+
     /// Bytes that a rank needs for a prefill by the ring besides its tensors: two shards of keys and values, its rows
-    /// of the output as states, and one output of a block: `O(n / ranks)`.
+    /// of the output as states, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next call.
     pub fn ring_memory(&self, shape: &AttnShape, queries: &Sharding, keys: &Sharding, element: usize) -> usize {
         let shard = shape.batch * shape.kv_heads * keys.longest() * (shape.head_dim + shape.value_dim) * element;
-        let rows = shape.batch * shape.q_heads * queries.longest();
-        2 * shard + 2 * rows * (shape.value_dim + 2) * size_of::<f32>()
+        let (heads, rows) = (shape.batch * shape.q_heads, queries.longest());
+        let piece = rows.min(longest_piece(rows));
+        2 * shard + heads * (rows * (shape.value_dim + 2) + piece * (shape.value_dim + 1)) * size_of::<f32>()
     }
 }

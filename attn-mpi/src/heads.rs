@@ -9,9 +9,10 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::call::Call;
 use crate::part::{Local, Part};
+use crate::ring::pieces::WORK;
 use crate::sharding::Sharding;
 use crate::split::Split;
-use crate::tensors::{pack, write_row, zeros};
+use crate::tensors::{pack, rows_of, write_row, zeros};
 use crate::wire::Traffic;
 
 /// Tags: inputs, outputs, lse.
@@ -31,14 +32,28 @@ where
     let ([q, k, v], mut traffic) = gather_heads(call, &splits, &shape)?;
     let (rows, dim) = (shape.rows(), shape.value_dim);
     let (mut out, mut lse): (Vec<O>, Vec<f32>) = (zeros(rows * dim), zeros(rows));
-    let local = Local::new(call.attn, whole, Part { heads: mine.heads.clone(), ..Part::whole(&whole) });
     let view = |x, heads, len, dim| View::new(x, Layout::Bhsd, [shape.batch, heads, len, dim]);
     let q = view(&q, shape.q_heads, shape.q_len, shape.head_dim)?;
     let k = view(&k, shape.kv_heads, shape.kv_len, shape.head_dim)?;
     let v = view(&v, shape.kv_heads, shape.kv_len, shape.value_dim)?;
-    let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output())?).lse(&mut lse);
     let mut runner = Runner::new().level(call.cluster.level).threads(call.cluster.threads);
-    runner.forward(&local.with_sinks(), q, k, v, to)?;
+    // As many queries as one call of the kernels computes in some seconds: others may ask for a sign of life.
+    let row = shape.batch * shape.q_heads * (shape.head_dim + shape.value_dim);
+    let at_once = (WORK / row.saturating_mul(shape.kv_len).max(1)).max(64);
+    for first in (0..shape.q_len).step_by(at_once) {
+        call.cluster.wire.answer();
+        let queries = first..shape.q_len.min(first + at_once);
+        let sizes = [shape.batch, shape.q_heads, queries.len(), dim];
+        let strides = [shape.q_heads * shape.q_len * dim, shape.q_len * dim, dim, 1].map(usize::cast_signed);
+        let mut some = zeros(shape.batch * shape.q_heads * queries.len());
+        let to = Outputs::new(ViewMut::strided(&mut out, sizes, strides, first * dim)?).lse(&mut some);
+        let part = Part { heads: mine.heads.clone(), queries: queries.clone(), ..Part::whole(&whole) };
+        let local = Local::new(call.attn, whole, part);
+        runner.forward(&local.with_sinks(), rows_of(q, queries.clone()), k, v, to)?;
+        for (to, some) in lse.chunks_exact_mut(shape.q_len).zip(some.chunks_exact(queries.len())) {
+            to[queries.clone()].copy_from_slice(some);
+        }
+    }
 
     let Outputs { out: mut target, lse: target_lse, .. } = outputs;
     let n = call.q.sizes()[2];

@@ -24,7 +24,7 @@
 //! | its gradients | [`Cluster::backward`] |
 //! | to decode over a cache that does not fit one machine | [`ShardedCache`], [`Cluster::decode`] |
 //! | the bits of one process, for any number of ranks | `Attention::reproducible` |
-//! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`predict`] |
+//! | to know what will be sent, and how long it takes | [`Cluster::explain`], [`Cluster::explain_backward`], [`predict`], [`predict_backward`] |
 //! | to share positions out | [`Sharding`] |
 //!
 //! # What ranks agree on
@@ -51,8 +51,9 @@
 //!
 //! # When a rank is silent
 //!
-//! No wait lasts longer than twice [`Cluster::timeout`]. Then the ranks that wait name those that gave no sign of life,
-//! and abort the job with code 70. The death of a process is noticed by `mpirun`, which ends the job and names it.
+//! A rank that has waited for [`Cluster::timeout`] asks all ranks for a sign of life. It waits on if one of them
+//! computes. If a rank does not answer for as long again, the ranks that wait name it and abort the job with code 70.
+//! They also do if all ranks only wait for each other. The launcher notices the death of a process and ends the job.
 //!
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
@@ -71,6 +72,8 @@ mod nodes;
 mod part;
 mod prefill;
 mod ring;
+mod roll_call;
+mod scratch;
 mod sharding;
 mod split;
 mod tensors;
@@ -78,7 +81,7 @@ mod wire;
 
 pub use cache::ShardedCache;
 pub use cluster::{Cluster, Report};
-pub use cost::{Cost, Explain, Method, predict};
+pub use cost::{Cost, Explain, ExplainBackward, Method, predict, predict_backward};
 pub use error::{Error, Result};
 pub use link::Link;
 pub use mpi;

@@ -1,5 +1,6 @@
 //! The links between ranks: latency and bandwidth, stated or measured by a ping.
 
+use std::fmt;
 use std::time::Instant;
 
 use crate::wire::Wire;
@@ -13,6 +14,14 @@ pub struct Link {
     pub beta: f64,
     /// Operations in a second of one rank: a guess of 5·10¹⁰ unless given, which [`Explain`] names beside its times.
     pub flops: f64,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { alpha, beta, flops } = self;
+        writeln!(f, "links: {:.1} µs a message, {:.2} GB/s", alpha * 1e6, 1e-9 / beta)?;
+        writeln!(f, "ranks: {:.0} GFLOP/s assumed, masks not counted", flops * 1e-9)
+    }
 }
 
 /// Bytes of the long message of the ping.

@@ -81,6 +81,12 @@ pub(crate) fn cover(chunks: Range<usize>) -> Vec<Node> {
     nodes
 }
 
+/// A node, or those of a level below it that make it up.
+pub(crate) fn parts_of((level, number): Node, highest: u32) -> impl Iterator<Item = Node> {
+    let deeper = level.saturating_sub(highest);
+    (number << deeper..(number + 1) << deeper).map(move |number| (level - deeper, number))
+}
+
 /// The keys of a node, of so many in all.
 pub(crate) fn keys_of((level, number): Node, kv_len: usize) -> Range<usize> {
     let at = |number: usize| number.saturating_mul(CHUNK << level).min(kv_len);

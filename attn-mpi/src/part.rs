@@ -64,6 +64,12 @@ impl<'a, 'p, M: Mods + Sync> Local<'a, 'p, M> {
         Self { attn, shape, part, terms, global }
     }
 
+    /// Options that are the same for every part but for a causal mask, here by the rows of a part.
+    pub(crate) fn by_rows(attn: &'p Attention<'a, M>, shape: AttnShape, causal: Option<Align>) -> Self {
+        let terms = causal.map(|align| Moved::Term(Term::Causal(align))).into_iter().collect();
+        Self { attn, shape, part: Part::whole(&shape), terms, global: Mask::none() }
+    }
+
     /// Whether some query of the part may see some key of it.
     pub(crate) fn sees_anything(&self) -> bool {
         let (shape, keys) = (&self.shape, &self.part.keys);
@@ -133,6 +139,16 @@ pub(crate) fn check_parts<M: Mods>(attn: &Attention<'_, M>) -> Result<()> {
         Dropout::Seeded { .. } => Err(AttnError::Unsupported { what: "seeded dropout over ranks (Dropout::Keep)" }),
         _ => Ok(()),
     }
+}
+
+/// Whether no option but the mask depends on positions.
+pub(crate) fn moves_by_rows<M: Mods>(attn: &Attention<'_, M>) -> bool {
+    let (mods, dropout) = (attn.get_mods(), attn.get_dropout());
+    attn.get_bias().is_none()
+        && attn.get_alibi().is_none()
+        && matches!(dropout, Dropout::None)
+        && !mods.has_score_mod()
+        && !mods.has_mask_mod()
 }
 
 /// The caller's mods and the global mask, called with global positions.

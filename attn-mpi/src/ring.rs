@@ -8,6 +8,7 @@ mod blocks;
 mod fixed;
 pub(crate) mod gradients;
 mod merged;
+pub(crate) mod pieces;
 
 use attn_core::dropout::Dropout;
 use attn_core::score_mod::Mods;
@@ -16,7 +17,7 @@ use attn_simd::{KernelElement, Plan};
 use bytemuck::Pod;
 
 use crate::call::Call;
-use crate::tensors::{Shard, pack, zeros};
+use crate::tensors::{Shard, pack_shard};
 use crate::wire::Traffic;
 
 /// Tag of travelling shards.
@@ -32,12 +33,12 @@ where
     if call.attn.is_reproducible() {
         let mut blocks = fixed::Blocks::new(call);
         let traffic = travel(call, |owner, shard, poll| blocks.take(call, owner, shard, poll))?;
-        finish(call, blocks.rows(call)?, true, outputs)?;
+        finish(call, &blocks.rows(call)?, true, outputs)?;
         return Ok(traffic);
     }
-    let mut blocks = merged::Blocks::new(call)?;
-    let traffic = travel(call, |owner, shard, poll| blocks.take(call, owner, shard, poll))?;
-    finish(call, blocks.rows(call)?, false, outputs)?;
+    let mut rows = merged::Rows::new(call)?;
+    let traffic = travel(call, |owner, shard, poll| rows.take(call, owner, shard, poll))?;
+    finish(call, rows.states(), false, outputs)?;
     Ok(traffic)
 }
 
@@ -54,11 +55,9 @@ where
     let [batch, heads, head_dim, value_dim] = sizes;
     let floats = |rank: usize| batch * heads * call.keys.local_len(rank) * (head_dim + value_dim);
     let longest = (0..ranks).map(floats).max().unwrap_or(0);
-    let mut held: Vec<T> = Vec::with_capacity(longest);
-    pack(call.k, 0..heads, &mut held);
-    pack(call.v, 0..heads, &mut held);
-    held.resize(longest, T::zeroed());
-    let mut next: Vec<T> = zeros(if ranks > 1 { longest } else { 0 });
+    let mut held = call.cluster.scratch.lend::<T>(longest);
+    pack_shard(call.k, call.v, &mut held);
+    let mut next = call.cluster.scratch.lend::<T>(if ranks > 1 { longest } else { 0 });
     let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
     let mut traffic = Traffic::default();
     for step in 0..ranks {
@@ -80,7 +79,7 @@ where
 }
 
 /// Takes the sinks in, divides, and writes. `dropped`: whether weights still have to be multiplied by dropout's factor.
-fn finish<T, O, M>(call: &Call<'_, '_, T, M>, rows: Vec<f32>, dropped: bool, outputs: Outputs<'_, O>) -> Result<()>
+fn finish<T, O, M>(call: &Call<'_, '_, T, M>, rows: &[f32], dropped: bool, outputs: Outputs<'_, O>) -> Result<()>
 where
     T: KernelElement,
     O: KernelElement,
@@ -94,5 +93,5 @@ where
         attn = attn.dropout(Dropout::Keep { mask: View::broadcast(&[true], &[])?, p: *p });
     }
     let shape = AttnShape { q_len: call.q.sizes()[2], kv_len: 0, ..call.shape };
-    Plan::new(&attn, shape, call.cluster.level)?.finish(&rows, outputs)
+    Plan::new(&attn, shape, call.cluster.level)?.finish(rows, outputs)
 }

@@ -21,6 +21,23 @@ pub(crate) fn pack<T: Copy>(view: View<'_, T>, heads: Range<usize>, to: &mut Vec
     }
 }
 
+/// Writes a rank's keys and values as they travel to the beginning of a buffer.
+pub(crate) fn pack_shard<T: Copy>(k: View<'_, T>, v: View<'_, T>, to: &mut [T]) {
+    let mut rest = to;
+    for view in [k, v] {
+        let [batch, heads, seq, dim] = view.sizes();
+        let (mine, after) = rest.split_at_mut(batch * heads * seq * dim);
+        for (n, to) in mine.chunks_exact_mut(dim.max(1)).enumerate() {
+            let row = view.row(n / seq / heads, n / seq % heads, n % seq);
+            match row.as_slice() {
+                Some(row) => to.copy_from_slice(row),
+                None => to.iter_mut().zip(row.iter()).for_each(|(to, x)| *to = x),
+            }
+        }
+        rest = after;
+    }
+}
+
 /// Keys and values of a shard, as they travel: `[batch, kv_heads, n, head_dim]`, then the same with `value_dim`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shard<'b, T> {

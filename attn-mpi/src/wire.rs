@@ -2,28 +2,29 @@
 //!
 //! Every message is bytes. Counts of MPI are `int`, so that a message of more than 2³¹ − 1 bytes is sent in pieces; MPI
 //! keeps the order of messages of one sender, tag and communicator. If nothing arrives for as long as the time-out, the
-//! rank asks all others for a sign of life, names those that gave none, and aborts the job.
+//! rank asks all others for a sign of life: `roll_call`.
 
-use std::io::Write;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use mpi::request::{RequestCollection, multiple_scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Source};
 
-/// Tag of the signs of life.
-const ROLL_CALL: i32 = 7;
-
-/// The exit code of a job that was given up.
-const GAVE_UP: i32 = 70;
+/// The most bytes of one message of MPI, unless all ranks have agreed on another number.
+const MOST: usize = 1 << 30;
 
 /// A communicator of our own, so that no message meets one of the caller's.
 pub(crate) struct Wire {
-    comm: SimpleCommunicator,
+    pub(crate) comm: SimpleCommunicator,
     /// How long nothing may arrive.
     pub(crate) timeout: Duration,
     /// The most bytes of one message of MPI.
     pub(crate) most: usize,
+    /// Since when nothing has arrived, if this rank waits.
+    pub(crate) waits: Cell<Option<Instant>>,
+    /// Number of the last roll call of this rank.
+    pub(crate) round: Cell<u64>,
 }
 
 /// What was transferred, and how long the rank did nothing but wait for it.
@@ -44,7 +45,8 @@ impl Traffic {
 
 impl Wire {
     pub(crate) fn new(comm: &impl Communicator) -> Self {
-        Self { comm: comm.duplicate(), timeout: Duration::from_secs(60), most: 1 << 30 }
+        let timeout = Duration::from_secs(60);
+        Self { comm: comm.duplicate(), timeout, most: MOST, waits: Cell::new(None), round: Cell::new(0) }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -56,7 +58,7 @@ impl Wire {
     }
 
     /// Sends and receives while `work` runs. `work` calls the function it is given now and then: MPI moves large
-    /// messages only while it is called. Lengths are known to both sides.
+    /// messages only while it is called, and others may ask for a sign of life. Lengths are known to both sides.
     pub(crate) fn exchange<R>(
         &self,
         what: &str,
@@ -65,7 +67,20 @@ impl Wire {
         receives: Vec<(usize, &mut [u8])>,
         work: impl FnOnce(&mut dyn FnMut()) -> R,
     ) -> (R, Traffic) {
-        let most = self.most.max(1);
+        self.exchange_in(self.most, what, tag, sends, receives, work)
+    }
+
+    /// As [`exchange`](Self::exchange), in messages of at most so many bytes.
+    fn exchange_in<R>(
+        &self,
+        most: usize,
+        what: &str,
+        tag: i32,
+        sends: &[(usize, &[u8])],
+        receives: Vec<(usize, &mut [u8])>,
+        work: impl FnOnce(&mut dyn FnMut()) -> R,
+    ) -> (R, Traffic) {
+        let most = most.max(1);
         multiple_scope(sends.len() + receives.len(), |scope, requests| {
             let mut peers = Vec::new();
             for (from, bytes) in receives {
@@ -84,7 +99,10 @@ impl Wire {
                     peers.push(Some(to));
                 }
             }
-            let result = work(&mut || progress(requests, &mut peers));
+            let result = work(&mut || {
+                progress(requests, &mut peers);
+                self.answer();
+            });
             let start = Instant::now();
             self.wait(what, requests, &mut peers);
             (result, Traffic { sent, waited: start.elapsed().as_secs_f64() })
@@ -94,62 +112,47 @@ impl Wire {
     /// Waits until all requests have completed, or gives the job up.
     fn wait(&self, what: &str, requests: &mut RequestCollection<'_, [u8]>, peers: &mut [Option<usize>]) {
         let (mut last, mut left, mut polls) = (Instant::now(), requests.incomplete(), 0u32);
+        let mut asked = last;
+        self.waits.set(Some(last));
         while left > 0 {
             progress(requests, peers);
             let now = requests.incomplete();
             if now != left {
                 (last, left, polls) = (Instant::now(), now, 0);
-            } else if last.elapsed() > self.timeout {
-                let mut waiting: Vec<usize> = peers.iter().flatten().copied().collect();
-                waiting.sort_unstable();
-                waiting.dedup();
-                self.give_up(what, &waiting);
+                asked = last;
+                self.waits.set(Some(last));
+            } else if asked.elapsed() > self.timeout {
+                let peers_left = &mut *peers;
+                self.roll_call(what, last, &mut || {
+                    progress(requests, peers_left);
+                    let waiting = peers_left.iter().flatten().copied().collect();
+                    if requests.incomplete() == left { Some(waiting) } else { None }
+                });
+                asked = Instant::now();
             } else {
                 polls += 1;
+                if polls % 64 == 0 {
+                    self.answer();
+                }
                 // Whoever else has this core goes first: ranks may share cores.
                 if polls < 1000 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
             }
         }
-    }
-
-    /// Asks all ranks for a sign of life, says who gave none, and ends the job. Ranks that live wait for the same
-    /// silent one, and answer within the time-out.
-    fn give_up(&self, what: &str, waiting: &[usize]) -> ! {
-        let (me, ranks) = (self.rank(), self.ranks());
-        let (sign, mut signs) = ([1u8], vec![[0u8; 1]; ranks]);
-        multiple_scope(2 * ranks, |scope, requests| {
-            let mut silent = Vec::new();
-            for (rank, to) in signs.iter_mut().enumerate().filter(|(rank, _)| *rank != me) {
-                let other = self.comm.process_at_rank(rank as i32);
-                requests.add(other.immediate_receive_into_with_tag(scope, &mut to[..], ROLL_CALL));
-                silent.push(Some(rank));
-            }
-            let answers = silent.len();
-            for rank in (0..ranks).filter(|&rank| rank != me) {
-                let other = self.comm.process_at_rank(rank as i32);
-                requests.add(other.immediate_send_with_tag(scope, &sign[..], ROLL_CALL));
-                silent.push(None);
-            }
-            let start = Instant::now();
-            while start.elapsed() < self.timeout && silent.iter().take(answers).any(Option::is_some) {
-                progress(requests, &mut silent);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let silent: Vec<usize> = silent.into_iter().take(answers).flatten().collect();
-            let seconds = self.timeout.as_secs_f64();
-            // In one piece: other ranks write to the same terminal.
-            let text = format!(
-                "attn-mpi: rank {me} waited {seconds} s for {what} with ranks {waiting:?}; \
-                 no sign of life from ranks {silent:?}. The job is aborted.\n"
-            );
-            let _ = std::io::stderr().write_all(text.as_bytes());
-            self.comm.abort(GAVE_UP)
-        })
+        self.waits.set(None);
     }
 
     /// What every rank has, in the order of the ranks; all have as many bytes. Takes `⌈log₂ ranks⌉` messages of each
     /// rank (Bruck et al. 1997).
     pub(crate) fn all_gather(&self, what: &str, tag: i32, mine: &[u8]) -> (Vec<u8>, Traffic) {
+        self.all_gather_in(self.most, what, tag, mine)
+    }
+
+    /// As [`all_gather`](Self::all_gather), before ranks have agreed on the bytes of a message.
+    pub(crate) fn all_gather_first(&self, what: &str, tag: i32, mine: &[u8]) -> (Vec<u8>, Traffic) {
+        self.all_gather_in(MOST, what, tag, mine)
+    }
+
+    fn all_gather_in(&self, most: usize, what: &str, tag: i32, mine: &[u8]) -> (Vec<u8>, Traffic) {
         let (me, ranks, size) = (self.rank(), self.ranks(), mine.len());
         // Block `n` is that of rank `me + n`.
         let mut blocks = vec![0u8; ranks * size];
@@ -160,7 +163,8 @@ impl Wire {
             let (known, rest) = blocks.split_at_mut(have * size);
             let (to, from) = ((me + ranks - have) % ranks, (me + have) % ranks);
             let receives = vec![(from, &mut rest[..count * size])];
-            traffic.add(self.exchange(what, tag, &[(to, &known[..count * size])], receives, |_| ()).1);
+            let sends = [(to, &known[..count * size])];
+            traffic.add(self.exchange_in(most, what, tag, &sends, receives, |_| ()).1);
             have += count;
         }
         if size > 0 {

@@ -12,16 +12,22 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::blocks::{Queries, blocks, place};
+use super::pieces::{WORK, pair};
 use crate::call::Call;
-use crate::nodes::{CHUNK, Node, Nodes, cover, keys_of, whole_chunks};
+use crate::nodes::{CHUNK, Node, Nodes, cover, keys_of, parts_of, whole_chunks};
 use crate::part::{Local, Part};
 use crate::tensors::{Shard, rows_of, zeros};
 
 /// Queries of a block: what one thread computes with a node.
 const QUERIES: usize = 64;
 
+/// Multiplications between two calls of MPI: the kernel of decoding is slower than that of many queries.
+const DECODED: usize = WORK / 8;
+
 /// Blocks of queries with the nodes that they have seen, and chunks of which some keys are there.
 pub(super) struct Blocks<'c, T> {
+    /// The highest level of a node that one thread computes at once.
+    largest: u32,
     blocks: Vec<(Queries, View<'c, T>, Nodes)>,
     chunks: BTreeMap<usize, Chunk<T>>,
 }
@@ -38,7 +44,9 @@ impl<'c, T: KernelElement + Pod> Blocks<'c, T> {
             let q = rows_of(call.q, queries.row..queries.row + queries.range.len());
             (queries, q, Nodes::default())
         };
-        Self { blocks: blocks(call, QUERIES).into_iter().map(block).collect(), chunks: BTreeMap::new() }
+        let keys = DECODED / QUERIES / pair(call).max(1);
+        let largest = (keys / CHUNK).checked_ilog2().unwrap_or(0);
+        Self { largest, blocks: blocks(call, QUERIES).into_iter().map(block).collect(), chunks: BTreeMap::new() }
     }
 
     /// Attends to the chunks of a shard, and to those that it completes.
@@ -49,13 +57,15 @@ impl<'c, T: KernelElement + Pod> Blocks<'c, T> {
         shard: Shard<'_, T>,
         poll: &mut dyn FnMut(),
     ) -> Result<()> {
-        let kv_len = call.shape.kv_len;
+        let (kv_len, largest) = (call.shape.kv_len, self.largest);
         for (row, range) in call.keys.rows(owner) {
             let whole = whole_chunks(&range, kv_len);
-            for node in cover(whole.clone()) {
-                poll();
+            for node in cover(whole.clone()).into_iter().flat_map(|node| parts_of(node, largest)) {
                 let keys = keys_of(node, kv_len);
-                self.node(call, node, shard.rows(row + keys.start - range.start..row + keys.end - range.start))?;
+                if !keys.is_empty() {
+                    let part = shard.rows(row + keys.start - range.start..row + keys.end - range.start);
+                    self.node(call, node, part, poll)?;
+                }
             }
             // What lies before and behind the whole chunks, chunk by chunk.
             let mut at = range.start;
@@ -65,9 +75,8 @@ impl<'c, T: KernelElement + Pod> Blocks<'c, T> {
                 if !whole.contains(&number) {
                     let part = shard.rows(row + at - range.start..row + end - range.start);
                     if let Some(buffer) = self.stash(call, number, at, part)? {
-                        poll();
                         let len = keys_of((0, number), kv_len).len();
-                        self.node(call, (0, number), Shard::new(&buffer, call.kv_sizes(), len)?)?;
+                        self.node(call, (0, number), Shard::new(&buffer, call.kv_sizes(), len)?, poll)?;
                     }
                 }
                 at = end;
@@ -102,12 +111,20 @@ impl<'c, T: KernelElement + Pod> Blocks<'c, T> {
         Ok((chunk.there == len).then(|| self.chunks.remove(&number)).flatten().map(|chunk| chunk.buffer))
     }
 
-    /// Computes the state of a node for all blocks, each on one thread.
-    fn node<M: Mods + Sync>(&mut self, call: &Call<'_, '_, T, M>, node: Node, part: Shard<'_, T>) -> Result<()> {
+    /// Computes the state of a node for all blocks, each on one thread. Some blocks at a time: MPI is called between.
+    fn node<M: Mods + Sync>(
+        &mut self,
+        call: &Call<'_, '_, T, M>,
+        node: Node,
+        part: Shard<'_, T>,
+        poll: &mut dyn FnMut(),
+    ) -> Result<()> {
+        let work = QUERIES.saturating_mul(part.k.sizes()[2]).saturating_mul(pair(call));
+        let at_once = (DECODED / work.max(1)).max(rayon::current_num_threads());
         let (first, value_dim) = (keys_of(node, call.shape.kv_len).start, call.shape.value_dim);
         // Only this thread calls MPI: the others get what they compute with.
         let (whole, attn, level) = (call.shape, call.attn, call.cluster.level);
-        self.blocks.par_iter_mut().try_for_each_init(Workspace::new, |workspace, (queries, q, nodes)| {
+        let compute = |workspace: &mut Workspace, (queries, q, nodes): &mut (Queries, View<'_, T>, Nodes)| {
             let shape = AttnShape { q_len: queries.range.len(), ..whole };
             let wanted = Part { queries: queries.range.clone(), ..Part::whole(&whole) };
             let local = Local::new(attn, whole, wanted);
@@ -117,6 +134,10 @@ impl<'c, T: KernelElement + Pod> Blocks<'c, T> {
             let lines = workspace.try_lines(plan.states_lines())?;
             plan.states(first, *q, part.k, part.v, &mut rows, lines)?;
             nodes.insert(node, rows, value_dim)
+        };
+        self.blocks.chunks_mut(at_once).try_for_each(|blocks| {
+            poll();
+            blocks.par_iter_mut().try_for_each_init(Workspace::new, compute)
         })
     }
 

@@ -7,40 +7,38 @@
 //!
 //! Sums are f32, and each is a chain in the order of the ring, which begins at the rank that holds the keys.
 
-use std::ops::Range;
-
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
-use attn_core::{AttnShape, Layout, Result, View, ViewMut};
+use attn_core::{Layout, Result, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
 use bytemuck::Pod;
 
-use super::blocks::{Queries, blocks};
+use super::pieces::{Most, Piece, WORK, pair, pieces};
 use crate::call::Call;
-use crate::part::{Local, Part};
-use crate::tensors::{Shard, pack, rows_of, zeros};
+use crate::scratch::Lent;
+use crate::tensors::{Shard, pack_shard, rows_of};
 use crate::wire::Traffic;
 
 /// Tag of travelling shards and sums.
 const TAG: i32 = 9;
-/// Queries of a block.
-const QUERIES: usize = 4096;
-/// Keys of a part at most: each thread of the kernels keeps sums of its `dk` and `dv`.
+/// Queries of a piece at least, if one call of the kernels does not take too long.
+const QUERIES: usize = 2048;
+/// Keys of a piece at most: each thread of the kernels keeps sums of its `dk` and `dv`.
 const KEYS: usize = 8192;
 
 /// The gradients on a rank, in f32.
-pub(crate) struct Sums {
+pub(crate) struct Sums<'s> {
     /// `[batch, q_heads, positions of queries, head_dim]`.
-    pub(crate) dq: Vec<f32>,
-    /// Those of its keys and values, as [`Shard`] has them.
-    pub(crate) of_keys: Vec<f32>,
+    pub(crate) dq: Lent<'s, f32>,
+    /// Those of its keys and values, as [`Shard`] has them; there may be room behind them.
+    pub(crate) of_keys: Lent<'s, f32>,
 }
 
 /// Runs a call that has been agreed on. An error of the kernels stops this rank's computation, and none of its
 /// messages: the others wait for them.
-pub(crate) fn run<T, G, M>(call: &Call<'_, '_, T, M>, inputs: &Inputs<'_, T, G>) -> (Result<Sums>, Traffic)
+pub(crate) fn run<'s, T, G, M>(call: &Call<'s, '_, T, M>, inputs: &Inputs<'_, T, G>) -> (Result<Sums<'s>>, Traffic)
 where
     T: KernelElement + Pod,
     G: KernelElement,
@@ -50,16 +48,15 @@ where
     let [batch, heads, head_dim, value_dim] = sizes;
     let floats = |rank: usize| batch * heads * call.keys.local_len(rank) * (head_dim + value_dim);
     let longest = (0..ranks).map(floats).max().unwrap_or(0);
-    let mut blocks = Blocks::new(call, inputs);
-    let mut held: Vec<T> = Vec::with_capacity(longest);
-    pack(call.k, 0..heads, &mut held);
-    pack(call.v, 0..heads, &mut held);
-    held.resize(longest, T::zeroed());
-    let mut next: Vec<T> = zeros(if ranks > 1 { longest } else { 0 });
+    let mut rows = Rows::new(call, inputs);
+    let (scratch, travelling) = (&call.cluster.scratch, if ranks > 1 { longest } else { 0 });
+    let mut held = scratch.lend::<T>(longest);
+    pack_shard(call.k, call.v, &mut held);
+    let mut next = scratch.lend::<T>(travelling);
     // What this step adds; the sums that it is added to; those that leave.
-    let mut added: Vec<f32> = zeros(longest);
-    let mut arriving: Vec<f32> = zeros(if ranks > 1 { longest } else { 0 });
-    let mut leaving: Vec<f32> = arriving.clone();
+    let mut added = scratch.lend::<f32>(longest);
+    let mut arriving = scratch.lend::<f32>(travelling);
+    let mut leaving = scratch.lend::<f32>(travelling);
     let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
     let owner = |step: usize| (me + 2 * ranks - step) % ranks;
     let (mut result, mut traffic) = (Ok(()), Traffic::default());
@@ -77,14 +74,14 @@ where
         let work = |poll: &mut dyn FnMut()| {
             added.fill(0.0);
             let shard = Shard::new(&held, sizes, call.keys.local_len(owner(step)))?;
-            if result.is_ok() { blocks.take(call, owner(step), shard, added, poll) } else { Ok(()) }
+            if result.is_ok() { rows.take(call, owner(step), shard, added, poll) } else { Ok(()) }
         };
         let what = "keys, values and gradients of the ring";
         let (this, more) = call.cluster.wire.exchange(what, TAG, &sends, receives, work);
         result = result.and(this);
         traffic.add(more);
         if step > 0 {
-            added.iter_mut().zip(&arriving).for_each(|(to, before)| *to += before);
+            added.iter_mut().zip(arriving.iter()).for_each(|(to, before)| *to += before);
         }
         if ranks > 1 {
             leaving[..added.len()].copy_from_slice(added);
@@ -97,37 +94,27 @@ where
         let what = "gradients of the ring, at its end";
         traffic.add(call.cluster.wire.exchange(what, TAG, &sends, receives, |_| ()).1);
     }
-    added.truncate(floats(me));
-    (result.map(|()| Sums { dq: blocks.dq, of_keys: added }), traffic)
+    (result.map(|()| Sums { dq: rows.dq, of_keys: added }), traffic)
 }
 
-/// Queries that are computed together, with their rows of what the gradients are computed from.
-struct Block<'c, T, G> {
-    queries: Queries,
-    q: View<'c, T>,
-    out: View<'c, G>,
-    dy: View<'c, G>,
+/// The sums of the rank's `dq`, and room for what one call of the kernels gives.
+struct Rows<'i, 's, T, G> {
+    most: Most,
+    inputs: &'i Inputs<'i, T, G>,
+    dq: Lent<'s, f32>,
+    given: [Lent<'s, f32>; 3],
     lse: Vec<f32>,
 }
 
-/// Blocks of queries, the sums of their `dq`, and room for what one call of the kernels gives.
-struct Blocks<'c, T, G> {
-    blocks: Vec<Block<'c, T, G>>,
-    dq: Vec<f32>,
-    given: [Vec<f32>; 3],
-}
-
-impl<'c, T: KernelElement + Pod, G: KernelElement> Blocks<'c, T, G> {
-    fn new<M: Mods + Sync>(call: &Call<'c, '_, T, M>, inputs: &Inputs<'c, T, G>) -> Self {
-        let [batch, heads, all, head_dim] = call.q.sizes();
-        let block = |queries: Queries| {
-            let rows = queries.row..queries.row + queries.range.len();
-            let lse = inputs.lse.chunks_exact(all.max(1)).flat_map(|pair| &pair[rows.clone()]).copied().collect();
-            let (out, dy) = (rows_of(inputs.out, rows.clone()), rows_of(inputs.dy, rows.clone()));
-            Block { queries, q: rows_of(call.q, rows), out, dy, lse }
-        };
-        let blocks = blocks(call, QUERIES).into_iter().map(block).collect();
-        Self { blocks, dq: zeros(batch * heads * all * head_dim), given: Default::default() }
+impl<'i, 's, T: KernelElement + Pod, G: KernelElement> Rows<'i, 's, T, G> {
+    fn new<M: Mods + Sync>(call: &Call<'s, '_, T, M>, inputs: &'i Inputs<'i, T, G>) -> Self {
+        let ([batch, heads, all, head_dim], scratch) = (call.q.sizes(), &call.cluster.scratch);
+        let most = Most::new(pair(call), all, QUERIES, KEYS, WORK / 4);
+        let [_, kv_heads, _, value_dim] = call.kv_sizes();
+        let (n, m) = (all.min(most.queries), call.keys.longest().min(most.keys));
+        let given = [heads * n * head_dim, kv_heads * m * head_dim, kv_heads * m * value_dim];
+        let given = given.map(|floats| scratch.lend(batch * floats));
+        Self { most, inputs, dq: scratch.zeros(batch * heads * all * head_dim), given, lse: Vec::new() }
     }
 
     /// Adds to `dq`, and to the sums of a shard, what they give each other.
@@ -139,45 +126,35 @@ impl<'c, T: KernelElement + Pod, G: KernelElement> Blocks<'c, T, G> {
         sums: &mut [f32],
         poll: &mut dyn FnMut(),
     ) -> Result<()> {
-        let (all_queries, all_keys) = (call.q.sizes()[2], call.keys.local_len(owner));
-        let [batch, kv_heads, head_dim, value_dim] = call.kv_sizes();
+        let ([batch, heads, all, head_dim], all_keys) = (call.q.sizes(), call.keys.local_len(owner));
+        let [_, kv_heads, _, value_dim] = call.kv_sizes();
         let (sums_k, sums_v) = sums.split_at_mut(batch * kv_heads * all_keys * head_dim);
-        for Block { queries, q, out, dy, lse } in &self.blocks {
-            for (row, keys) in call.keys.rows(owner).flat_map(cut) {
-                poll();
-                let part = shard.rows(row..row + keys.len());
-                let m = keys.len();
-                let wanted = Part { queries: queries.range.clone(), keys, ..Part::whole(&call.shape) };
-                let local = Local::new(call.attn, call.shape, wanted);
-                if !local.sees_anything() {
-                    continue;
-                }
-                let shape = AttnShape::new(q.sizes(), part.k.sizes(), part.v.sizes())?;
-                let [dq, dk, dv] = &mut self.given;
-                dq.resize(shape.batch * shape.q_heads * shape.q_len * head_dim, 0.0);
-                dk.resize(batch * kv_heads * m * head_dim, 0.0);
-                dv.resize(batch * kv_heads * m * value_dim, 0.0);
-                let gradients = Gradients::new(
-                    ViewMut::new(dq, Layout::Bhsd, q.sizes())?,
-                    ViewMut::new(dk, Layout::Bhsd, part.k.sizes())?,
-                    ViewMut::new(dv, Layout::Bhsd, part.v.sizes())?,
-                );
-                let inputs = Inputs { q: *q, k: part.k, v: part.v, out: *out, lse, dy: *dy };
-                let mut runner = Runner::new().level(call.cluster.level).threads(call.cluster.threads);
-                runner.backward(&local.attention(), inputs, gradients)?;
-                add(dq, shape.q_len * head_dim, &mut self.dq, all_queries * head_dim, queries.row * head_dim);
-                add(dk, m * head_dim, sums_k, all_keys * head_dim, row * head_dim);
-                add(dv, m * value_dim, sums_v, all_keys * value_dim, row * value_dim);
-            }
+        for Piece { queries, keys, local } in pieces(call, owner, self.most) {
+            poll();
+            let (n, m) = (queries.len(), keys.len());
+            let rows = |x| rows_of(x, queries.clone());
+            let (part, q) = (shard.rows(keys.clone()), rows_of(call.q, queries.clone()));
+            self.lse.clear();
+            self.lse.extend(self.inputs.lse.chunks_exact(all.max(1)).flat_map(|pair| &pair[queries.clone()]));
+            let (out, dy) = (rows(self.inputs.out), rows(self.inputs.dy));
+            let [dq, dk, dv] = &mut self.given;
+            let dq = &mut dq[..batch * heads * n * head_dim];
+            let dk = &mut dk[..batch * kv_heads * m * head_dim];
+            let dv = &mut dv[..batch * kv_heads * m * value_dim];
+            let gradients = Gradients::new(
+                ViewMut::new(dq, Layout::Bhsd, q.sizes())?,
+                ViewMut::new(dk, Layout::Bhsd, part.k.sizes())?,
+                ViewMut::new(dv, Layout::Bhsd, part.v.sizes())?,
+            );
+            let inputs = Inputs { q, k: part.k, v: part.v, out, lse: &self.lse, dy };
+            let mut runner = Runner::new().level(call.cluster.level).threads(call.cluster.threads);
+            runner.backward(&local.attention(), inputs, gradients)?;
+            add(dq, n * head_dim, &mut self.dq, all * head_dim, queries.start * head_dim);
+            add(dk, m * head_dim, sums_k, all_keys * head_dim, keys.start * head_dim);
+            add(dv, m * value_dim, sums_v, all_keys * value_dim, keys.start * value_dim);
         }
         Ok(())
     }
-}
-
-/// A range of keys in pieces of at most [`KEYS`], each with its first row.
-fn cut((row, range): (usize, Range<usize>)) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let Range { start, end } = range;
-    (start..end).step_by(KEYS).map(move |first| (row + first - start, first..end.min(first + KEYS)))
 }
 
 /// Adds the rows of a part, so many floats for each batch entry and head, to those of the whole from `first` on.

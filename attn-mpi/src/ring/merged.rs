@@ -1,85 +1,122 @@
-//! The ring by the fastest kernels: each part of the call gives an output and its lse, merged into the block's states.
+//! The ring by the fastest kernels: each piece of the call gives an output and its lse, merged into the rows' states.
 
 use attn_core::score_mod::Mods;
-use attn_core::{AttnShape, Layout, Outputs, Result, View, ViewMut, state};
+use attn_core::softmax::RowState;
+use attn_core::{AttnShape, Layout, Outputs, Result, ViewMut, state};
 use attn_parallel::Runner;
 use attn_simd::KernelElement;
+use bytemuck::Pod;
+use rayon::prelude::*;
 
-use super::blocks::{Queries, blocks, place};
+use super::pieces::{Most, Piece, WORK, pair, pieces};
 use crate::call::Call;
-use crate::part::{Local, Part};
+use crate::scratch::Lent;
 use crate::tensors::{Shard, rows_of};
 
-/// Queries of a block: enough to keep many threads busy, few enough to let MPI work between two calls.
-const QUERIES: usize = 4096;
-
-/// Blocks of queries, and the states of their rows so far.
-pub(super) struct Blocks<'c, T> {
-    blocks: Vec<(Queries, View<'c, T>, Vec<f32>)>,
-    out: Vec<f32>,
-    lse: Vec<f32>,
+/// The states of the rank's rows so far, and room for what one call of the kernels gives.
+pub(super) struct Rows<'s> {
+    most: Most,
+    states: Lent<'s, f32>,
+    out: Lent<'s, f32>,
+    lse: Lent<'s, f32>,
 }
 
-impl<'c, T: KernelElement> Blocks<'c, T> {
-    pub(super) fn new<M: Mods + Sync>(call: &Call<'c, '_, T, M>) -> Result<Self> {
-        let block = |queries: Queries| {
-            let n = queries.range.len();
-            let mut rows = vec![0.0; state::len(&AttnShape { q_len: n, ..call.shape })?];
-            state::clear(&mut rows, call.shape.value_dim);
-            let q = rows_of(call.q, queries.row..queries.row + n);
-            Ok((queries, q, rows))
-        };
-        let blocks = blocks(call, QUERIES).into_iter().map(block).collect::<Result<_>>()?;
-        Ok(Self { blocks, out: Vec::new(), lse: Vec::new() })
+impl<'s> Rows<'s> {
+    pub(super) fn new<T: KernelElement, M: Mods + Sync>(call: &Call<'s, '_, T, M>) -> Result<Self> {
+        let (scratch, n) = (&call.cluster.scratch, call.q.sizes()[2]);
+        let most = Most::new(pair(call), n, 0, usize::MAX, WORK);
+        let piece = AttnShape { q_len: n.min(most.queries), ..call.shape };
+        let mut states = scratch.lend(state::len(&AttnShape { q_len: n, ..call.shape })?);
+        state::clear(&mut states, call.shape.value_dim);
+        let (out, lse) = (scratch.lend(piece.rows() * piece.value_dim), scratch.lend(piece.rows()));
+        Ok(Self { most, states, out, lse })
     }
 
     /// Attends to a shard.
-    pub(super) fn take<M: Mods + Sync>(
+    pub(super) fn take<T: KernelElement + Pod, M: Mods + Sync>(
         &mut self,
         call: &Call<'_, '_, T, M>,
         owner: usize,
         shard: Shard<'_, T>,
         poll: &mut dyn FnMut(),
     ) -> Result<()> {
-        let Self { blocks, out, lse } = self;
-        for (queries, q, rows) in blocks {
-            for (row, keys) in call.keys.rows(owner) {
-                poll();
-                let part = shard.rows(row..row + keys.len());
-                let wanted = Part { queries: queries.range.clone(), keys, ..Part::whole(&call.shape) };
-                let local = Local::new(call.attn, call.shape, wanted);
-                if !local.sees_anything() {
-                    continue;
-                }
-                let shape = AttnShape::new(q.sizes(), part.k.sizes(), part.v.sizes())?;
-                out.resize(shape.rows() * shape.value_dim, 0.0);
-                lse.resize(shape.rows(), 0.0);
-                let to = Outputs::new(ViewMut::new(out, Layout::Bhsd, shape.output())?).lse(lse);
-                let mut runner = Runner::new().level(call.cluster.level).threads(call.cluster.threads);
-                runner.forward(&local.attention(), *q, part.k, part.v, to)?;
-                merge(rows, out, lse, shape.value_dim)?;
-            }
+        for Piece { queries, keys, local } in pieces(call, owner, self.most) {
+            poll();
+            let (q, part) = (rows_of(call.q, queries.clone()), shard.rows(keys));
+            let shape = AttnShape::new(q.sizes(), part.k.sizes(), part.v.sizes())?;
+            let (out, lse) = (&mut self.out[..shape.rows() * shape.value_dim], &mut self.lse[..shape.rows()]);
+            let to = Outputs::new(ViewMut::new(out, Layout::Bhsd, shape.output())?).lse(lse);
+            let mut runner = Runner::new().level(call.cluster.level).threads(call.cluster.threads);
+            runner.forward(&local.attention(), q, part.k, part.v, to)?;
+            self.join(&shape, call.q.sizes()[2], queries.start, call.cluster.threads);
         }
         Ok(())
     }
 
-    /// The states of all rows of the rank.
-    pub(super) fn rows<M: Mods + Sync>(self, call: &Call<'_, '_, T, M>) -> Result<Vec<f32>> {
-        let shape = AttnShape { q_len: call.q.sizes()[2], ..call.shape };
-        let mut all = vec![0.0; state::len(&shape)?];
-        for (queries, _, rows) in self.blocks {
-            place(&shape, &queries, shape.q_len, &rows, &mut all);
+    /// Joins the outputs of a piece to the states of its rows: from row `first` on, of so many of a head.
+    fn join(&mut self, piece: &AttnShape, all: usize, first: usize, threads: usize) {
+        let (n, dim) = (piece.q_len, piece.value_dim);
+        let (out, lse) = (&self.out[..], &self.lse[..]);
+        let heads = |(pair, states): (usize, &mut [f32])| {
+            for (i, state) in states[first * (dim + 2)..].chunks_exact_mut(dim + 2).take(n).enumerate() {
+                let row = pair * n + i;
+                join(state, &out[row * dim..(row + 1) * dim], lse[row]);
+            }
+        };
+        let states = &mut self.states[..];
+        let pairs = all * (dim + 2);
+        if threads == 1 {
+            states.chunks_exact_mut(pairs.max(1)).enumerate().for_each(heads);
+        } else {
+            states.par_chunks_exact_mut(pairs.max(1)).enumerate().for_each(heads);
         }
-        Ok(all)
+    }
+
+    /// The states of all rows of the rank.
+    pub(super) fn states(&self) -> &[f32] {
+        &self.states
     }
 }
 
-/// Joins finished outputs to states.
-fn merge(rows: &mut [f32], out: &[f32], lse: &[f32], value_dim: usize) -> Result<()> {
-    let mut one = vec![0.0; value_dim + 2];
-    for (n, (row, &lse)) in rows.chunks_exact_mut(value_dim + 2).zip(lse).enumerate() {
-        state::from_output(&out[n * value_dim..][..value_dim], lse, &mut one);
-        state::merge_states(row, &one, value_dim)?;
+/// Joins a finished output to a state: `state::from_output` and `state::merge_states` without the row between them.
+fn join(state: &mut [f32], out: &[f32], lse: f32) {
+    let [max, sum, values @ ..] = state else { return };
+    if lse == f32::NEG_INFINITY {
+        return;
     }
-    Ok(())
+    let mut row = RowState { max: *max, sum: *sum };
+    let nothing_yet = row.sum == 0.0;
+    let (a, b) = row.merge(RowState { max: lse, sum: 1.0 });
+    (*max, *sum) = (row.max, row.sum);
+    if nothing_yet {
+        values.copy_from_slice(out);
+    } else {
+        values.iter_mut().zip(out).for_each(|(x, &y)| *x = *x * a + y * b);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_outputs_are_merged_states() {
+        let (mut got, mut want, mut one) = ([0.0f32; 4], [0.0f32; 4], [0.0f32; 4]);
+        state::clear(&mut got, 2);
+        state::clear(&mut want, 2);
+        for (lse, out) in [
+            (f32::NEG_INFINITY, [0.0; 2]),
+            (0.3, [1.0, -0.0]),
+            (2.5, [-3.0, 0.1]),
+            (f32::NEG_INFINITY, [0.0; 2]),
+            (-80.0, [9.0, 1.0]),
+            (1.0, [f32::INFINITY, f32::NAN]),
+            (f32::NAN, [1.0, 2.0]),
+        ] {
+            join(&mut got, &out, lse);
+            state::from_output(&out, lse, &mut one);
+            state::merge_states(&mut want, &one, 2).unwrap();
+            assert_eq!(got.map(f32::to_bits), want.map(f32::to_bits), "{lse}");
+        }
+    }
 }

@@ -147,12 +147,30 @@ fn over_ranks<M: Mods + Sync>(
     };
     let mut result = Ok(());
     let found = gradients([q.1, k.1, v.1], heads, |to| {
-        result = cluster.backward(attn, queries, keys, local, to).map(|_| ());
+        let report = cluster.backward(attn, queries, keys, local, to);
+        if let Ok(report) = &report {
+            as_predicted(cluster, whole, keys, report.traffic.sent);
+        }
+        result = report.map(|_| ());
     });
     // An error comes before any write.
     let all = [&found.dq, &found.dk, &found.dv].into_iter().flatten().all(|x| x.is_nan() == result.is_err());
     assert!(all && found.sinks.iter().all(|x| x.is_nan() == result.is_err()), "{result:?}");
     result.map(|()| found)
+}
+
+/// Where all ranks hold as many keys, each sends what the model says, and besides it the gradient of the sinks.
+fn as_predicted(cluster: &Cluster, whole: &Given<'_, f32, f32>, keys: &Sharding, sent: usize) {
+    let ranks = cluster.ranks();
+    if (0..ranks).any(|rank| keys.local_len(rank) * ranks != keys.len()) {
+        return;
+    }
+    let shape = AttnShape::new(whole.q.sizes(), whole.k.sizes(), whole.v.sizes()).expect("good sizes");
+    let cost = cluster.explain_backward(&shape, [4, 4, 4]).ring;
+    // An all-gather of one f64 for each head.
+    let sinks = (ranks - 1) * shape.q_heads * 8;
+    assert!(sent == cost.bytes as usize || sent == cost.bytes as usize + sinks, "{sent} bytes for {}", cost.bytes);
+    assert!(cost.seconds >= 0.999 * cost.compute);
 }
 
 /// Calls that are an error on every rank, before any write; the next call is a call like any other.

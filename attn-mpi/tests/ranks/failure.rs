@@ -1,9 +1,9 @@
-//! Calls about which ranks disagree, and jobs whose ranks fall silent or die.
+//! Calls about which ranks disagree, and jobs whose ranks compute for long, fall silent or die.
 
 use std::time::{Duration, Instant};
 
 use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
-use attn_mpi::{Cluster, Error, Sharding};
+use attn_mpi::{Cluster, Error, Method, ShardedCache, Sharding};
 use attn_simd::Level;
 
 use crate::run;
@@ -54,6 +54,22 @@ pub(crate) fn disagree(cluster: Cluster) {
     // And a good call afterwards is a good call.
     call(&cluster, &good, 40, 8).expect("nothing is wrong with it");
 
+    // Pieces of messages: also smaller than the record by which ranks agree.
+    let mut cluster = cluster;
+    for bytes in [1, 100, 1 << 20] {
+        cluster = cluster.message_bytes(bytes + usize::from(odd));
+        check("the bytes of a message", call(&cluster, &good, 40, 8));
+        let all = cluster.all_gather(&[me as u8; 300]);
+        assert!(all.chunks(300).enumerate().all(|(rank, one)| one == [rank as u8; 300]));
+        let sharding = Sharding::even(40, ranks);
+        let n = sharding.local_len(me);
+        let x = vec![0.5f32; n * 8];
+        let x = View::new(&x, Layout::Bhsd, [1, 1, n, 8]).expect("made for it");
+        check("the bytes of a message", ShardedCache::of_shards(&cluster, &sharding, x, x, 512).map(|_| ()));
+    }
+    cluster = cluster.message_bytes(1 << 30);
+    call(&cluster, &good, 40, 8).expect("nothing is wrong with it");
+
     // Ranks at different levels, unless that is allowed.
     if Level::detect() != Level::portable() {
         let cluster = if odd { cluster.level(Level::portable()) } else { cluster };
@@ -74,6 +90,42 @@ pub(crate) fn as_silent_rank(cluster: Cluster) {
     call(&cluster, &Attention::new(), 40, 8).expect("the first call is good");
     if cluster.rank() == 1 {
         std::thread::sleep(Duration::from_secs(600));
+    }
+    let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// Rank 1 computes for longer than the others wait, in each step of a ring; then it does other work for as long.
+pub(crate) fn as_busy_rank(cluster: Cluster) {
+    let (me, ranks) = (cluster.rank(), cluster.ranks());
+    let cluster = cluster.timeout(PATIENCE).method(Method::Ring);
+    // Two ranges on each rank: four calls of the kernels a step, of 16 pairs each.
+    let stripe = |n: usize| 4 * n..4 * n + 4;
+    let sharding = (0..ranks).map(|rank| vec![stripe(rank), stripe(rank + ranks)]).collect();
+    let sharding = Sharding::new(sharding).expect("each position once");
+    let slow = Attention::new().score_mod(|score, _| {
+        if me == 1 {
+            std::thread::sleep(PATIENCE / 50);
+        }
+        score
+    });
+    let (x, mut out) = (vec![0.5f32; 8 * 8], vec![0.0f32; 8 * 8]);
+    let x = View::new(&x, Layout::Bhsd, [1, 1, 8, 8]).expect("made for it");
+    let to = ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).expect("made for it");
+    cluster.prefill(&slow, &sharding, &sharding, x, x, x, to).expect("a good call");
+    assert!(out.iter().all(|&x| (x - 0.5).abs() < 1e-6));
+    call(&cluster, &Attention::new(), 40, 8).expect("the others waited");
+    for _ in 0..if me == 1 { 8 } else { 0 } {
+        std::thread::sleep(PATIENCE / 4);
+        cluster.sign_of_life();
+    }
+    call(&cluster, &Attention::new(), 40, 8).expect("the others waited");
+}
+
+/// Rank 1 makes another call than the others, so that all wait.
+pub(crate) fn as_crossed_rank(cluster: Cluster) {
+    let cluster = cluster.timeout(PATIENCE);
+    if cluster.rank() == 1 {
+        cluster.all_gather(&[1]);
     }
     let _ = call(&cluster, &Attention::new(), 40, 8);
 }
@@ -101,14 +153,39 @@ pub(crate) fn silent_rank() -> bool {
     good
 }
 
+/// A rank that computes for longer than the time-out is not taken for dead.
+pub(crate) fn busy_rank() -> bool {
+    let (what, output) = run("busy", 3);
+    let good = output.status.success();
+    println!("{what}, a rank that computes is {}", if good { "waited for" } else { "NOT WAITED FOR" });
+    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
+    good
+}
+
+/// Ranks that wait for each other are told so, and the job ends.
+pub(crate) fn crossed_ranks() -> bool {
+    let start = Instant::now();
+    let (what, output) = run("crossed", 3);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let good = !output.status.success()
+        && said.contains("all ranks wait for each other")
+        && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+    println!("{what}, ranks that make different calls are {}", if good { "told so" } else { "NOT TOLD" });
+    said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
+    good
+}
+
 /// A rank that dies is named, by MPI or by us, and the job ends.
 pub(crate) fn killed_rank() -> bool {
     let start = Instant::now();
     let (what, output) = run("killed", 4);
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    let named = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("from ranks [1]");
+    // MPICH's launcher knows the process and its host.
+    let by_launcher = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("=   PID ");
+    let named = by_launcher || said.contains("from ranks [1]");
     let good = !output.status.success() && named && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
     println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
-    said.lines().filter(|line| line.contains("rank 1")).for_each(|line| println!("    {line}"));
+    let lines = said.lines().filter(|line| line.contains("rank 1") || line.contains("=   PID "));
+    lines.for_each(|line| println!("    {line}"));
     good
 }

@@ -3,7 +3,7 @@
 //! This program starts itself: with the argument `rank` it is one rank of a job. `cargo test --test ranks` runs
 //! everything, `cargo test --test ranks -- prefill 3` one suite with three ranks. The suite `vectors` reads the
 //! conformance suite `ring`, from `ATTN_VECTORS` or beside the workspace. Ranks share cores, so each computes
-//! on one thread.
+//! on one thread. `MPIRUN` names another launcher than `mpirun`; it must be that of the MPI of the build (`MPICC`).
 
 mod backward;
 mod calls;
@@ -50,9 +50,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Jobs whose ranks fall silent or die.
+/// Jobs whose ranks compute for long, wait for each other, fall silent or die.
 fn broken() -> ExitCode {
-    if failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let slow = failure::busy_rank() & failure::crossed_ranks();
+    if slow & failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// One rank of a job.
@@ -72,6 +73,8 @@ fn as_rank(suite: &str) -> ExitCode {
         "halves" => halves::run(cluster),
         "vectors" => vectors::run(cluster),
         "disagree" => failure::disagree(cluster),
+        "busy" => failure::as_busy_rank(cluster),
+        "crossed" => failure::as_crossed_rank(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),
         _ => panic!("no suite {suite}"),
@@ -82,8 +85,9 @@ fn as_rank(suite: &str) -> ExitCode {
 /// Starts this program on so many ranks.
 fn run(suite: &str, ranks: usize) -> (String, Output) {
     let start = Instant::now();
-    let version = Command::new("mpirun").arg("--version").output().expect("mpirun is there");
-    let mut command = Command::new("mpirun");
+    let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
+    let version = Command::new(&mpirun).arg("--version").output().expect("mpirun is there");
+    let mut command = Command::new(&mpirun);
     command.args(["-n", &ranks.to_string()]);
     if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
         command.args(["--oversubscribe", "--allow-run-as-root", "--mca", "btl_vader_single_copy_mechanism", "none"]);

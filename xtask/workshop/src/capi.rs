@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 use clap::ValueEnum;
 
 use crate::dist::{self, succeed, write};
+use crate::mpi::mpirun;
 use crate::root::root;
 
 /// Arguments of the command.
@@ -184,15 +185,8 @@ impl Places {
         let mut link = self.pkg_config("attn")?;
         link.push("-lm".into());
         let program = self.compile("mpicc", C, "examples/ranks.c", "ranks", &link)?;
-        let version = Command::new("mpirun").arg("--version").output().map_err(|error| format!("mpirun: {error}"))?;
-        for ranks in ["1", "2", "3", "4"] {
-            let mut command = self.shared("mpirun");
-            command.args(["-n", ranks]).env("RAYON_NUM_THREADS", "1");
-            if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
-                command.args(["--oversubscribe", "--allow-run-as-root"]);
-                command.args(["--mca", "btl_vader_single_copy_mechanism", "none"]);
-            }
-            succeed(command.arg(&program))?;
+        for ranks in 1..=4 {
+            succeed(mpirun(ranks)?.env("LD_LIBRARY_PATH", self.dist.join("lib")).arg(&program))?;
         }
         Ok(())
     }

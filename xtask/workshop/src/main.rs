@@ -11,6 +11,7 @@ mod dist;
 mod embedded;
 mod emulated;
 mod install;
+mod mpi;
 mod need;
 mod no_panic;
 mod process;

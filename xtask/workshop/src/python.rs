@@ -1,7 +1,8 @@
 //! `cargo xtask python`: the Python package as its users get it.
 //!
 //! Builds the wheel with maturin, installs it in an environment that has nothing else and imports it there, then
-//! installs it beside NumPy (and torch) and runs the tests of `attn-python/tests` against the installed package.
+//! installs it beside NumPy (and torch) and runs the tests of `attn-python/tests` against the installed package, or
+//! `attn-mpi/examples/ring.py` over the ranks of an MPI job.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -9,6 +10,7 @@ use std::process::{Command, ExitCode};
 use clap::ValueEnum;
 
 use crate::dist::succeed;
+use crate::mpi::mpirun;
 use crate::need::VENV;
 use crate::root::root;
 
@@ -42,6 +44,8 @@ enum What {
     Numpy,
     /// The tests on tensors of torch.
     Torch,
+    /// The example over the ranks of an MPI job, by mpi4py.
+    Mpi,
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -51,6 +55,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
                 clean(&wheel).and_then(|()| tests(&wheel, |name| name == "test_docs.py" || !TORCH.contains(&name)))
             }
             What::Torch => tests(&wheel, |name| TORCH.contains(&name)),
+            What::Mpi => ranks(&wheel),
         })
     });
     match all {
@@ -109,10 +114,26 @@ fn clean(wheel: &Path) -> Result<(), String> {
     succeed(Command::new(clean).args(["-c", &program]).current_dir(&venv))
 }
 
+/// Installs the wheel beside the libraries.
+fn install(wheel: &Path) -> Result<(), String> {
+    let install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"];
+    succeed(python().args(install).arg(wheel))
+}
+
+/// Runs the ring over NumPy arrays on 1 to 4 ranks; it compares itself with one process.
+fn ranks(wheel: &Path) -> Result<(), String> {
+    install(wheel)?;
+    let ring = root().join("attn-mpi/examples/ring.py");
+    (1..=4).try_for_each(|ranks| {
+        let mut command = mpirun(ranks)?;
+        command.arg(python().get_program()).args(["-m", "mpi4py"]).arg(&ring);
+        succeed(command.current_dir(root().join("target/ci")))
+    })
+}
+
 /// Installs the wheel beside the libraries, and runs the chosen tests.
 fn tests(wheel: &Path, chosen: impl Fn(&str) -> bool) -> Result<(), String> {
-    let install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"];
-    succeed(python().args(install).arg(wheel))?;
+    install(wheel)?;
     let folder = root().join("attn-python/tests");
     let mut files = Vec::new();
     for file in std::fs::read_dir(&folder).map_err(|error| error.to_string())? {

@@ -304,8 +304,9 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "mpi",
         proves: "attention over 1 to 8 ranks has the bits of one process, and its gradients; the suite ring passes; \
-                 disagreement is an error on all; a silent or dead rank is named; C merges states over ranks",
-        minutes: 15,
+                 disagreement is an error on all; a rank that computes is waited for, a silent or dead one is named; C and \
+                 Python merge states over ranks",
+        minutes: 25,
         one_core: false,
         needs: &[
             Need::Linux,
@@ -314,11 +315,16 @@ pub(super) const STEPS: &[Step] = &[
             Need::Library("libclang.so", "libclang-dev"),
             Need::Program("pkg-config", "pkg-config"),
             Need::Packages("attn-mpi/Cargo.toml"),
+            Need::Packages("attn-python/Cargo.toml"),
+            Need::Venv("numpy"),
+            Need::Venv("maturin"),
+            Need::Venv("mpi4py"),
         ],
         runs: &[
             cargo(&["fmt", "--check", "--manifest-path", "attn-mpi/Cargo.toml"]),
             cargo(&["test", "--locked", "--manifest-path", "attn-mpi/Cargo.toml"]).with(&MPI),
             xtask(&["capi", "mpi"]),
+            xtask(&["python", "mpi"]),
         ],
     },
     Step {
