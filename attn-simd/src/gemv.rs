@@ -42,8 +42,9 @@ pub(crate) const TILE: usize = 64;
 pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// Whether each number is finite.
     const FINITE: bool;
-    /// Whether loops over channels are compiled for usual numbers of them.
-    const UNROLLED: bool = true;
+    /// Whether the products are compiled for every number of rows that [`rows_for`] gives, and for usual numbers of
+    /// channels. Otherwise for [few](compiled): most of what there is to compile.
+    const EVERY: bool = true;
     /// Elements that so many numbers of a row take.
     #[inline(always)]
     fn elements(numbers: usize) -> usize {
@@ -287,17 +288,42 @@ pub(crate) const fn padded(rows: usize, lanes: usize) -> usize {
     if rest == 0 { whole } else { whole + rows_for(rest, lanes) }
 }
 
+/// Whether products with a type are compiled for a number of rows.
+const fn compiled<T: Stored>(rows: usize) -> bool {
+    T::EVERY || matches!(rows, 1 | 4 | 8)
+}
+
+/// The rows that are taken together, in blocks: the first of each, and how many as they are compiled.
+#[inline(always)]
+pub(crate) fn blocks<T: Stored>(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut first = 0;
+    core::iter::from_fn(
+        #[inline(always)]
+        move || {
+            let rest = rows.checked_sub(first).filter(|&rest| rest > 0)?.min(most(lanes));
+            let at = first;
+            let count = match rows_for(rest, lanes) {
+                count if compiled::<T>(count) => count,
+                _ if rest < 4 => 1,
+                _ => 4,
+            };
+            first += count;
+            Some((at, count))
+        },
+    )
+}
+
 /// Evaluates an expression with the constants of the instance for a number of rows: rows R, keys K that are taken
 /// together (`R·K` is a multiple of 4), steps S of K keys whose sums are finished together, vectors C of channels of an
 /// output at a time.
 macro_rules! with_rows {
-    ($I:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
-        with_rows!(@isa $I, $rows, $R, $K, $S, $C, $body;
+    ($I:ident, $T:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
+        with_rows!(@isa $I, $T, $rows, $R, $K, $S, $C, $body;
             16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 2] [6 2 1 2] [8 2 1 1],
             8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 1],
             4 => [1 4 1 8] [2 2 1 4] [4 1 1 2])
     };
-    (@isa $I:ident, $rows:expr, $R:ident, $K:ident, $S:ident, $C:ident, $body:expr;
+    (@isa $I:ident, $T:ident, $rows:expr, $R:ident, $K:ident, $S:ident, $C:ident, $body:expr;
         $($lanes:literal => $([$r:literal $k:literal $s:literal $c:literal])*),*) => {
         // A constant, so that what other levels would run is not compiled at all.
         $(if const { $I::LANES == $lanes } {
@@ -307,9 +333,13 @@ macro_rules! with_rows {
                     const $K: usize = $k;
                     const $S: usize = $s;
                     const $C: usize = $c;
-                    $body
+                    if const { $crate::gemv::compiled::<$T>($r) } {
+                        $body
+                    } else {
+                        unreachable!("a number of rows that `blocks` does not give")
+                    }
                 })*
-                _ => unreachable!("a number of rows that `rows_for` does not give"),
+                _ => unreachable!("a number of rows that `blocks` does not give"),
             }
         })*
     };

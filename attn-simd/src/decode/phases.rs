@@ -59,7 +59,7 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { n, keys, q, s } = self;
-        for (first, count) in blocks(n, I::LANES) {
+        for (first, count) in gemv::blocks::<T>(n, I::LANES) {
             gemv::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
         }
     }
@@ -78,7 +78,7 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { n, values, p, factor, mut sums } = self;
-        for (first, count) in blocks(n, I::LANES) {
+        for (first, count) in gemv::blocks::<T>(n, I::LANES) {
             let (p, factor) = (&p[first * TILE..], &factor[first..]);
             gemv::weighted(isa, count, values.check(), (p, factor), sums.from(first * values.columns));
         }
@@ -109,13 +109,6 @@ impl Run<()> for Softmax<'_, '_> {
     fn run<I: Isa>(self, isa: I) {
         self.state.push(isa, self.log2_scale, self.rows, self.keys, self.s);
     }
-}
-
-/// Row blocks of a row group: first row, and how many as they are compiled.
-#[inline(always)]
-fn blocks(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
-    let most = gemv::most(lanes);
-    (0..rows).step_by(most).map(move |first| (first, gemv::rows_for((rows - first).min(most), lanes)))
 }
 
 /// Finished scores of a tile, −∞ where a row does not see a key.

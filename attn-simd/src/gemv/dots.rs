@@ -34,13 +34,13 @@ const fn fit(first: usize, some: usize, keys: usize) -> bool {
 pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q: &[f32], s: &mut [f32]) {
     let columns = keys.columns;
     assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns && s.len() >= rows * TILE);
-    with_rows!(I, rows, [R, K, S, _C] => {
+    with_rows!(I, T, rows, [R, K, S, _C] => {
         // SAFETY: the assertion above: R rows of queries and of scores, and rows of keys in whole vectors, which `Rows`
         // has checked; D is their number of columns or 0.
         unsafe {
             let (q, s) = (q.as_ptr(), s.as_mut_ptr());
             // A constant, so that what does not run is not compiled.
-            if const { T::UNROLLED && unrolled(I::LANES) } {
+            if const { T::EVERY && unrolled(I::LANES) } {
                 match columns {
                     64 => return dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
                     128 => return dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),

@@ -42,7 +42,7 @@ macro_rules! packed {
 
         impl Stored for $name {
             const FINITE: bool = false;
-            const UNROLLED: bool = false;
+            const EVERY: bool = false;
             #[inline(always)]
             fn elements(numbers: usize) -> usize {
                 numbers / Format::$format.block() * Format::$format.block_bytes()

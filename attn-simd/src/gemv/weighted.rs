@@ -47,7 +47,7 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
     assert!(p.len() >= rows * TILE && factor.len() >= rows);
     let o = arrays.map(|array| array.as_mut_ptr());
-    with_rows!(I, rows, [R, _K, _S, C] => {
+    with_rows!(I, T, rows, [R, _K, _S, C] => {
         // SAFETY: the assertions above: R rows of weights, factors and outputs in whole vectors; the values are checked
         // by `Rows`.
         unsafe {
