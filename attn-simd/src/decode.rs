@@ -16,7 +16,7 @@
 //! phases      what happens to one tile of keys, compiled per level
 //! rows        where the rows of a tile are, in place or in a copy
 //! scales      int8 and fp8 keys and values; rope applied to keys
-//! widen       rows in packed formats, widened tile by tile
+//! widen       rows in packed formats that the products cannot read where they lie, widened tile by tile
 //! (gemv)      the products: a vector of a key or value meets all rows in registers
 //! score       soft-cap, bias, ALiBi, mods
 //! mask        which keys rows see

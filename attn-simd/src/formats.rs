@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_core_at_every_level() {
         let scales = [0x3c00u16, 0x0001, 0x83ff, 0xb801, 0x7bff, 0x0000, 0x8000, 0x7c00, 0x7e00];
-        for (level, format) in Level::available().into_iter().flat_map(|l| Format::ALL.map(|f| (l, f))) {
+        for (level, format) in Level::available().flat_map(|l| Format::ALL.map(|f| (l, f))) {
             for (numbers, first) in [(96, 0), (1, 3), (31, 7), (33, 100), (75, 200), (0, 0)] {
                 let numbers = numbers / format.block() * format.block();
                 for start in 0..=255u8 {
