@@ -2,7 +2,7 @@
 //!
 //! Reading keys and values once is all that a step cannot do without, so that the share of a plain read's rate says
 //! what is left. Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere,
-//! on as many threads. *Warm* calls follow each other on the same cache, of which the processor's caches keep what they
+//! on as many threads, in the same kind of memory pages. *Warm* calls follow each other on the same cache, of which the processor's caches keep what they
 //! can; before a *cold* call (and a cold probe) they are filled with something else. What is timed is a whole step:
 //! checks, plan and run. Other libraries decode the same numbers in between.
 
@@ -24,6 +24,7 @@ use crate::case::{Case, difference, normal};
 use crate::clock::{Repeat, SPIN, median};
 use crate::format::FORMAT;
 use crate::machine::Machine;
+use crate::memory::in_huge_pages;
 use crate::peer::{Peer, PeerError, Request};
 
 /// A cache and its queries: batch, query heads, key/value heads, tokens, dim of keys and values.
@@ -284,7 +285,7 @@ pub fn measure(
                 let mut numbers = vec![0i8; x.len()];
                 let rows = x.chunks(dim).zip(numbers.chunks_mut(dim));
                 let scales: Vec<f32> = rows.map(|(x, numbers)| quantize(x, numbers)).collect();
-                (numbers, scales)
+                (in_huge_pages(&numbers), scales)
             });
             let number = |n: usize| View::new(&quantized[n].0, Layout::Bhsd, sizes);
             let scale = |n: usize| View::new(&quantized[n].1, Layout::Bhsd, [batch, kv_heads, kv_len, 1]);
@@ -309,6 +310,7 @@ fn stored_as(format: Format, shape: &Shape, stored: Stored, setup: &Setup<'_>) -
         let x: Vec<f32> = normal(seed, batch * heads * tokens * dim).iter().map(|x| x / scale[0]).collect();
         x.chunks(dim).zip(bytes.chunks_mut(row_bytes)).try_for_each(|(x, bytes)| format.encode(x, bytes))?;
     }
+    let bytes = bytes.map(|bytes| in_huge_pages(&bytes));
     let scales = if format.is_scaled() { Some(View::broadcast(&scale, &[])?) } else { None };
     let rows = StoredRows::new(format, scales)?;
     let sizes = [batch, heads, tokens, row_bytes];
@@ -326,7 +328,7 @@ fn over<T: KernelElement>(
     peer: Option<&mut Peer>,
 ) -> Result<[Row; 2], DecodeError> {
     let sizes = shape.kv();
-    let [k, v] = [1, 2].map(|seed| painted::<T>(seed, sizes.iter().product()));
+    let [k, v] = [1, 2].map(|seed| in_huge_pages(&painted::<T>(seed, sizes.iter().product())));
     let cache = CacheView::of_tensors(View::new(&k, Layout::Bhsd, sizes)?, View::new(&v, Layout::Bhsd, sizes)?)?;
     steps::<T>(shape, stored, setup, cache.into(), peer)
 }
@@ -382,7 +384,8 @@ fn steps<Q: KernelElement>(
         if threads == 1 { all() } else { setup.pool.install(all) }
     };
     // Ones, not zeros: pages that were never written may all be one.
-    let (data, sweep) = (vec![1.0f32; bytes.div_ceil(4)], vec![1.0f32; setup.sweep.div_ceil(4)]);
+    let data = in_huge_pages(&vec![1.0f32; bytes.div_ceil(4)]);
+    let sweep = vec![1.0f32; setup.sweep.div_ceil(4)];
     let read = |data: &[f32]| match threads {
         1 => drop(black_box(attn_simd::probe::read(setup.level, black_box(data)))),
         _ => drop(setup.pool.broadcast(|thread| {

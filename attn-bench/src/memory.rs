@@ -29,6 +29,15 @@ impl Heap {
     }
 }
 
+/// The same numbers in huge pages, if the system gives some on request: NumPy's arrays, which other libraries read, lie
+/// in such pages too.
+pub fn in_huge_pages<T: Copy>(numbers: &[T]) -> Vec<T> {
+    let mut vec = Vec::with_capacity(numbers.len());
+    attn_simd::advise_huge_pages(vec.spare_capacity_mut());
+    vec.extend_from_slice(numbers);
+    vec
+}
+
 /// Runs `call` and says by how many bytes the resident set of the process grew at its worst moment; `None` if the
 /// system does not tell. Pages that an earlier call left with the allocator do not count again.
 pub fn resident<R>(call: impl FnOnce() -> R) -> (R, Option<usize>) {

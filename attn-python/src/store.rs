@@ -273,7 +273,10 @@ pub(crate) fn name_of(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
 fn zeros<T: Zeroable>(sizes: [usize; 4]) -> PyResult<Vec<T>> {
     let count = sizes.into_iter().try_fold(1usize, usize::checked_mul);
     match count.and_then(|count| try_zeroed_slice_box(count).ok()) {
-        Some(zeros) => Ok(zeros.into_vec()),
+        Some(mut zeros) => {
+            attn_simd::advise_huge_pages(&mut zeros);
+            Ok(zeros.into_vec())
+        }
         None => Err(PyMemoryError::new_err(format!("a cache of the sizes {sizes:?} cannot be allocated"))),
     }
 }

@@ -12,6 +12,7 @@ use attn_core::{AttnError, Result};
 
 use crate::amx::product::Operand;
 use crate::gemv::Stored;
+use crate::pages::advise_huge_pages;
 
 /// Refuses a head_dim or value_dim whose scratch sizes, which are small multiples of it, could overflow on 32 bits.
 pub(crate) fn check_dims([head_dim, value_dim]: [usize; 2]) -> Result<()> {
@@ -97,7 +98,9 @@ fn zeros(count: usize) -> Option<Vec<Line>> {
     let start = unsafe { alloc_zeroed(layout) }.cast::<Line>();
     // SAFETY: the global allocator, which is `Vec`'s, has just given this memory for `count` lines; all of them are
     // zeros, which are floats.
-    (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, count, count) })
+    let mut lines = (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, count, count) })?;
+    advise_huge_pages(&mut lines);
+    Some(lines)
 }
 
 /// Cuts scratch into arrays of floats, each starting on a line of its own.

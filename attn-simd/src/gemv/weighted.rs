@@ -99,8 +99,10 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// Values whose lines are prefetched together.
-const GROUP: usize = 4;
+/// Values whose lines are prefetched together: not many lines at once, or the processor drops some of them.
+const fn group(vectors: usize) -> usize {
+    if vectors >= 8 { 1 } else { 4 }
+}
 
 /// Which lines are prefetched while a block reads its values: each line once, in the order of memory, over all blocks
 /// that pass over some values.
@@ -138,17 +140,18 @@ impl Prefetcher {
     ) {
         let bytes = C * I::LANES * size_of::<T>();
         let Some(lines) = self.lines else {
-            for j in first + n..first + n + GROUP {
+            for j in first + n..first + n + const { group(C) } {
                 let byte = T::elements(from) * size_of::<T>();
                 self.prefetch_lines(isa, values, j, byte, bytes.div_ceil(64));
             }
             return;
         };
         let at = from * size_of::<T>() * step + n * bytes;
-        if GROUP * bytes < 64 && !at.is_multiple_of(64) {
+        let some = const { group(C) } * bytes;
+        if some < 64 && !at.is_multiple_of(64) {
             return;
         }
-        let (line, count) = (at / 64, (GROUP * bytes).div_ceil(64));
+        let (line, count) = (at / 64, some.div_ceil(64));
         let (mut row, of_row) = (first + (line >> lines), 1 << lines);
         if count <= of_row {
             self.prefetch_lines(isa, values, row, line % of_row * 64, count);
@@ -220,8 +223,8 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
         prefetcher.prefetch::<I, T, C>(isa, values, from, (first, j - first, step));
         // SAFETY: values of the tile; the caller vouches for the rest.
         unsafe {
-            if end - j >= GROUP {
-                for n in 0..GROUP {
+            if end - j >= const { group(C) } {
+                for n in 0..const { group(C) } {
                     add_value::<I, T, R, C>(isa, values, p, from, j + n, &mut acc);
                 }
             } else {
@@ -230,7 +233,7 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
                 }
             }
         }
-        j += GROUP;
+        j += const { group(C) };
     }
     acc
 }

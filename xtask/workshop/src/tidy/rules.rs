@@ -10,6 +10,7 @@ pub(super) const UNSAFE_LEAVES: &[&str] = &[
     "attn-simd/src/gemm/",
     "attn-simd/src/gemv.rs",
     "attn-simd/src/gemv/",
+    "attn-simd/src/pages.rs",
     "attn-simd/src/workspace.rs",
     "attn-simd/src/queue.rs",
     "attn-simd/src/queue/",
