@@ -142,7 +142,7 @@ mod tests {
     /// Every code in every place of a block, with scales of all kinds.
     fn check<T: Packed>() {
         let (format, scales) = (T::FORMAT, [0x3c00u16, 1, 0x83ff, 0xb801, 0x7bff, 0, 0x8000, 0x7c00, 0x7e00]);
-        for (start, blocks) in (0..=255u8).zip([1, 2, 4].into_iter().cycle()) {
+        for (start, blocks) in (0..=255u8).step_by(if cfg!(miri) { 51 } else { 1 }).zip([1, 2, 4].into_iter().cycle()) {
             let row = format.row_bytes(32 * blocks).unwrap();
             let mut bytes: Vec<u8> = (0..row).map(|n| start.wrapping_add((n * 7) as u8)).collect();
             if format.block() > 1 {
