@@ -196,13 +196,6 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         // SAFETY: as many elements were just asserted.
         unsafe { self.load_bf16_ptr(src.as_ptr()) }
     }
-    /// Widens the first `LANES` signed bytes; exact.
-    #[inline(always)]
-    fn load_i8(self, src: &[i8]) -> Self::F {
-        assert!(src.len() >= Self::LANES);
-        // SAFETY: as many elements were just asserted.
-        unsafe { self.load_i8_ptr(src.as_ptr()) }
-    }
     /// Rounds to nearest even and writes the first `LANES` elements.
     #[inline(always)]
     fn store_f16(self, x: Self::F, dst: &mut [f16]) {

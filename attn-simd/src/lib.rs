@@ -71,7 +71,6 @@ mod boxed;
 mod caches;
 pub mod decode;
 mod dtype;
-mod formats;
 mod gemm;
 mod gemv;
 mod isa;

@@ -127,6 +127,7 @@ impl Over<'_, '_> {
             [Format::Q4_0, Format::Q4_0] if whole => self.packed::<Q4>(cache),
             [Format::E4m3, Format::E4m3] if whole => self.packed::<E4m3>(cache),
             [Format::E5m2, Format::E5m2] if whole => self.packed::<E5m2>(cache),
+            [Format::Int8, Format::Int8] if whole => self.packed::<i8>(cache),
             _ => self.widened(cache),
         }
     }

@@ -1,6 +1,6 @@
 //! Rows in packed formats that the products cannot read [where they lie](crate::gemv::packed), widened into scratch
-//! tile by tile: what the products read then is `f32`. They are those of other formats than q8_0, q4_0 and fp8, of two
-//! formats, or of no whole number of vectors.
+//! tile by tile: what the products read then is `f32`. They are halves among bytes, and rows of two formats or of no
+//! whole number of vectors.
 //!
 //! A tile of 64 rows is widened once for all rows of queries, and stays in the first or second cache until the products
 //! have read it; from memory come the packed bytes alone. Scales that lie beside the bytes are those of
@@ -11,7 +11,7 @@ use attn_core::formats::Format;
 use attn_core::kv_cache::CacheView;
 
 use super::rows::TileRows;
-use crate::formats::widen;
+use crate::gemv::packed::widen;
 use crate::gemv::{Starts, TILE, Unchecked};
 use crate::isa::{Isa, hint};
 use crate::level::{Level, Run};

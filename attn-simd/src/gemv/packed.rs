@@ -1,12 +1,12 @@
-//! Rows in packed formats, read by the products where they lie: bytes that are widened in registers.
+//! Rows in packed formats: bytes that are widened in registers, by the products where they lie, or into scratch.
 //!
-//! Each format is a type of bytes. What the formats are is [`attn_core::formats`]'; rows whose numbers are no whole
-//! vectors are widened into scratch instead, by [`formats`](crate::formats).
+//! Each format is a type of bytes. Its numbers are [`Format::decode`]'s, exactly, at every level. What the formats are
+//! is [`attn_core::formats`]'.
 
 #![allow(unsafe_code, reason = "the hot loop: addresses that `Unchecked::check` has held against their slice")]
 
 use attn_core::formats::Format;
-use attn_core::half::f16;
+use attn_core::half::{bf16, f16};
 use attn_core::row::Row;
 
 use super::Stored;
@@ -15,17 +15,51 @@ use crate::isa::{Isa, MAX_LANES};
 /// A byte of a row in a packed format.
 ///
 /// # Safety
-/// The type is a byte: `repr(transparent)` around a `u8`.
+/// The type is a byte: `repr(transparent)` around a `u8`, or `i8`.
 pub(crate) unsafe trait Packed: Stored {
     /// The format of a row.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     const FORMAT: Format;
+}
+
+// SAFETY: a byte.
+unsafe impl Packed for i8 {
+    const FORMAT: Format = Format::Int8;
 }
 
 /// Bytes of a row as such.
 pub(crate) const fn packed<T: Packed>(bytes: &[u8]) -> &[T] {
-    // SAFETY: `Packed` vouches that an element is a byte.
+    // SAFETY: `Packed` vouches that an element is a byte, of which any bits are a value.
     unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), bytes.len()) }
+}
+
+/// Writes the numbers of a row, as many as both hold, without the scale beside it.
+#[inline(always)]
+pub(crate) fn widen<I: Isa>(isa: I, format: Format, bytes: &[u8], to: &mut [f32]) {
+    match format {
+        Format::Q8_0 => widen_as::<I, Q8>(isa, bytes, to),
+        Format::Q4_0 => widen_as::<I, Q4>(isa, bytes, to),
+        Format::E4m3 => widen_as::<I, E4m3>(isa, bytes, to),
+        Format::E5m2 => widen_as::<I, E5m2>(isa, bytes, to),
+        Format::Int8 => widen_as::<I, i8>(isa, bytes, to),
+        Format::F16 => widen_as::<I, F16>(isa, bytes, to),
+        Format::Bf16 => widen_as::<I, Bf16>(isa, bytes, to),
+    }
+}
+
+#[inline(always)]
+fn widen_as<I: Isa, T: Packed>(isa: I, bytes: &[u8], to: &mut [f32]) {
+    let format = T::FORMAT;
+    let numbers = (bytes.len() / format.block_bytes() * format.block()).min(to.len());
+    let (whole, tail) = to[..numbers].split_at_mut(numbers / I::LANES * I::LANES);
+    let row = packed::<T>(bytes).as_ptr();
+    for (n, x) in whole.chunks_exact_mut(I::LANES).enumerate() {
+        // SAFETY: the bytes hold `numbers` numbers, and these are below.
+        isa.store(unsafe { T::load(isa, row, n * I::LANES) }, x);
+    }
+    // Blocks are whole vectors: only what has none can have a tail.
+    if !tail.is_empty() {
+        format.widen(&bytes[T::elements(whole.len())..], tail);
+    }
 }
 
 macro_rules! packed {
@@ -56,7 +90,7 @@ macro_rules! packed {
                 let mut bytes = row.iter().map(|byte| byte.0);
                 // Some blocks at a time, of whatever format.
                 for some in out.chunks_mut(32) {
-                    let (mut block, len) = ([0; 34], Self::elements(some.len()));
+                    let (mut block, len) = ([0; 64], Self::elements(some.len()));
                     block.iter_mut().zip(bytes.by_ref().take(len)).for_each(|(to, byte)| *to = byte);
                     Format::$format.widen(&block[..len], some);
                 }
@@ -69,6 +103,8 @@ packed! {
     Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0;
     E4m3, E4m3, "OCP's e4m3fn.", load_e4m3;
     E5m2, E5m2, "OCP's e5m2.", load_e5m2;
+    F16, F16, "Half precision at any address.", load_f16;
+    Bf16, Bf16, "bfloat16 at any address.", load_bf16;
 }
 
 /// The scale that a block begins with, in all lanes.
@@ -120,6 +156,31 @@ unsafe fn load_e5m2<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
     unsafe { isa.load_e5m2_ptr(row.add(c)) }
 }
 
+/// # Safety
+/// As [`Stored::load`].
+#[inline(always)]
+unsafe fn load_f16<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
+    let mut numbers = [f16::ZERO; MAX_LANES];
+    // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
+    for (n, number) in numbers.iter_mut().enumerate().take(I::LANES) {
+        // SAFETY: the caller vouches for the numbers.
+        *number = f16::from_le_bytes(unsafe { row.add(2 * (c + n)).cast::<[u8; 2]>().read() });
+    }
+    isa.load_f16(&numbers)
+}
+
+/// # Safety
+/// As [`Stored::load`].
+#[inline(always)]
+unsafe fn load_bf16<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
+    let mut numbers = [bf16::ZERO; MAX_LANES];
+    for (n, number) in numbers.iter_mut().enumerate().take(I::LANES) {
+        // SAFETY: the caller vouches for the numbers.
+        *number = bf16::from_le_bytes(unsafe { row.add(2 * (c + n)).cast::<[u8; 2]>().read() });
+    }
+    isa.load_bf16(&numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use attn_core::View;
@@ -127,42 +188,41 @@ mod tests {
     use super::*;
     use crate::level::{Level, Run};
 
-    struct Widen<'a, T>(&'a [T], &'a mut [f32]);
-    impl<T: Packed> Run<()> for Widen<'_, T> {
+    struct Widen<'a>(Format, &'a [u8], &'a mut [f32]);
+    impl Run<()> for Widen<'_> {
         #[inline(always)]
         fn run<I: Isa>(self, isa: I) {
-            assert!(self.0.len() >= T::elements(self.1.len()));
-            for (n, x) in self.1.chunks_exact_mut(I::LANES).enumerate() {
-                // SAFETY: as asserted.
-                isa.store(unsafe { T::load(isa, self.0.as_ptr(), n * I::LANES) }, x);
-            }
+            widen(isa, self.0, self.1, self.2);
         }
     }
 
-    /// Every code in every place of a block, with scales of all kinds.
+    fn same(got: &[f32], want: &[f32]) -> bool {
+        let same = |(x, y): (&f32, &f32)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+        got.len() == want.len() && got.iter().zip(want).all(same)
+    }
+
+    /// Every code in every place of a block, with scales of all kinds, and rows that end inside of a vector.
     fn check<T: Packed>() {
         let (format, scales) = (T::FORMAT, [0x3c00u16, 1, 0x83ff, 0xb801, 0x7bff, 0, 0x8000, 0x7c00, 0x7e00]);
-        for (start, blocks) in (0..=255u8).step_by(if cfg!(miri) { 51 } else { 1 }).zip([1, 2, 4].into_iter().cycle()) {
-            let row = format.row_bytes(32 * blocks).unwrap();
+        let lengths = [96, 1, 31, 33, 75, 0].map(|len| len / format.block() * format.block());
+        for (start, len) in
+            (0..=255u8).step_by(if cfg!(miri) { 85 } else { 1 }).flat_map(|n| lengths.map(|len| (n, len)))
+        {
+            let row = format.row_bytes(len).unwrap();
             let mut bytes: Vec<u8> = (0..row).map(|n| start.wrapping_add((n * 7) as u8)).collect();
             if format.block() > 1 {
                 for (n, block) in bytes.chunks_exact_mut(format.block_bytes()).enumerate() {
                     block[..2].copy_from_slice(&scales[(usize::from(start) + n) % scales.len()].to_le_bytes());
                 }
             }
-            let mut want = vec![7.0; 32 * blocks];
+            let (mut want, mut read) = (vec![7.0; len], vec![7.0; len]);
             format.decode(&bytes, &mut want).unwrap();
-            let rows = packed::<T>(&bytes);
-            let mut read = vec![7.0; 32 * blocks];
-            T::read(View::matrix(rows, 1, row).unwrap().row(0, 0, 0), &mut read);
+            T::read(View::matrix(packed::<T>(&bytes), 1, row).unwrap().row(0, 0, 0), &mut read);
+            assert!(same(&read, &want), "{format:?} {start}: {read:?}, not {want:?}");
             for level in Level::available() {
-                let mut got = vec![7.0; 32 * blocks];
-                level.run(Widen(rows, &mut got));
-                for ((got, want), read) in got.iter().zip(&want).zip(&read) {
-                    let same = |x: &f32| x.to_bits() == want.to_bits() || x.is_nan() && want.is_nan();
-                    assert!(same(got), "{} {format:?} {start}: {got:e}, not {want:e}", level.name());
-                    assert!(same(read), "{format:?} {start}: {read:e}, not {want:e}");
-                }
+                let mut got = vec![7.0; len];
+                level.run(Widen(format, &bytes, &mut got));
+                assert!(same(&got, &want), "{} {format:?} {start}: {got:?}, not {want:?}", level.name());
             }
         }
     }
@@ -173,5 +233,21 @@ mod tests {
         check::<Q4>();
         check::<E4m3>();
         check::<E5m2>();
+        check::<i8>();
+        check::<F16>();
+        check::<Bf16>();
+    }
+
+    #[test]
+    fn of_two_lengths_the_smaller_counts() {
+        let bytes: Vec<u8> = (1..=80).collect();
+        for level in Level::available() {
+            for len in [0, 5, 31, 32, 33, 64, 79, 80, 81, 130] {
+                let (mut got, mut want) = (vec![7.0; len], vec![7.0; len]);
+                level.run(Widen(Format::Int8, &bytes, &mut got));
+                Format::Int8.widen(&bytes, &mut want);
+                assert_eq!(got, want);
+            }
+        }
     }
 }
