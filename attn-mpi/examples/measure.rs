@@ -60,7 +60,8 @@ struct Job<'c> {
     attn: Attention<'c>,
     sharding: Sharding,
     q: Vec<f32>,
-    kv: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
     out: Vec<f32>,
     lse: Vec<f32>,
     gradients: [Vec<f32>; 3],
@@ -80,7 +81,8 @@ impl<'c> Job<'c> {
             attn,
             sharding,
             q: numbers(of_q),
-            kv: numbers(of_kv),
+            k: numbers(of_kv),
+            v: numbers(of_kv),
             out: vec![0.0; of_q],
             lse: vec![0.0; q_heads * n],
             gradients: [of_q, of_kv, of_kv].map(|len| vec![0.0; len]),
@@ -96,23 +98,25 @@ impl<'c> Job<'c> {
     /// Seconds, seconds of waiting, bytes sent.
     fn prefill(&mut self) -> attn_mpi::Result<[f64; 3]> {
         let [of_q, of_kv] = self.sizes();
-        let (q, kv) = (View::new(&self.q, Layout::Bhsd, of_q)?, View::new(&self.kv, Layout::Bhsd, of_kv)?);
+        let q = View::new(&self.q, Layout::Bhsd, of_q)?;
+        let (k, v) = (View::new(&self.k, Layout::Bhsd, of_kv)?, View::new(&self.v, Layout::Bhsd, of_kv)?);
         let to = Outputs::new(ViewMut::new(&mut self.out, Layout::Bhsd, of_q)?).lse(&mut self.lse);
         if self.cluster.ranks() == 1 {
             let start = Instant::now();
-            attn_parallel::forward(&self.attn, q, kv, kv, to)?;
+            attn_parallel::forward(&self.attn, q, k, v, to)?;
             return Ok([start.elapsed().as_secs_f64(), 0.0, 0.0]);
         }
-        let report = self.cluster.prefill(&self.attn, &self.sharding, &self.sharding, q, kv, kv, to)?;
+        let report = self.cluster.prefill(&self.attn, &self.sharding, &self.sharding, q, k, v, to)?;
         Ok([report.seconds, report.traffic.waited, report.traffic.sent as f64])
     }
 
     /// The same of the gradients, of the output as the gradient by it.
     fn backward(&mut self) -> attn_mpi::Result<[f64; 3]> {
         let [of_q, of_kv] = self.sizes();
-        let (q, kv) = (View::new(&self.q, Layout::Bhsd, of_q)?, View::new(&self.kv, Layout::Bhsd, of_kv)?);
+        let q = View::new(&self.q, Layout::Bhsd, of_q)?;
+        let (k, v) = (View::new(&self.k, Layout::Bhsd, of_kv)?, View::new(&self.v, Layout::Bhsd, of_kv)?);
         let out = View::new(&self.out, Layout::Bhsd, of_q)?;
-        let inputs = Inputs { q, k: kv, v: kv, out, lse: &self.lse, dy: out };
+        let inputs = Inputs { q, k, v, out, lse: &self.lse, dy: out };
         let [dq, dk, dv] = &mut self.gradients;
         let to = Gradients::new(
             ViewMut::new(dq, Layout::Bhsd, of_q)?,
