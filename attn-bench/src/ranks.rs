@@ -1,6 +1,9 @@
 //! Two ranks of one core each, beside one core alone and beside two threads of one process: strong and weak scaling of
 //! calls over the ranks of an MPI job.
 //!
+//! Two cores at once are not always twice as fast as one: they share caches, memory and often the clock. What they can
+//! do at best is measured, too: two processes side by side that each do one core's work and send no message.
+//!
 //! `attn-mpi`'s example `measure` takes the samples, in a job of its own for each setup, so that nobody waits on a core
 //! that is measured. Here is which jobs there are, and what follows from their samples.
 
@@ -19,15 +22,17 @@ pub enum Setup {
     Ranks,
     /// One process of two threads: without messages.
     Threads,
+    /// Two processes at once, each as [`Self::Core`]: what the machine gives to two cores.
+    Copies,
 }
 
 impl Setup {
     /// All of them, in the order in which a pass takes them.
-    pub const ALL: [Self; 3] = [Self::Core, Self::Ranks, Self::Threads];
+    pub const ALL: [Self; 4] = [Self::Core, Self::Ranks, Self::Threads, Self::Copies];
 
-    /// Ranks of the job.
-    pub const fn ranks(self) -> usize {
-        if matches!(self, Self::Ranks) { 2 } else { 1 }
+    /// Processes of the job.
+    pub const fn processes(self) -> usize {
+        if matches!(self, Self::Ranks | Self::Copies) { 2 } else { 1 }
     }
 
     /// Threads of each rank.
@@ -41,6 +46,7 @@ impl Setup {
             Self::Core => "core",
             Self::Ranks => "ranks",
             Self::Threads => "threads",
+            Self::Copies => "copies",
         }
     }
 }
@@ -67,7 +73,7 @@ impl Case {
 
     /// Tokens of a setup.
     pub fn tokens_of(&self, setup: Setup) -> usize {
-        if self.weak && setup != Setup::Core {
+        if self.weak && !matches!(setup, Setup::Core | Setup::Copies) {
             (self.tokens as f64 * std::f64::consts::SQRT_2).round() as usize
         } else {
             self.tokens
@@ -75,9 +81,10 @@ impl Case {
     }
 
     /// Arguments of the program that takes samples.
-    pub fn arguments(&self, setup: Setup, samples: usize) -> [String; 4] {
+    pub fn arguments(&self, setup: Setup, samples: usize) -> [String; 5] {
         let mask = if self.causal { "causal" } else { "full" };
-        [self.call.clone(), mask.into(), self.tokens_of(setup).to_string(), samples.to_string()]
+        let how = if setup == Setup::Copies { "copies" } else { "ranks" };
+        [self.call.clone(), mask.into(), self.tokens_of(setup).to_string(), samples.to_string(), how.into()]
     }
 }
 
@@ -120,12 +127,14 @@ pub struct Row {
     pub ranks: Vec<Sample>,
     /// On two threads.
     pub threads: Vec<Sample>,
+    /// In two processes at once, each with the work of one core.
+    pub copies: Vec<Sample>,
 }
 
 impl Row {
     /// Without samples.
     pub fn new(case: Case) -> Self {
-        Self { case, core: Vec::new(), ranks: Vec::new(), threads: Vec::new() }
+        Self { case, core: Vec::new(), ranks: Vec::new(), threads: Vec::new(), copies: Vec::new() }
     }
 
     /// The samples of a setup.
@@ -134,24 +143,32 @@ impl Row {
             Setup::Core => &mut self.core,
             Setup::Ranks => &mut self.ranks,
             Setup::Threads => &mut self.threads,
+            Setup::Copies => &mut self.copies,
         }
     }
 
-    /// Median seconds of one core, two ranks, two threads.
-    pub fn seconds(&self) -> [f64; 3] {
-        [&self.core, &self.ranks, &self.threads].map(|all| median(&all.iter().map(|x| x.seconds).collect::<Vec<_>>()))
+    /// Median seconds of one core, two ranks, two threads, two copies.
+    pub fn seconds(&self) -> [f64; 4] {
+        [&self.core, &self.ranks, &self.threads, &self.copies]
+            .map(|all| median(&all.iter().map(|x| x.seconds).collect::<Vec<_>>()))
     }
 
     /// How much more two ranks do than one core: as often as fast where the work is the same, twice the share where
     /// each has as much.
     pub fn speed(&self) -> f64 {
-        let [core, ranks, _] = self.seconds();
+        let [core, ranks, ..] = self.seconds();
         core / ranks * if self.case.weak { 2.0 } else { 1.0 }
     }
 
     /// Of perfect scaling.
     pub fn efficiency(&self) -> f64 {
         self.speed() / 2.0
+    }
+
+    /// What two processes reach that share nothing but the machine, of perfect scaling.
+    pub fn ceiling(&self) -> f64 {
+        let [core, .., copies] = self.seconds();
+        core / copies
     }
 
     /// Median share of a call in which a rank only waited: communication that hides behind nothing, and the lead of a
@@ -203,6 +220,7 @@ mod tests {
         for case in cases(8192) {
             let pairs = |setup| (case.tokens_of(setup) as f64).powi(2);
             let share = pairs(Setup::Ranks) / pairs(Setup::Core);
+            assert_eq!(pairs(Setup::Copies), pairs(Setup::Core), "{}", case.name());
             assert!((share - if case.weak { 2.0 } else { 1.0 }).abs() < 1e-3, "{}", case.name());
         }
         let names: std::collections::BTreeSet<String> = cases(64).iter().map(Case::name).collect();
@@ -218,6 +236,8 @@ mod tests {
             row.of(Setup::Core).extend([of(1.9, 0.0), of(1.8, 0.0), of(9.0, 0.0)]);
             row.of(Setup::Ranks).extend([of(seconds, 0.1 * seconds), of(seconds, 0.2 * seconds), of(seconds, 0.0)]);
             assert_eq!((row.speed(), row.efficiency()), (1.9, 0.95));
+            row.of(Setup::Copies).extend([of(1.875, 0.0), of(2.0, 0.0), of(2.0, 0.0)]);
+            assert_eq!(row.ceiling(), 0.95);
             assert!((row.exposed() - 0.1).abs() < 1e-12 && row.seconds()[2].is_nan());
         }
     }

@@ -1,10 +1,11 @@
 //! Samples of one call over the ranks of a job, as a line of JSON: `cargo xtask bench --ranks` starts this.
 //!
 //! ```sh
-//! mpirun -n 2 --bind-to core measure prefill|backward causal|full TOKENS SAMPLES
+//! mpirun -n 2 --bind-to core measure prefill|backward causal|full TOKENS SAMPLES ranks|copies
 //! ```
 //!
-//! One rank alone calls `attn-parallel`, without this crate: that is what ranks are compared with. A sample is the
+//! One rank alone calls `attn-parallel`, without this crate: that is what ranks are compared with. Copies do the same,
+//! each rank all of the work for itself, at once. A sample is the
 //! slowest rank's time; `waited` is the longest that a rank did nothing but wait in it. One call that does not count
 //! precedes the samples. The sizes are those of `scaling`: 8 query heads over 2 key/value heads of 64, f32.
 
@@ -12,16 +13,17 @@ use std::time::Instant;
 
 use attn_core::backward::Gradients;
 use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
+use attn_mpi::mpi::topology::SimpleCommunicator;
 use attn_mpi::{Cluster, Method, Sharding, mpi};
 use attn_simd::backward::Inputs;
 
 /// Query heads, key/value heads, size of a head.
 const HEADS: [usize; 3] = [8, 2, 64];
-const USAGE: &str = "measure prefill|backward causal|full TOKENS SAMPLES";
+const USAGE: &str = "measure prefill|backward causal|full TOKENS SAMPLES ranks|copies";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [call, mask, tokens, samples] = args.as_slice() else { return Err(USAGE.into()) };
+    let [call, mask, tokens, samples, how] = args.as_slice() else { return Err(USAGE.into()) };
     let (tokens, samples): (usize, usize) = (tokens.parse()?, samples.parse()?);
     let mask = match mask.as_str() {
         "causal" => Mask::causal(Align::BottomRight),
@@ -33,22 +35,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "backward" => true,
         _ => return Err(USAGE.into()),
     };
+    let copies = match how.as_str() {
+        "ranks" => false,
+        "copies" => true,
+        _ => return Err(USAGE.into()),
+    };
     let universe = mpi::initialize().ok_or("MPI was initialised before")?;
-    let cluster = Cluster::new(&universe.world()).method(Method::Ring);
+    let everyone = Cluster::new(&universe.world());
+    let cluster = if copies { Cluster::new(&SimpleCommunicator::self_comm()) } else { Cluster::new(&universe.world()) };
+    let cluster = cluster.method(Method::Ring);
     let mut job = Job::new(&cluster, Attention::new().mask(mask), tokens);
     job.prefill()?; // output and lse for the gradients, too
     let mut lines = Vec::new();
     for n in 0..=samples {
         let [seconds, waited, sent] = if backward { job.backward()? } else { job.prefill()? };
         let mine: Vec<u8> = [seconds, waited, sent].iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = cluster.all_gather(&mine);
+        let all = everyone.all_gather(&mine);
         let all: Vec<f64> = all.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect();
         let [seconds, waited, sent] = [0, 1, 2].map(|at| all.iter().skip(at).step_by(3).copied().fold(0.0, f64::max));
         if n > 0 {
             lines.push(serde_json::json!({ "seconds": seconds, "waited": waited, "sent": sent }));
         }
     }
-    if cluster.rank() == 0 {
+    if everyone.rank() == 0 {
         println!("{}", serde_json::to_string(&lines)?);
     }
     Ok(())

@@ -22,11 +22,12 @@ pub fn document(report: &RanksReport) -> Document {
 
 const NOTE: &str = "8 query heads over 2 key/value heads of 64, f32, zig-zag shards, the ring. Strong: the same tokens \
     on one core and on two ranks. Weak: √2 times as many on two ranks, so that each has as much to compute. Speed: how \
-    much more two ranks do in the same time than one core; 2 is perfect. Exposed: the share of a call in which a rank \
+    much more two ranks do in the same time than one core; 2 is perfect. Two copies: what two processes at once reach \
+    of perfect, each with one core's work and without a message; more is not to be had from these two cores. Exposed: the share of a call in which a rank \
     only waited. Threads / ranks: the time of one process with two threads, divided by that of two ranks.";
 
-const METHOD: &str = "Each number is the median of samples from jobs that alternate: one core, two ranks, two threads. \
-    One core and two threads call attn-parallel, without messages. A sample is the slowest rank's time by the wall's \
+const METHOD: &str = "Each number is the median of samples from jobs that alternate: one core, two ranks, two threads, \
+    two copies. All but the ranks call attn-parallel, without messages. A sample is the slowest rank's time by the wall's \
     clock.";
 
 /// One line per case.
@@ -40,13 +41,14 @@ fn rows(rows: &[Row]) -> Table {
         "two ranks",
         "speed",
         "of perfect",
+        "two copies",
         "exposed",
         "sent",
         "two threads",
         "threads / ranks",
     ];
     let lines = rows.iter().map(|row| {
-        let [core, ranks, threads] = row.seconds();
+        let [core, ranks, threads, _] = row.seconds();
         let time = |x: f64| or_none((!x.is_nan()).then_some(x), seconds);
         let times = |x: f64| or_none((!x.is_nan()).then_some(x), |x| format!("{x:.2}×"));
         vec![
@@ -58,6 +60,7 @@ fn rows(rows: &[Row]) -> Table {
             time(ranks),
             times(row.speed()),
             percent(row.efficiency()),
+            percent(row.ceiling()),
             percent(row.exposed()),
             or_none((!row.sent().is_nan()).then(|| row.sent() as usize), human),
             time(threads),

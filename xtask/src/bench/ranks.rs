@@ -1,4 +1,4 @@
-//! `--ranks`: two ranks of one core each, beside one core and beside two threads.
+//! `--ranks`: two ranks of one core each, beside one core, two threads and two copies of one core's work.
 //!
 //! Builds `attn-mpi`'s example `measure`, which needs MPI and libclang, and starts it under `mpirun`.
 
@@ -112,7 +112,7 @@ fn job(
     samples: usize,
 ) -> Result<Vec<Sample>, Failure> {
     let mut command = Command::new("mpirun");
-    command.args(["-n", &setup.ranks().to_string()]);
+    command.args(["-n", &setup.processes().to_string()]);
     command.args(["--bind-to", if setup == Setup::Threads { "none" } else { "core" }]);
     if mpi.contains("Open MPI") {
         command.arg("--allow-run-as-root");
