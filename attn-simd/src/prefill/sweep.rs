@@ -21,7 +21,7 @@ use super::buffers::Buffers;
 use super::job::Job;
 use super::layout::{GROUPS, STRIP, Scratch};
 use super::mask::{self, Cover, Ranges};
-use super::prefetch::Prefetch;
+use super::prefetch::{NextTile, Prefetch};
 use super::softmax::State;
 use super::total::{Part, Total};
 use super::{finish, nonfinite, score};
@@ -261,9 +261,13 @@ fn tiles<I: Isa>(
                 + left.div_ceil(kv_tile) * job.shape.value_dim.div_ceil(job.tiles.value_rows);
             prefetch = Prefetch::of(job, claim, groups * blocks.len());
         }
+        let Rows { batch, head, .. } = blocks[0].rows;
+        let next = [batch, job.shape.kv_head(head), to];
+        let mut next = NextTile::of(job, next, kv_tile.min(any.end - to), blocks.len());
         let mut there = [false; 2];
         let group = from / job.tiles.group() % GROUPS;
         for (n, block) in blocks.iter().enumerate() {
+            next.request(isa);
             let (bits, prefetch, there, held) = (&mut bits, &mut prefetch, &mut there, &mut held[n]);
             held.group = group;
             visit(isa, Visit { job, block, n, keys: from..to, buffers: &mut *buffers, bits, prefetch, there, held });
