@@ -9,6 +9,7 @@ pub mod cases;
 pub mod conformance;
 mod engine;
 pub mod exact;
+pub mod gradients;
 pub mod laws;
 mod levels;
 pub mod numbers;

@@ -6,7 +6,11 @@
 //! score is known to some units of `u·S` and its exponential no better. The bounds are linear in `S` and in the unit
 //! roundoff `u` of the type that the engine computes in.
 
+mod torch_gradients;
+
 use attn_core::{Dtype, Element};
+
+pub use torch_gradients::{Eta, TORCH_LARGEST, TORCH_RMS, TorchGradients, torch_gradients};
 
 /// Unit roundoff of `f32`.
 pub const U32: f64 = 1.0 / (1u64 << 24) as f64;
@@ -51,6 +55,10 @@ pub const GRADIENT_ETA: Entry = Entry {
              gradient of a score. 10 000 random calls reach 0.78 of this (`ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd \
              --test it backward_random`)",
 };
+
+/// `eta` of a gradient of bf16 under `Precision::Fast`, besides [`GRADIENT_ETA`]: half a unit of the 8 bits of each
+/// weight and of each gradient of a score.
+pub const FAST_GRADIENT: f64 = 1.0 / 256.0;
 
 /// Two results that are equal in exact arithmetic, each from the engine.
 pub const TWICE: Entry = Entry {

@@ -1,6 +1,7 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
 mod backward;
+mod backward_eta;
 mod backward_random;
 mod boxed;
 mod caches;
