@@ -13,9 +13,9 @@ use attn_bench::engine::{Engine, Runner, pool};
 use attn_bench::kernels::{Inputs as KernelInputs, Kernel, What};
 use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
-use attn_core::{Layout, Outputs, View, ViewMut};
-use attn_simd::Level;
+use attn_core::{Layout, Outputs, Precision, View, ViewMut};
 use attn_simd::backward::Inputs;
+use attn_simd::{KernelElement, Level};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// Both engines on plain cases of f32.
@@ -112,10 +112,16 @@ fn masks(c: &mut Criterion) {
     group.finish();
 }
 
-/// Backward calls of both engines, on plain cases of f32.
+/// Backward calls of both engines, on plain cases.
 fn gradients(c: &mut Criterion) {
+    gradients_of::<f32>(c, "gradients", Precision::Exact);
+    gradients_of::<bf16>(c, "gradients_bf16", Precision::Exact);
+    gradients_of::<bf16>(c, "gradients_bf16_fast", Precision::Fast);
+}
+
+fn gradients_of<T: Stored + KernelElement>(c: &mut Criterion, name: &str, precision: Precision) {
     let pool = pool(0).expect("a thread pool");
-    let mut group = c.benchmark_group("gradients");
+    let mut group = c.benchmark_group(name);
     let grouped = Case { q_heads: 8, kv_heads: 2, ..Case::square(512, 128) };
     for (name, case) in [("plain", square(4, 512, 64)), ("causal", causal(square(4, 512, 64))), ("gqa", grouped)] {
         // As `cargo xtask bench --backward` counts: five products, two of them of the forward call.
@@ -123,8 +129,9 @@ fn gradients(c: &mut Criterion) {
         for engine in [Engine::Simd, Engine::Parallel] {
             let mut runner = Runner::new(Level::detect(), &pool);
             group.bench_function(BenchmarkId::new(engine.name(), name), |b| {
-                let mut tensors = Tensors::<f32>::new(case, 1);
-                let (sizes, attn) = ([case.q_sizes(), case.kv_sizes(), case.kv_sizes()], case.attention());
+                let mut tensors = Tensors::<T>::new(case, 1);
+                let sizes = [case.q_sizes(), case.kv_sizes(), case.kv_sizes()];
+                let attn = case.attention().precision(precision);
                 let mut lse = vec![0.0; case.batch * case.q_heads * case.q_len];
                 let (q, k, v, out) = tensors.views().expect("views of whole tensors");
                 runner.run(engine, &attn, q, k, v, Outputs::new(out).lse(&mut lse)).expect("a plain call");
@@ -132,7 +139,7 @@ fn gradients(c: &mut Criterion) {
                 let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).expect("a view of a whole tensor");
                 let (q, k, v) = (view(q, sizes[0]), view(k, sizes[1]), view(v, sizes[2]));
                 let out = view(out, sizes[0]);
-                let mut to = sizes.map(|sizes| vec![0.0f32; sizes.iter().product()]);
+                let mut to = sizes.map(|sizes| vec![T::ZERO; sizes.iter().product()]);
                 b.iter(|| {
                     let [dq, dk, dv] = to.each_mut().map(Vec::as_mut_slice);
                     let whole = |x, sizes| ViewMut::new(x, Layout::Bhsd, sizes);
