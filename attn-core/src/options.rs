@@ -72,13 +72,15 @@ pub enum Precision {
     /// f32 to the accuracy of f32, whatever the number of keys: `eta ≤ 6u(2 + S)` for any finite inputs. Inputs that
     /// are not chosen to err stay within a third of that: constants, numbers of one sign and of both, 32 to 131 072
     /// keys. A half output is the exact result rounded once, but for about one element in a hundred that lies beside
-    /// the middle of two: its root mean square error is within 1.05 of correct rounding.
+    /// the middle of two: its root mean square error is within 1.05 of correct rounding. Gradients have the bound of
+    /// f32 before they are rounded to their type.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square
     /// over many numbers; a small call may exceed it), where peers' flash kernels are; f32 has
     /// `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16 into bf16 it is off by up to 2⁻⁷,
-    /// else by 2⁻¹⁶(1 + S).
+    /// else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a score to bf16 before they
+    /// add it up: `eta ≤ 2⁻⁸` besides the bound of f32.
     Fast,
 }
 

@@ -42,6 +42,7 @@ mod plan;
 mod scores;
 mod sweep;
 mod weights;
+mod words;
 
 pub use call::{BiasCall, BiasPiece, Call, Sweep};
 pub use output::Writing;

@@ -13,6 +13,8 @@
 //! `values`). What is added to what follows from the place of `k` alone, so that a score or an output depends on
 //! nothing but its own row. A last group of fewer than `M` rows reads its last row again instead of having code of its
 //! own; what that computes is stored into padding.
+//!
+//! Where the vectors multiply pairs (`Isa::WORD`), A and B hold words, and `k` counts those.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
@@ -110,7 +112,7 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     let a = keys.checked(rows, depth);
     assert!(q.len() >= depth * width && s.len() >= padded(rows, M) * width);
     let (b, c) = (q.as_ptr(), s.as_mut_ptr());
-    let part = depth.div_ceil(parts_of::<I>(depth)).next_multiple_of(UNROLL);
+    let part = depth.div_ceil(parts_of::<I>(depth * I::WORD)).next_multiple_of(UNROLL);
     // SAFETY: every row index is below `rows` or clamped to `rows − 1`, so each pointer is the start of a row that
     // `checked` has bounded, with `depth` elements behind it. `q` holds `depth` rows of `NQ` vectors and `s` has room
     // for M rows from `first` on; both were asserted above.
@@ -254,7 +256,7 @@ unsafe fn step_once<I: Isa, const NQ: usize, const M: usize, const FRONT: usize,
         for m in 0..M {
             let x = isa.splat(*a[m].offset(at));
             for n in FRONT..NQ - BACK {
-                acc[m][n] = isa.mul_add(x, row[n], acc[m][n]);
+                acc[m][n] = isa.step(x, row[n], acc[m][n]);
             }
         }
     }

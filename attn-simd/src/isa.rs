@@ -24,6 +24,7 @@ pub(crate) mod cpuid;
 mod fallback;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
+pub(crate) mod pairs;
 pub(crate) mod portable;
 
 use core::fmt;
@@ -117,6 +118,13 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// Whether [`mul_add`](Self::mul_add) rounds once.
     const FUSED: bool;
+    /// Numbers in a word of a product: 2 where [`step`](Self::step) multiplies pairs of bfloat16.
+    const WORD: usize = 1;
+
+    /// The same vectors, with products of floats.
+    type Floats: Isa<F = Self::F, M = Self::M>;
+    /// See [`Floats`](Self::Floats).
+    fn floats(self) -> Self::Floats;
 
     /// Runs `f` compiled with this instruction set.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
@@ -165,6 +173,12 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, fused where the instruction set fuses.
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c + a·b`, where a lane of `a` and `b` is a word of a product: a float, or a pair of bfloat16 whose products are
+    /// both added. Of pairs, numbers below 2⁻¹²⁶ count as 0, and so do such sums.
+    #[inline(always)]
+    fn step(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        self.mul_add(a, b, c)
+    }
     /// The larger; where `b` is NaN, or `a` is, any of the two.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// Absolute value.
@@ -218,6 +232,17 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn pair_bf16(self, even: Self::F, odd: Self::F) -> Self::F {
         self.load(&fallback::pair_bf16(self.lanes(even), self.lanes(odd)))
+    }
+
+    /// As [`store_bf16`](Self::store_bf16), for products of pairs: numbers below 2⁻¹²⁶ may become 0.
+    #[inline(always)]
+    fn narrow(self, x: Self::F, dst: &mut [bf16]) {
+        self.store_bf16(x, dst);
+    }
+    /// Rounds as [`narrow`](Self::narrow), and joins the lanes of both as [`pair_bf16`](Self::pair_bf16) does.
+    #[inline(always)]
+    fn narrow_pair(self, even: Self::F, odd: Self::F) -> Self::F {
+        self.load(&fallback::narrow_pair(self.lanes(even), self.lanes(odd)))
     }
 
     /// Widens `LANES` halves at any address; exact.

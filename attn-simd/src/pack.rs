@@ -2,6 +2,7 @@
 //! [`amx::pack`](crate::amx::pack) makes bf16 parts of these rows.
 
 use attn_core::View;
+use attn_core::half::bf16;
 use attn_core::row::Row;
 
 use crate::dtype::Input;
@@ -177,6 +178,14 @@ fn element<T: Copy>(view: &View<'_, T>, batch: usize, head: usize, seq: usize) -
     let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
     let steps = step(batch, sb).wrapping_add(step(head, sh)).wrapping_add(step(seq, ss));
     view.offset().wrapping_add_signed(steps)
+}
+
+/// Rows of bfloat16 from `first` on whose channels lie side by side: the data, where the first one starts, and elements
+/// from one to the next. `None` for any other input.
+#[inline(always)]
+pub(crate) fn halves<'a>(input: &Input<'a>, [batch, head, first]: [usize; 3]) -> Option<(&'a [bf16], usize, isize)> {
+    let Input::Bf16(view) = input else { return None };
+    (view.strides()[3] == 1).then(|| (view.data(), element(view, batch, head, first), view.strides()[2]))
 }
 
 /// Whether rows of the input can be read in place.

@@ -3,28 +3,41 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_parallel::attn_core::backward::Gradients;
+use attn_parallel::attn_core::Element;
+use attn_parallel::attn_core::half::bf16;
 use attn_parallel::attn_core::score_mod::Mods;
+use attn_parallel::attn_simd::KernelElement;
 use attn_parallel::attn_simd::backward::{self, Inputs};
 use attn_parallel::{
-    Align, Attention, AttnError, Layout, Level, Mask, Outputs, Runner, View, ViewMut, Workspace, forward,
+    Align, Attention, AttnError, Layout, Level, Mask, Outputs, Precision, Runner, View, ViewMut, Workspace, forward,
 };
 
 const Q: [usize; 4] = [2, 4, 300, 40];
 const K: [usize; 4] = [2, 2, 310, 40];
 
-fn wave(sizes: [usize; 4], f: f32) -> Vec<f32> {
-    (0..sizes.iter().product::<usize>()).map(|n| (n as f32 * f).sin()).collect()
+fn wave<T: Element>(sizes: [usize; 4], f: f64) -> Vec<T> {
+    (0..sizes.iter().product::<usize>()).map(|n| T::from_f64((n as f64 * f).sin())).collect()
 }
 
 /// dq, dk, dv of a call, and the gradient of a bias that all heads share.
+type All = ([Vec<f32>; 3], Vec<f64>);
+
+/// Those of a call of f32.
 fn gradients<M: Mods + Sync>(
     attn: &Attention<'_, M>,
     run: impl FnOnce(Inputs<'_, f32, f32>, Gradients<'_, f32>) -> Result<(), AttnError>,
-) -> ([Vec<f32>; 3], Vec<f64>) {
-    let (q, k, v, dy) = (wave(Q, 0.7), wave(K, 1.3), wave(K, 0.4), wave(Q, 0.9));
+) -> All {
+    gradients_of(attn, run)
+}
+
+fn gradients_of<T: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    run: impl FnOnce(Inputs<'_, T, T>, Gradients<'_, f32>) -> Result<(), AttnError>,
+) -> All {
+    let (q, k, v, dy) = (wave::<T>(Q, 0.7), wave::<T>(K, 1.3), wave::<T>(K, 0.4), wave::<T>(Q, 0.9));
     let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
     let (q, k, v, dy) = (view(&q, Q), view(&k, K), view(&v, K), view(&dy, Q));
-    let (mut out, mut lse) = (wave(Q, 0.0), vec![0.0; 2 * 4 * 300]);
+    let (mut out, mut lse) = (wave::<T>(Q, 0.0), vec![0.0; 2 * 4 * 300]);
     forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, Q).unwrap()).lse(&mut lse)).unwrap();
     let [mut dq, mut dk, mut dv] = [Q, K, K].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
     let mut dbias = vec![f64::NAN; 300 * 310];
@@ -40,20 +53,28 @@ fn gradients<M: Mods + Sync>(
 
 #[test]
 fn bits_do_not_depend_on_threads() {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
     let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
-    for level in Level::available() {
-        let one =
-            gradients(&attn, |inputs, to| backward::gradients_at(level, &attn, inputs, to, &mut Workspace::new()));
+    on_any_threads::<f32>(&attn, Level::available());
+    let pairs = || Level::available().filter(|level| level.multiplies_bf16());
+    on_any_threads::<bf16>(&attn, pairs());
+    on_any_threads::<bf16>(&attn.precision(Precision::Fast), pairs());
+}
+
+fn on_any_threads<T: KernelElement>(attn: &Attention<'_>, levels: impl Iterator<Item = Level>) {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
+    for level in levels {
+        let one = gradients_of::<T, _>(attn, |inputs, to| {
+            backward::gradients_at(level, attn, inputs, to, &mut Workspace::new())
+        });
         assert!(one.0.iter().flatten().all(|x| x.is_finite()) && one.1.iter().all(|x| x.is_finite()));
         for threads in 1..=16 {
             let mut runner = Runner::new().level(level).threads(threads);
-            let many = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));
+            let many = gradients_of::<T, _>(attn, |inputs, to| pool.install(|| runner.backward(attn, inputs, to)));
             assert!(many == one, "{} on {threads} threads", level.name());
         }
         let mut kept = [const { Workspace::new() }; 2];
         let mut runner = Runner::new().level(level).workspaces(&mut kept);
-        let given = gradients(&attn, |inputs, to| pool.install(|| runner.backward(&attn, inputs, to)));
+        let given = gradients_of::<T, _>(attn, |inputs, to| pool.install(|| runner.backward(attn, inputs, to)));
         assert!(given == one, "{} in two workspaces", level.name());
     }
 }

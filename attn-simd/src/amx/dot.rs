@@ -18,7 +18,7 @@ pub(crate) struct DotModel;
 
 /// VDPBF16PS on one lane.
 #[inline(always)]
-fn dot(sum: f32, a: f32, b: f32) -> f32 {
+pub(crate) fn dot(sum: f32, a: f32, b: f32) -> f32 {
     let ((a_even, a_odd), (b_even, b_odd)) = (halves(a.to_bits()), halves(b.to_bits()));
     let sum = rounded(f64::from(a_odd) * f64::from(b_odd) + f64::from(sum));
     rounded(f64::from(a_even) * f64::from(b_even) + f64::from(sum))

@@ -1,6 +1,7 @@
 //! Scratch of a thread and sums of a part, by name; [`layout`](super::layout) has their sizes.
 
 use super::layout::{Layout, Scratch};
+use super::words::Words;
 use crate::prefill::layout::MAX_Q_TILE;
 use crate::workspace::{Cutter, Line};
 
@@ -15,6 +16,7 @@ pub(super) struct Buffers<'w> {
     pub(super) k: &'w mut [f32],
     pub(super) clean: &'w mut [f32],
     pub(super) v: &'w mut [f32],
+    pub(super) words: Words<'w>,
     /// The gradient of a bias.
     pub(super) bias_sums: &'w mut [f64],
 }
@@ -60,6 +62,7 @@ impl<'w> Buffers<'w> {
             k: cutter.floats(sizes.keys[0]),
             clean: cutter.floats(sizes.keys[0]),
             v: cutter.floats(sizes.keys[1]),
+            words: Words::new(&mut cutter, sizes.words),
             bias_sums: cutter.doubles(sizes.bias_sums),
         }
     }

@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use crate::dtype::Input;
 use crate::isa::Isa;
+use crate::level::Level;
 use crate::pack;
 use crate::prefill;
 use crate::queue::Rows;
@@ -12,6 +13,10 @@ pub(super) struct Job<'c> {
     /// Those that the forward call had as well.
     pub(super) forward: prefill::job::Job<'c>,
     pub(super) layout: Layout,
+    /// The level that multiplies: one of vectors, or of pairs if all of q, k, v and `dy` are bfloat16.
+    pub(super) level: Level,
+    /// Whether weights and gradients of scores are rounded to pairs, too.
+    pub(super) fast: bool,
     pub(super) out: Input<'c>,
     pub(super) dy: Input<'c>,
     pub(super) lse: &'c [f32],

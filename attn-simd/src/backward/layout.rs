@@ -7,6 +7,7 @@
 
 use attn_core::{AttnError, AttnShape, Result};
 
+use super::words::WordSizes;
 use crate::prefill::layout::Tiles;
 use crate::queue::Rows;
 use crate::scoring::KV_TILE;
@@ -54,6 +55,8 @@ pub(crate) struct Scratch {
     pub(crate) bias: usize,
     /// Derivatives of `score_mod` of a tile.
     pub(crate) mod_slopes: usize,
+    /// Operands of products of pairs.
+    pub(crate) words: WordSizes,
     /// Doubles: the gradient of a bias from some tiles of keys, `[key][query]`.
     pub(crate) bias_sums: usize,
 }
@@ -61,14 +64,21 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Lines of all of it.
     pub(crate) fn lines(&self) -> usize {
-        let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], bias, mod_slopes, bias_sums } = *self;
+        let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], .. } = *self;
+        let Self { bias, mod_slopes, bias_sums, words, .. } = *self;
         let floats = [qt, dyt, q, dy, tile, tile, tile, dq, k, k, v, bias, mod_slopes, 2 * bias_sums];
-        floats.into_iter().map(lines_for).sum()
+        floats.into_iter().chain(words.all()).map(lines_for).sum()
     }
 }
 
 impl Layout {
-    pub(crate) fn of(shape: AttnShape, tiles: &Tiles, (with_bias, with_score_mod): (bool, bool)) -> Result<Self> {
+    /// `words`: whether there are products of pairs, and whether all five are.
+    pub(crate) fn of(
+        shape: AttnShape,
+        tiles: &Tiles,
+        (with_bias, with_score_mod): (bool, bool),
+        words: Option<bool>,
+    ) -> Result<Self> {
         const OVERFLOW: AttnError = AttnError::Overflow { what: "scratch of the gradients" };
         let AttnShape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
         let (q_tile, lanes) = (tiles.q_tile(), tiles.lanes);
@@ -89,6 +99,7 @@ impl Layout {
             keys: [KV_TILE * head_dim, KV_TILE * value_dim],
             bias: if with_bias { KV_TILE.next_multiple_of(lanes) * width } else { 0 },
             mod_slopes: if with_score_mod { tile } else { 0 },
+            words: words.map_or(WordSizes::default(), |all| WordSizes::of(KV_TILE, width, [head_dim, value_dim], all)),
             bias_sums: BIAS_TILES * KV_TILE * width,
         };
         let layout = Self { shape, lanes, q_tile, blocks, parts, columns, sums, scratch };

@@ -5,7 +5,7 @@ use core::sync::atomic::AtomicBool;
 use attn_core::backward::Gradients;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Element, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Precision, Result, View};
 
 use super::call::{BiasCall, Call, Sweep};
 use super::layout::Layout;
@@ -51,9 +51,10 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
         check_dims([shape.head_dim, shape.value_dim])?;
-        let level = level.vectors();
+        let level = if level.uses_dot_products() { level } else { level.vectors() };
         let options = (attn.get_bias().is_some(), Mods::has_score_mod(attn.get_mods()));
-        let layout = Layout::of(shape, &Tiles::of(level), options)?;
+        let words = level.uses_dot_products().then_some(attn.get_precision() == Precision::Fast);
+        let layout = Layout::of(shape, &Tiles::of(vectors(level)), options, words)?;
         Ok(Self { problem, level, layout, stop: None })
     }
 
@@ -68,7 +69,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.problem.shape()
     }
 
-    /// The level that runs. The level `amx` computes gradients on vectors.
+    /// The level that runs. The level `amx` computes gradients on vectors; `avx512bf16` multiplies pairs if q, k, v and
+    /// `dy` are bf16.
     pub fn level(&self) -> Level {
         self.level
     }
@@ -168,14 +170,25 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.check(&inputs, &gradients)?;
         AttnError::check_len("lines of sums", self.sums_lines(), sums.len())?;
         let Inputs { q, k, v, out, lse, dy } = inputs;
-        let mut job = Job::new(&self.problem, self.level, [T::input(q), T::input(k), T::input(v)]);
+        let mut job = Job::new(&self.problem, vectors(self.level), [T::input(q), T::input(k), T::input(v)]);
         job.scoring.stop = self.stop;
         let by_bias = 1.0 / self.problem.attn().get_temperature().unwrap_or(1.0);
         let factor = self.problem.scale() * by_bias;
         let (out, dy) = (G::input(out), G::input(dy));
         let score_mod = Mods::has_score_mod(self.problem.attn().get_mods());
-        let call =
-            Call(super::job::Job { forward: job, layout: self.layout, out, dy, lse, factor, by_bias, score_mod });
+        let pairs = self.level.uses_dot_products() && T::DTYPE == Dtype::Bf16 && G::DTYPE == Dtype::Bf16;
+        let call = Call(super::job::Job {
+            forward: job,
+            layout: self.layout,
+            level: if pairs { self.level } else { vectors(self.level) },
+            fast: pairs && self.problem.attn().get_precision() == Precision::Fast,
+            out,
+            dy,
+            lse,
+            factor,
+            by_bias,
+            score_mod,
+        });
         let (dq, sums) = sums[..self.sums_lines()].split_at_mut(lines_for(self.layout.dq_len()));
         let dq = &mut floats(dq)[..self.layout.dq_len()];
         sweep(Sweep::Parts(&call, dq, sums))?;
@@ -189,4 +202,9 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let output = Output::new(&call.0, dq, floats(sums), gradients);
         sweep(Sweep::Write(&Writing(&|| output.work())))
     }
+}
+
+/// The vectors beside the products of a level. The model of pairs is one of portable vectors.
+fn vectors(level: Level) -> Level {
+    if level.is_model() && level.uses_dot_products() { Level::portable() } else { level.vectors() }
 }

@@ -4,6 +4,8 @@
 use super::buffers::{Buffers, Work};
 use super::job::Job;
 use super::weights::{self, Kept};
+use super::words;
+use crate::dtype::Input;
 use crate::gemm::{self, Panel, Reach};
 use crate::isa::Isa;
 use crate::pack;
@@ -56,7 +58,7 @@ impl<const NQ: usize> Tile<NQ> {
     }
 
     /// Leaves weights in `scores`, and in `dots` the gradients of what the soft-cap gives; in `slopes` the derivatives
-    /// of a soft-cap.
+    /// of a soft-cap. The [operands](operand) are those of k and v.
     #[inline(always)]
     pub(super) fn weigh<I: Isa, const MS: usize>(
         &mut self,
@@ -68,15 +70,16 @@ impl<const NQ: usize> Tile<NQ> {
         let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
         let (keys, shape) = (tile.keys, &job.shape);
         let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
-        let between = gemm::nothing;
-        gemm::scores::<I, NQ, MS>(isa, k, (keys, shape.head_dim), &self.reach, transposed[0], scores, between);
-        gemm::scores::<I, NQ, MS>(isa, v, (keys, shape.value_dim), &self.reach, transposed[1], dots, between);
+        let ([qk, dyv], between) = ([shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD)), gemm::nothing);
+        gemm::scores::<I, NQ, MS>(isa, k, (keys, qk), &self.reach, transposed[0], scores, between);
+        gemm::scores::<I, NQ, MS>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, between);
+        let isa = isa.floats();
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {
             weights::cap_slopes(isa, in_caps, scores, slopes);
         }
         if let Some(scale) = job.score_scale {
-            score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
+            score::finish::<I::Floats, NQ>(isa, job, scale, tile, scores, bias);
         }
         if job.bias.is_some() {
             mask::hide_by_bias(tile, self.cover, width, bias, &mut self.bits);
@@ -88,14 +91,14 @@ impl<const NQ: usize> Tile<NQ> {
             job.mods.score_mod(job.level, tile, width, visible, scores);
         }
         if self.cover == Cover::Partial {
-            mask::replace_hidden::<I, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
+            mask::replace_hidden::<I::Floats, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
         }
         let mut drawn = [u64::MAX; KV_TILE];
         let kept = (!job.dropout.is_none()).then(|| {
             mask::kept(job, tile, &mut drawn);
             Kept { bits: &drawn[..], factor: job.dropout.factor() as f32 }
         });
-        weights::gradients::<I, NQ>(isa, job.log2_scale(), (lse, delta), (scores, dots), self.visible(), kept);
+        weights::gradients::<I::Floats, NQ>(isa, job.log2_scale(), (lse, delta), (scores, dots), self.visible(), kept);
         if call.score_mod {
             weights::multiply(isa, dots, mod_slopes);
         }
@@ -111,6 +114,27 @@ impl<const NQ: usize> Tile<NQ> {
             }
         }
     }
+}
+
+/// The rows of k or v of a tile as a product of scores reads them: floats or words, in place if they can be.
+#[inline(always)]
+pub(super) fn operand<'a, I: Isa>(
+    isa: I,
+    input: &Input<'a>,
+    first: [usize; 3],
+    (keys, dim): (usize, usize),
+    scratch: &'a mut [f32],
+    words: &'a mut [f32],
+) -> Panel<'a> {
+    if I::WORD == 1 {
+        return pack::panel(isa, input, first, keys, dim, scratch, &mut false);
+    }
+    let words = &mut words[..keys * dim.div_ceil(2)];
+    if !words::neighbours_of(input, first, dim, words) {
+        let rows = pack::copied(isa.floats(), input, first, keys, dim, scratch);
+        words::neighbours(isa, rows.data, (keys, dim), words);
+    }
+    Panel::packed(words, dim.div_ceil(2))
 }
 
 /// Reads the queries and the gradients of the outputs of a block, and computes `δ`. A function of its own, so that it
@@ -160,5 +184,13 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
     }
     if job.q_sign != 1.0 {
         work.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
+    }
+    if I::WORD == 2 {
+        for n in 0..2 {
+            words::rows_in_place(isa, work.transposed[n], (dims[n], width));
+            if call.fast {
+                words::rows_in_place(isa, packed_rows[n], (rows.count, call.layout.columns[n]));
+            }
+        }
     }
 }

@@ -11,12 +11,14 @@
 use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::Job;
-use super::scores::{Tile, start};
+use super::scores::{Tile, operand, start};
+use super::words;
 use crate::gemm::{self, Panel};
 use crate::isa::Isa;
+use crate::isa::pairs::{PairModel, Pairs};
 use crate::isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
-use crate::isa::{avx2::Avx2, avx512::Avx512};
+use crate::isa::{avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 use crate::level::Level;
 use crate::pack;
 use crate::prefill::layout::MAX_Q_TILE;
@@ -75,11 +77,17 @@ macro_rules! instances {
 #[cfg(target_arch = "x86_64")]
 instances!(block_avx512, Avx512, [8, 4, 4, 6], [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
+instances!(block_avx512bf16, Pairs<Avx512Bf16>, [8, 4, 4, 6], [1, 2, 3]);
+#[cfg(target_arch = "x86_64")]
 instances!(block_avx2, Avx2, [6, 6, 2, 6], [1, 2]);
 #[cfg(target_arch = "aarch64")]
 instances!(block_portable, Portable, [4, 4, 4, 4], [1, 2, 3, 4]);
+#[cfg(target_arch = "aarch64")]
+instances!(block_model, Pairs<PairModel>, [4, 4, 4, 4], [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
 instances!(block_portable, Portable, [4, 4, 2, 4], [1, 2]);
+#[cfg(not(target_arch = "aarch64"))]
+instances!(block_model, Pairs<PairModel>, [4, 4, 2, 4], [1, 2]);
 
 /// Factors of 1.
 const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
@@ -100,13 +108,16 @@ struct Block<'b> {
 
 impl Block<'_> {
     fn run(self, to: To<'_, '_>, buffers: &mut Buffers<'_>) {
-        match self.call.forward.level {
+        match self.call.level {
             Level::Portable(isa) => block_portable(isa, self, to, buffers),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(isa) => block_avx2(isa, self, to, buffers),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(isa) => block_avx512(isa, self, to, buffers),
-            _ => unreachable!("a job has a level of vectors"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16(unit) => block_avx512bf16(Pairs(unit), self, to, buffers),
+            Level::Avx512Bf16Model(_) => block_model(Pairs(PairModel(Portable { _proof: () })), self, to, buffers),
+            _ => unreachable!("a job has a level of vectors or pairs"),
         }
     }
 
@@ -136,8 +147,10 @@ impl Block<'_> {
         start(isa, self.call, rows, width, buffers);
         let ranges = Ranges::of(job, rows);
         let mut held = false;
+        // Pairs of keys are the same in every block: they start at even keys.
+        let start = if self.call.fast { ranges.any.start & !1 } else { ranges.any.start };
         self.tiles(
-            ranges.any.clone(),
+            start..ranges.any.end,
             #[inline(always)]
             |keys| held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, held, sums, buffers),
         );
@@ -165,9 +178,11 @@ impl Block<'_> {
             |keys| {
                 let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, &ranges, keys) else { return };
                 let (shape, first) = (&job.shape, tile.first(call));
-                let k = pack::panel(isa, &job.k, first, tile.at.keys, shape.head_dim, buffers.k, &mut false);
-                let v = pack::panel(isa, &job.v, first, tile.at.keys, shape.value_dim, buffers.v, &mut false);
-                tile.weigh::<I, MS>(isa, call, [k, v], &mut buffers.work);
+                let Buffers { work, k, v, words, .. } = &mut *buffers;
+                let [of_k, of_v] = words.channels.each_mut();
+                let k = operand(isa, &job.k, first, (tile.at.keys, shape.head_dim), k, of_k);
+                let v = operand(isa, &job.v, first, (tile.at.keys, shape.value_dim), v, of_v);
+                tile.weigh::<I, MS>(isa, call, [k, v], work);
                 piece.add(buffers.bias_sums, tile.at, width, buffers.work.dots);
             },
         );
@@ -187,9 +202,10 @@ impl Block<'_> {
         let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
         let Some(mut tile) = Tile::<NQ>::of(isa, call, rows, ranges, keys) else { return false };
         let ((key, keys), shape, first) = (keys, &job.shape, tile.first(call));
-        let Buffers { work, rows: packed, finite, dq, k, clean, v, .. } = buffers;
-        let k = pack::panel(isa, &job.k, first, keys, shape.head_dim, k, &mut false);
-        let v = pack::panel(isa, &job.v, first, keys, shape.value_dim, v, &mut false);
+        let Buffers { work, rows: packed, finite, dq, k, clean, v, words, .. } = buffers;
+        let [of_k, of_v] = words.channels.each_mut();
+        let k = operand(isa, &job.k, first, (keys, shape.head_dim), k, of_k);
+        let v = operand(isa, &job.v, first, (keys, shape.value_dim), v, of_v);
         tile.weigh::<I, MS>(isa, call, [k, v], work);
         let (scores, dots) = (&mut work.scores[..keys * width], &mut work.dots[..keys * width]);
         tile.through_cap(isa, call, dots, work.slopes);
@@ -197,16 +213,33 @@ impl Block<'_> {
         let factor = held.then_some(&ONES[..width]);
         let phase = key % job.tiles.kv_tile;
         // A hidden NaN times 0 would be NaN.
-        let sound = visible.is_none_or(|bits| nonfinite::is_finite(isa, k, bits, shape.head_dim));
-        let panel = if sound {
+        let sound = visible.is_none_or(|bits| match I::WORD {
+            1 => nonfinite::is_finite(isa.floats(), k, bits, shape.head_dim),
+            _ => words::is_finite(k.data, shape.head_dim.div_ceil(2), bits),
+        });
+        let (floats, fast, sizes) = (isa.floats(), I::WORD == 2 && call.fast, (keys, shape.head_dim));
+        let in_words = fast && sound && words::rows_of(isa, &job.k, first, sizes, words.keys);
+        let panel = if in_words || I::WORD == 1 && sound {
             k
         } else {
-            pack::copied(isa, &job.k, first, keys, shape.head_dim, clean);
-            clean[..keys * shape.head_dim].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
+            pack::copied(floats, &job.k, first, keys, shape.head_dim, clean);
+            if !sound {
+                clean[..keys * shape.head_dim].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
+            }
             Panel::packed(clean, shape.head_dim)
         };
-        let sizes = (keys, shape.head_dim);
-        gemm::values::<I, NQ, MV>(isa, panel, sizes, (phase, &tile.reach), (dots, factor), dq, gemm::nothing);
+        if fast {
+            if !in_words {
+                words::rows(isa, panel.data, sizes, words.keys);
+            }
+            words.of_tile(isa, (scores, dots), (keys, rows.count, width));
+            let (panel, sizes) = (Panel::packed(words.keys, shape.head_dim), (keys.div_ceil(2), shape.head_dim));
+            let (place, factors) = ((phase / 2, &tile.reach.halved()), (&*words.gradients, factor));
+            gemm::values::<I, NQ, MV>(isa, panel, sizes, place, factors, dq, gemm::nothing);
+        } else {
+            let place = (phase, &tile.reach);
+            gemm::values::<I::Floats, NQ, MV>(floats, panel, sizes, place, (dots, factor), dq, gemm::nothing);
+        }
         let seen = |n: usize, lane: usize| visible.is_none_or(|bits| bits[n] >> lane & 1 == 1);
         if !sound {
             for n in 0..keys {
@@ -220,11 +253,18 @@ impl Block<'_> {
         }
         let [qc, vc] = call.layout.columns;
         let (dk, dv) = (&mut sums.dk[key * qc..][..keys * qc], &mut sums.dv[key * vc..][..keys * vc]);
-        for (of, input, factors, columns, packed, finite, to) in [
-            (shape.value_dim, &call.dy, &*scores, vc, &packed[1], finite[1], dv),
-            (shape.head_dim, &job.q, &*dots, qc, &packed[0], finite[0], dk),
+        let [of_weights, of_gradients] = words.queries.each_ref();
+        for (of, input, factors, words, columns, packed, finite, to) in [
+            (shape.value_dim, &call.dy, &*scores, of_weights, vc, &packed[1], finite[1], dv),
+            (shape.head_dim, &job.q, &*dots, of_gradients, qc, &packed[0], finite[0], dk),
         ] {
-            gemm::added::<I, NC, MC>(isa, Panel::packed(factors, width), (keys, rows.count), packed, columns, to);
+            if fast {
+                let (words, sizes) = (Panel::packed(words, width / 2), (keys, rows.count.div_ceil(2)));
+                gemm::added::<I, NC, MC>(isa, words, sizes, packed, columns, to);
+            } else {
+                let factors = Panel::packed(factors, width);
+                gemm::added::<I::Floats, NC, MC>(floats, factors, (keys, rows.count), packed, columns, to);
+            }
             if !finite {
                 for lane in 0..rows.count {
                     for channel in 0..of {

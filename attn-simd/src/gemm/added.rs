@@ -138,7 +138,7 @@ unsafe fn once<I: Isa, const N: usize, const M: usize>(
         for m in 0..M {
             let x = isa.splat(*a[m].add(k));
             for n in 0..N {
-                acc[m][n] = isa.mul_add(x, row[n], acc[m][n]);
+                acc[m][n] = isa.step(x, row[n], acc[m][n]);
             }
         }
     }

@@ -18,6 +18,11 @@ impl<const NQ: usize> Reach<NQ> {
         Self { start: [0; NQ], end: [keys; NQ] }
     }
 
+    /// The same of pairs of keys.
+    pub(crate) fn halved(&self) -> Self {
+        Self { start: self.start.map(|key| key / 2), end: self.end.map(|key| key.div_ceil(2)) }
+    }
+
     /// Whether all vectors need all keys.
     #[inline(always)]
     pub(super) fn is_all(&self, keys: usize) -> bool {

@@ -32,6 +32,12 @@ impl Isa for Avx2 {
     const LANES: usize = 8;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
+    type Floats = Self;
+
+    #[inline(always)]
+    fn floats(self) -> Self {
+        self
+    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

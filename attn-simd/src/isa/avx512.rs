@@ -29,6 +29,12 @@ impl Isa for Avx512 {
     const LANES: usize = 16;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
+    type Floats = Self;
+
+    #[inline(always)]
+    fn floats(self) -> Self {
+        self
+    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

@@ -10,7 +10,10 @@
 
 use core::arch::x86_64::*;
 
+use attn_core::half::bf16;
+
 use super::avx512::Avx512;
+use super::pairs::PairUnit;
 use crate::amx::product::{AmxUnit, Operand, Products, SIDE, Square, with_products};
 
 /// Proof that the CPU has AVX512_BF16; and AVX-512 for everything else. Made only by `level`, after asking the CPU.
@@ -96,6 +99,67 @@ fn bf16s(words: __m512) -> __m512bh {
     unsafe { core::mem::transmute::<__m512, __m512bh>(words) }
 }
 
+impl Avx512Bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")]
+    fn with_features<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+impl PairUnit for Avx512Bf16 {
+    type Vectors = Avx512;
+
+    #[inline(always)]
+    fn vectors(self) -> Avx512 {
+        self.vectors
+    }
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves the features that `with_features` enables.
+        unsafe { Self::with_features(f) }
+    }
+
+    #[inline(always)]
+    fn step(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions, none of which touches memory.
+        unsafe { _mm512_dpbf16_ps(c, bf16s(a), bf16s(b)) }
+    }
+
+    #[inline(always)]
+    fn narrow(self, x: __m512, dst: &mut [bf16]) {
+        assert!(dst.len() >= 16);
+        // SAFETY: sixteen elements of two bytes were asserted above; the token proves the instructions. Any bits are
+        // valid in either vector of 32 bytes.
+        unsafe {
+            let halves = core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x));
+            _mm256_storeu_si256(dst.as_mut_ptr().cast(), halves);
+        }
+    }
+
+    #[inline(always)]
+    fn narrow_pair(self, even: __m512, odd: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions, none of which touches memory; any bits are valid in either vector
+        // of 64 bytes.
+        unsafe {
+            // Those of `even` are the lower half.
+            let halves = core::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(ZIP.as_ptr().cast()), halves))
+        }
+    }
+}
+
+/// Where each half of a pair comes from: the n-th of the lower sixteen, and the n-th of the upper ones.
+static ZIP: [u16; 32] = {
+    let (mut from, mut n) = ([0; 32], 0);
+    while n < 32 {
+        from[n] = (n / 2 + n % 2 * 16) as u16;
+        n += 1;
+    }
+    from
+};
+
 impl AmxUnit for Avx512Bf16 {
     fn refresh(&mut self) {}
 
@@ -112,6 +176,9 @@ mod tests {
 
     use super::*;
     use crate::amx::dot::DotModel;
+    use crate::isa::Isa;
+    use crate::isa::pairs::{PairModel, Pairs};
+    use crate::isa::portable::Portable;
     use crate::level::Level;
 
     /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
@@ -147,6 +214,42 @@ mod tests {
             })
         };
         (0..count).map(|_| Operand(core::array::from_fn(|_| word()))).collect()
+    }
+
+    /// One step, and both ways to make words, beside the model of portable vectors, which rounds in plain Rust.
+    #[test]
+    fn lanes_of_pairs_are_the_models() {
+        let Some(unit) = unit() else { return };
+        let (pairs, model) = (Pairs(unit), Pairs(PairModel(Portable { _proof: () })));
+        let (mut seed, lanes) = (11, Portable::LANES);
+        for sizes in [Sizes::Any, Sizes::Alike, Sizes::Tiny].repeat(40) {
+            let [a, b, c] = [(); 3].map(|()| tiles(1, &mut seed, sizes)[0].0);
+            let (mut ours, mut want) = ([0.0f32; 16], [0.0f32; 16]);
+            let same = |ours: &[f32], want: &[f32]| {
+                let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(ours.iter().zip(want).all(|(&a, &b)| same(a, b)), "{sizes:?}: {ours:?}, model {want:?}");
+            };
+            pairs.vectorize(|| pairs.store(pairs.step(pairs.load(&a), pairs.load(&b), pairs.load(&c)), &mut ours));
+            for n in (0..16).step_by(lanes) {
+                let step = model.step(model.load(&a[n..]), model.load(&b[n..]), model.load(&c[n..]));
+                model.store(step, &mut want[n..]);
+            }
+            same(&ours, &want);
+            // Normal numbers: the processor takes smaller ones for 0.
+            let normal = |x: f32| if x.is_normal() { x } else { 1.0 + x.to_bits() as f32 };
+            let (a, b) = (a.map(normal), b.map(normal));
+            pairs.vectorize(|| pairs.store(pairs.narrow_pair(pairs.load(&a), pairs.load(&b)), &mut ours));
+            for n in (0..16).step_by(lanes) {
+                model.store(model.narrow_pair(model.load(&a[n..]), model.load(&b[n..])), &mut want[n..]);
+            }
+            assert_eq!(ours.map(f32::to_bits), want.map(f32::to_bits), "{sizes:?}");
+            let [mut halves, mut wanted] = [[bf16::ZERO; 16]; 2];
+            pairs.vectorize(|| pairs.narrow(pairs.load(&a), &mut halves));
+            for n in (0..16).step_by(lanes) {
+                model.narrow(model.load(&a[n..]), &mut wanted[n..]);
+            }
+            assert_eq!(halves, wanted, "{sizes:?}");
+        }
     }
 
     #[test]

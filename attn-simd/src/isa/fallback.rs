@@ -109,6 +109,12 @@ pub(super) fn round_bf16(mut lanes: [f32; MAX_LANES]) -> [f32; MAX_LANES] {
 }
 
 #[inline(always)]
+pub(super) fn narrow_pair(even: [f32; MAX_LANES], odd: [f32; MAX_LANES]) -> [f32; MAX_LANES] {
+    let bits = |x: f32| u32::from(narrow_bf16(x).to_bits());
+    core::array::from_fn(|n| f32::from_bits(bits(odd[n]) << 16 | bits(even[n])))
+}
+
+#[inline(always)]
 pub(super) fn pair_bf16(mut even: [f32; MAX_LANES], odd: [f32; MAX_LANES]) -> [f32; MAX_LANES] {
     for (low, high) in even.iter_mut().zip(odd) {
         *low = f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000);

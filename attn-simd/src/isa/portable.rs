@@ -34,6 +34,12 @@ impl Isa for Portable {
     // Two roundings a step where nothing fuses.
     const CHAIN: usize = 16;
     const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    type Floats = Self;
+
+    #[inline(always)]
+    fn floats(self) -> Self {
+        self
+    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

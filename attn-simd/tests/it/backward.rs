@@ -7,7 +7,9 @@ use attn_core::half::{bf16, f16};
 use attn_core::mask::{BlockSparse, Documents};
 use attn_core::position::alibi::Alibi;
 use attn_core::score_mod::Mods;
-use attn_core::{Align, Attention, AttnError, AttnShape, Element, Layout, Mask, Outputs, View, ViewMut, reference};
+use attn_core::{
+    Align, Attention, AttnError, AttnShape, Element, Layout, Mask, Outputs, Precision, View, ViewMut, reference,
+};
 use attn_simd::backward::{self, Inputs};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::numbers::Numbers;
@@ -219,21 +221,32 @@ fn tables_of_masks() {
 
 #[test]
 fn halves() {
-    for sizes in SIZES {
+    // The model multiplies bit by bit.
+    let few = if attn_testing::is_emulated() { 4 } else { SIZES.len() };
+    for sizes in SIZES.into_iter().take(few) {
+        let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
         let case = Case::<bf16>::new(sizes);
-        case.check("bf16", &Attention::new().mask(Mask::causal(Align::BottomRight)), BF16);
-        let case = Case::<f16>::new(sizes);
-        case.check("f16", &Attention::new().mask(Mask::causal(Align::BottomRight)), F16);
+        case.check("bf16", &causal, BF16);
+        case.check("fast bf16", &causal.precision(Precision::Fast), BF16);
+        let window = Attention::new().mask(Mask::window(9, 3, Align::TopLeft)).softcap(2.0);
+        case.check("fast bf16 in a window", &window.precision(Precision::Fast), BF16);
+        Case::<f16>::new(sizes).check("f16", &causal, F16);
     }
 }
 
-/// Tokens before heads, read and written in place: the bits of the same numbers in other strides.
 #[test]
 fn strides_change_no_bit() {
-    let case = Case::<f32>::new([2, 4, 2, 37, 70, 24, 20]);
     let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
-    let moved = |x: &[f32], [batch, heads, seq, dim]: [usize; 4]| {
-        let mut to = vec![0.0f32; x.len()];
+    strides_of::<f32>(&attn);
+    strides_of::<bf16>(&attn);
+    strides_of::<bf16>(&attn.precision(Precision::Fast));
+}
+
+/// Tokens before heads, read and written in place: the bits of the same numbers in other strides.
+fn strides_of<T: KernelElement>(attn: &Attention<'_>) {
+    let case = Case::<T>::new([2, 4, 2, 37, 70, 24, 20]);
+    let moved = |x: &[T], [batch, heads, seq, dim]: [usize; 4]| {
+        let mut to = vec![T::default(); x.len()];
         for (n, x) in x.iter().enumerate() {
             let (channel, row, head, b) = (n % dim, n / dim % seq, n / dim / seq % heads, n / dim / seq / heads);
             assert!(b < batch);
@@ -242,13 +255,13 @@ fn strides_change_no_bit() {
         to
     };
     let ([qs, ks, vs], ys) = (case.sizes(), case.shape.output());
-    let (out, lse) = case.forward(&attn);
+    let (out, lse) = case.forward(attn);
     let [q, k, v, dy, out] =
         [(&case.q, qs), (&case.k, ks), (&case.v, vs), (&case.dy, ys), (&out, ys)].map(|(x, sizes)| moved(x, sizes));
     let view = |x, sizes| View::new(x, Layout::Bshd, sizes).unwrap();
     for level in super::levels_and_model() {
-        let want = case.got(level, &attn).unwrap();
-        let mut got = [qs, ks, vs].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
+        let want = case.got(level, attn).unwrap();
+        let mut got = [qs, ks, vs].map(|sizes| vec![T::from_f64(f64::NAN); sizes.iter().product()]);
         let [dq, dk, dv] = &mut got;
         let to = Gradients::new(
             ViewMut::new(dq, Layout::Bshd, qs).unwrap(),
@@ -263,27 +276,36 @@ fn strides_change_no_bit() {
             lse: &lse,
             dy: view(&dy, ys),
         };
-        backward::gradients_at(level, &attn, inputs, to, &mut Workspace::new()).unwrap();
+        backward::gradients_at(level, attn, inputs, to, &mut Workspace::new()).unwrap();
         for ((got, want), sizes) in got.iter().zip(&want).zip([qs, ks, vs]) {
-            let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+            let want: Vec<T> = want.iter().map(|&x| T::from_f64(x)).collect();
             assert!(*got == moved(&want, sizes), "{}", level.name());
         }
     }
 }
 
-/// Hidden keys and queries that see nothing may hold anything.
 #[test]
 fn hidden_nan_changes_no_bit() {
+    hidden_nan::<f32>(Precision::Exact);
+    hidden_nan::<bf16>(Precision::Exact);
+    hidden_nan::<bf16>(Precision::Fast);
+}
+
+/// Hidden keys and queries that see nothing may hold anything. The first key that is seen is the fifth, and the queries
+/// that see one are an odd number.
+fn hidden_nan<T: KernelElement>(precision: Precision) {
     let sizes = [1, 2, 1, 60, 150, 20, 24];
-    let lens = [77];
-    let queries = [33];
-    let attn = Attention::new().mask(Mask::kv_lens(&lens[..]).and(Mask::q_lens(&queries[..])));
-    let clean = Case::<f32>::new(sizes);
-    let mut sick = Case::<f32>::new(sizes);
+    let (lens, queries, starts) = ([77], [33], [5]);
+    let mask = Mask::kv_lens(&lens[..]).and(Mask::q_lens(&queries[..])).and(Mask::kv_starts(&starts[..]));
+    let attn = Attention::new().mask(mask).precision(precision);
+    let clean = Case::<T>::new(sizes);
+    let mut sick = Case::<T>::new(sizes);
     let [_, _, _, q_len, _, head_dim, value_dim] = sizes;
-    for x in [f32::NAN, f32::INFINITY] {
-        sick.k[77 * head_dim..].fill(x);
-        sick.v[77 * value_dim..].fill(x);
+    for x in [f64::NAN, f64::INFINITY].map(T::from_f64) {
+        for keys in [0..5, 77..150] {
+            sick.k[keys.start * head_dim..keys.end * head_dim].fill(x);
+            sick.v[keys.start * value_dim..keys.end * value_dim].fill(x);
+        }
         for head in 0..2 {
             sick.q[(head * q_len + 33) * head_dim..][..27 * head_dim].fill(x);
             sick.dy[(head * q_len + 33) * value_dim..][..27 * value_dim].fill(x);
@@ -302,6 +324,11 @@ fn a_visible_nan_reaches_the_rows_that_see_it_and_no_others() {
     let mut case = Case::<f32>::new([1, 1, 1, 20, 90, 8, 8]);
     case.k[85 * 8 + 3] = f32::NAN; // seen by queries 15 and later
     case.check("NaN", &Attention::new().mask(Mask::causal(Align::BottomRight)), F32);
+    let mut case = Case::<bf16>::new([1, 1, 1, 21, 90, 8, 8]);
+    case.k[85 * 8 + 3] = bf16::NAN;
+    case.dy[12 * 8 + 1] = bf16::NAN; // of a query that is not the last
+    let fast = Attention::new().precision(Precision::Fast);
+    case.check("NaN in pairs", &fast.mask(Mask::causal(Align::BottomRight)), BF16);
 }
 
 #[test]

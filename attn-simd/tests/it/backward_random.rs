@@ -3,18 +3,19 @@
 //! `ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd --test it backward_random` draws more.
 
 use attn_core::backward::{self as oracle, Gradients};
+use attn_core::half::bf16;
 use attn_core::score::Problem;
-use attn_core::{Attention, AttnShape, Dtype, Layout, Outputs, View, ViewMut, reference};
+use attn_core::{Attention, AttnShape, Dtype, Element, Layout, Outputs, Precision, View, ViewMut, reference};
 use attn_simd::backward::{self, Inputs as Saved};
 use attn_simd::{Level, Workspace};
 use attn_testing::cases::{Case, Inputs, Tensor4};
-use attn_testing::tolerance::GRADIENT_ETA;
+use attn_testing::tolerance::{FAST_GRADIENT, GRADIENT_ETA, TWICE};
 
 /// dq, dk, dv, and the gradients of the sinks and of the bias.
 type Five = [Vec<f64>; 5];
 
 /// What a call of a case gives; `f` computes it.
-fn gradients<O: attn_core::Element>(
+fn gradients<O: Element>(
     shape: &AttnShape,
     bias: [usize; 4],
     f: impl FnOnce(Gradients<'_, O>) -> attn_core::Result<()>,
@@ -36,11 +37,11 @@ fn gradients<O: attn_core::Element>(
 
 /// For each gradient the sum of the sizes of what it adds up: what rounding is measured by, whatever cancels; and the
 /// `S` of the bound, of all rows.
-fn sizes_of_terms(
+fn sizes_of_terms<T: Element>(
     attn: &Attention<'_>,
     shape: AttnShape,
     bias: [usize; 4],
-    [q, k, v, dy, out]: [View<'_, f32>; 5],
+    [q, k, v, dy, out]: [View<'_, T>; 5],
     lse: &[f32],
 ) -> (Five, f64) {
     let mut largest = 0.0f64;
@@ -48,7 +49,7 @@ fn sizes_of_terms(
     let AttnShape { batch, q_heads, q_len, .. } = shape;
     let mut sums: Five = gradients::<f64>(&shape, bias, |_| Ok(()));
     sums.iter_mut().for_each(|sum| sum.fill(0.0));
-    let number = |x: View<'_, f32>, [b, h, s, d]: [usize; 4]| f64::from(x.at(b, h, s, d));
+    let number = |x: View<'_, T>, [b, h, s, d]: [usize; 4]| x.at(b, h, s, d).to_f64();
     let by_score = problem.scale().abs() / attn.get_temperature().unwrap_or(1.0);
     for (b, head, i) in (0..batch * q_heads * q_len).map(|n| (n / q_len / q_heads, n / q_len % q_heads, n % q_len)) {
         let (kv_head, lse) = (shape.kv_head(head), f64::from(lse[shape.row(b, head, i)]));
@@ -84,10 +85,21 @@ fn sizes_of_terms(
     (sums, largest)
 }
 
+fn calls() -> u64 {
+    let asked = std::env::var("ATTN_RANDOM_CALLS").ok().and_then(|n| n.parse().ok());
+    asked.unwrap_or(if attn_testing::is_emulated() { 40 } else { 250 })
+}
+
+/// The sizes of the gradient of a bias: those of the scores, of which each may be 1.
+fn bias_of(Case { shape, seed, .. }: &Case) -> [usize; 4] {
+    let mut bias = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
+    bias.iter_mut().enumerate().filter(|(axis, _)| seed >> axis & 1 == 1).for_each(|(_, size)| *size = 1);
+    bias
+}
+
 #[test]
 fn gradients_of_random_calls_match_the_reference() {
-    let asked = std::env::var("ATTN_RANDOM_CALLS").ok().and_then(|n| n.parse().ok());
-    let calls = asked.unwrap_or(if attn_testing::is_emulated() { 40 } else { 250 });
+    let calls = calls();
     let mut worst = (0.0, String::new());
     for n in 0..calls {
         let mut case = Case::random(90_000 + n);
@@ -97,8 +109,7 @@ fn gradients_of_random_calls_match_the_reference() {
         let inputs: Inputs<f32> = case.inputs();
         let dy = Tensor4::<f32>::painted(shape.output(), case.memory, case.seed + 3, 1.0);
         let (q, k, v, dy) = (inputs.q.view(), inputs.k.view(), inputs.v.view(), dy.view());
-        let mut bias = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
-        bias.iter_mut().enumerate().filter(|(axis, _)| case.seed >> axis & 1 == 1).for_each(|(_, size)| *size = 1);
+        let bias = bias_of(&case);
 
         let mut scratch = vec![0.0; oracle::scratch_len(&shape).unwrap()];
         let want = gradients::<f64>(&shape, bias, |to| oracle::gradients(&attn, q, k, v, dy, to, &mut scratch));
@@ -126,4 +137,50 @@ fn gradients_of_random_calls_match_the_reference() {
     }
     eprintln!("{calls} calls, worst {} of the tolerance: {}", worst.0, worst.1);
     assert!(worst.0 <= 1.0, "{} of the tolerance: {}", worst.0, worst.1);
+}
+
+/// Calls of bf16 where pairs are multiplied, beside those of floats at another level, from the same output and lse.
+/// `Exact` promises of both what f32 does; `Fast` rounds weights and gradients of scores.
+#[test]
+fn products_of_pairs_keep_their_promise() {
+    let mut worst = [(0.0, String::new()), (0.0, String::new())];
+    for n in 0..if attn_testing::is_emulated() { 4 } else { calls() } {
+        let mut case = Case::random(190_000 + n);
+        case.sigma = case.sigma.min(1.0);
+        let (shape, attn, bias) = (case.shape, case.options.attention(), bias_of(&case));
+        let inputs: Inputs<bf16> = case.inputs();
+        let dy = Tensor4::<bf16>::painted(shape.output(), case.memory, case.seed + 3, 1.0);
+        let (q, k, v, dy) = (inputs.q.view(), inputs.k.view(), inputs.v.view(), dy.view());
+        let (mut out, mut lse) = (vec![bf16::ZERO; shape.output().iter().product()], vec![0.0f32; shape.rows()]);
+        let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
+        reference::forward(&attn, q, k, v, to, &mut vec![0.0; shape.kv_len]).unwrap();
+        let out = View::new(&out, Layout::Bhsd, shape.output()).unwrap();
+        let (sizes, largest) = sizes_of_terms(&attn, shape, bias, [q, k, v, dy, out], &lse);
+        let bound = TWICE.factor / 2.0 * GRADIENT_ETA.bound(Dtype::F32, largest);
+        let saved = Saved { q, k, v, out, lse: &lse, dy };
+        let found = |level: Level, attn: &Attention<'_>| {
+            gradients::<f32>(&shape, bias, |to| backward::gradients_at(level, attn, saved, to, &mut Workspace::new()))
+        };
+        let floats = found(Level::portable(), &attn);
+        for level in ["avx512bf16", "avx512bf16-model"].into_iter().filter_map(|name| Level::by_name(name).ok()) {
+            for (n, precision) in [Precision::Exact, Precision::Fast].into_iter().enumerate() {
+                let found = found(level, &attn.precision(precision));
+                let bound = bound + if n == 0 { 0.0 } else { FAST_GRADIENT };
+                for which in 0..5 {
+                    for ((found, want), size) in found[which].iter().zip(&floats[which]).zip(&sizes[which]) {
+                        let off = (found - want).abs() / (size + 1e-30) / bound;
+                        if off > worst[n].0 || off.is_nan() {
+                            let name = ["dq", "dk", "dv", "dsinks", "dbias"][which];
+                            let text = format!("{name} at {}: {found}, not {want}; {case:?}", level.name());
+                            worst[n] = (off, text);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for (share, text) in worst {
+        eprintln!("worst {share} of the tolerance: {text}");
+        assert!(share <= 1.0, "{share} of the tolerance: {text}");
+    }
 }
