@@ -10,7 +10,7 @@ mod torch_gradients;
 
 use attn_core::{Dtype, Element};
 
-pub use torch_gradients::{Eta, TORCH_LARGEST, TORCH_RMS, TorchGradients, torch_gradients};
+pub use torch_gradients::{Eta, TORCH_LARGEST, TORCH_RMS, TORCH_RMS_FAST, TorchGradients, torch_gradients};
 
 /// Unit roundoff of `f32`.
 pub const U32: f64 = 1.0 / (1u64 << 24) as f64;

@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use attn_parallel::attn_core::backward::Gradients;
 use attn_parallel::attn_core::Element;
+use attn_parallel::attn_core::backward::Gradients;
 use attn_parallel::attn_core::half::bf16;
 use attn_parallel::attn_core::score_mod::Mods;
 use attn_parallel::attn_simd::KernelElement;
