@@ -47,7 +47,7 @@ pub enum Level {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
-    /// an exact output is wider; all others run as on [`Avx512`](Self::Avx512). The best level only of processors where
+    /// an exact output is wider, and gradients of bf16; all others run as on [`Avx512`](Self::Avx512). The best level only of processors where
     /// it was measured to be faster: AMD's Zen 4. Intel's take two cycles an instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
@@ -59,7 +59,8 @@ pub enum Level {
     /// name only.
     AmxModel(AmxModel),
     /// The kernels of `Avx512Bf16` on a model of its instruction: the same bits on a machine with AVX-512, many times
-    /// slower. For tests; chosen by name only.
+    /// slower. Gradients run on the model in vectors of [`Portable`](Self::Portable): other bits. For tests; chosen by
+    /// name only.
     Avx512Bf16Model(AmxModel),
 }
 

@@ -112,7 +112,7 @@ fn a_part_that_ends_early_ends_the_call() {
 #[test]
 fn a_derivative_may_attend_itself() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
-    let x = wave([1, 8, 200, 64], 0.3);
+    let x = wave::<f32>([1, 8, 200, 64], 0.3);
     let x = View::new(&x, Layout::Bhsd, [1, 8, 200, 64]).unwrap();
     let plain = Attention::new().score_mod_with(|s, _| s, |_, _| 1.0);
     let nested = Attention::new().score_mod_with(
@@ -136,8 +136,11 @@ fn no_keys_and_no_channels() {
         [([2, 2, 5, 8], [2, 1, 0, 8]), ([1, 2, 5, 0], [1, 2, 3, 0]), ([1, 1, 0, 8], [1, 1, 3, 8])]
     {
         let len = |sizes: [usize; 4]| sizes.iter().product::<usize>();
-        let (q, k, lse) =
-            (wave(q_sizes, 0.7), wave(kv_sizes, 1.3), vec![f32::NEG_INFINITY; len(q_sizes) / q_sizes[3].max(1)]);
+        let (q, k, lse) = (
+            wave::<f32>(q_sizes, 0.7),
+            wave::<f32>(kv_sizes, 1.3),
+            vec![f32::NEG_INFINITY; len(q_sizes) / q_sizes[3].max(1)],
+        );
         let lse = if q_sizes[3] == 0 { vec![0.0; 10] } else { lse };
         let [mut dq, mut dk, mut dv] = [q_sizes, kv_sizes, kv_sizes].map(|sizes| vec![f32::NAN; len(sizes)]);
         let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
