@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use super::{Rows, Stored, TILE, with_rows};
-use crate::isa::{Isa, hint};
+use crate::isa::{Isa, MAX_LANES, hint};
 use crate::math::{add_compensated, finite_or_zero};
 use crate::prefetch::Into;
 
@@ -293,7 +293,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
         }
         // The sums go through memory: the loop below is too long to be unrolled, and an index that is no constant would
         // keep the accumulators in memory while they add up.
-        let mut tile = [[core::mem::MaybeUninit::<[f32; 16]>::uninit(); C]; R];
+        let mut tile = [[core::mem::MaybeUninit::<[f32; MAX_LANES]>::uninit(); C]; R];
         for r in 0..R {
             for c in 0..C {
                 isa.store_ptr(acc[r][c], tile[r][c].as_mut_ptr().cast());
