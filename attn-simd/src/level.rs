@@ -1,7 +1,7 @@
-//! Which instruction sets this machine has, and which one runs: the only module that asks the CPU.
+//! The levels that this machine has, and the choice of one. No other module asks for an instruction set.
 //!
-//! A [`Level`] holds a proof token, so that having one means having the instructions. It is chosen once per plan and
-//! handed down; nothing below asks again.
+//! A [`Level`] holds a proof token: whoever has one may use its instructions. A plan chooses it once and hands it down,
+//! and nothing below asks again.
 
 use core::fmt;
 
