@@ -1,4 +1,4 @@
-//! What the numbers were measured on. Without these facts they mean nothing; every report carries them.
+//! The machine and the build of a measurement. Without these facts its numbers mean nothing, so every report has them.
 
 use std::path::Path;
 use std::process::Command;
