@@ -8,8 +8,8 @@
 //! model     the instructions in plain Rust, exactly: for tests, Miri and machines without AMX
 //! dot       the same of the level avx512bf16
 //! pack      rows of q, k, v become bf16 parts; rows that the parts cannot hold are marked
-//! softmax   scores of a chunk become weights, split into parts
-//! values    weights that wait for their values, a group of chunks at a time
+//! softmax   scores of a tile become weights, split into parts
+//! values    weights that wait for their values, a group of tiles at a time
 //! sweep     a super-block of keys, packed once, against several blocks of queries
 //! ```
 //! The leaf on the processor's unit is [`isa::amx`](crate::isa::amx). Masks, score modifications, dropout, totals and

@@ -88,11 +88,11 @@ impl Config {
     const SQUARE: Self = {
         let mut bytes = [0; 64];
         bytes[0] = 1;
-        let mut tile = 0;
-        while tile < 8 {
-            bytes[16 + 2 * tile] = 64; // bytes of a row, 16 bits each
-            bytes[48 + tile] = 16; // rows
-            tile += 1;
+        let mut register = 0;
+        while register < 8 {
+            bytes[16 + 2 * register] = 64; // bytes of a row, 16 bits each
+            bytes[48 + register] = 16; // rows
+            register += 1;
         }
         Self(bytes)
     };
@@ -257,7 +257,7 @@ mod tests {
     }
 
     /// Any bits; with `wild` subnormal numbers, infinities and NaN among them.
-    fn tiles(count: usize, seed: &mut u64, wild: bool) -> Vec<Operand> {
+    fn operands(count: usize, seed: &mut u64, wild: bool) -> Vec<Operand> {
         let mut word = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (*seed >> 32) as u32;
@@ -276,7 +276,7 @@ mod tests {
                 [(0, true, false), (1, true, false), (3, false, false), (2, false, true), (2, true, true)]
             {
                 let (in_a, in_b) = products.parts();
-                let (a, b) = (tiles(steps * 2 * in_a, &mut seed, wild), tiles(steps * 2 * in_b, &mut seed, wild));
+                let (a, b) = (operands(steps * 2 * in_a, &mut seed, wild), operands(steps * 2 * in_b, &mut seed, wild));
                 let mut ours: Square = core::array::from_fn(|n| if n % 5 == 0 { 1e-40 } else { n as f32 * 1e-3 - 0.5 });
                 let mut want = ours;
                 unit.block(products, &a, &b, steps, fresh, &mut ours);

@@ -22,7 +22,7 @@ pub struct Avx512Bf16 {
 
 /// Rows of C whose sums are in registers at a time.
 const BAND: usize = 8;
-/// Words of a row of A, rows of a tile.
+/// Words of a row of A, rows of an operand.
 const WORDS: usize = 16;
 
 /// One instance per list of products. The pairs are an array in memory, for a loop of loads. As an iterator, or
@@ -54,12 +54,12 @@ unsafe fn square<const IN_A: usize, const IN_B: usize>(
     c: &mut Square,
 ) {
     for band in 0..SIDE / BAND {
-        let (tile, first) = (band * BAND / WORDS, band * BAND % WORDS);
+        let (operand, first) = (band * BAND / WORDS, band * BAND % WORDS);
         let mut sums = [[_mm512_setzero_ps(); 2]; BAND];
         for step in 0..steps {
             let (a, b) = (&a[step * 2 * IN_A..][..2 * IN_A], &b[step * 2 * IN_B..][..2 * IN_B]);
             for &(part_a, part_b) in pairs {
-                let rows = &a[2 * part_a + tile].0[first * WORDS..][..BAND * WORDS];
+                let rows = &a[2 * part_a + operand].0[first * WORDS..][..BAND * WORDS];
                 let [left, right] = [&b[2 * part_b].0, &b[2 * part_b + 1].0];
                 for word in 0..WORDS {
                     // SAFETY: sixteen floats each, of rows 0 to 15 of an operand, which is aligned to 64 bytes.
@@ -136,7 +136,7 @@ mod tests {
         Tiny,
     }
 
-    fn tiles(count: usize, seed: &mut u64, sizes: Sizes) -> Vec<Operand> {
+    fn operands(count: usize, seed: &mut u64, sizes: Sizes) -> Vec<Operand> {
         let mut word = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (*seed >> 32) as u32;
@@ -166,8 +166,8 @@ mod tests {
                     (1, true, Sizes::Any),
                 ] {
                     let (in_a, in_b) = products.parts();
-                    let mut tiles = |parts| tiles(steps * 2 * parts, &mut seed, sizes);
-                    let (a, b) = (tiles(in_a), tiles(in_b));
+                    let mut operands = |parts| operands(steps * 2 * parts, &mut seed, sizes);
+                    let (a, b) = (operands(in_a), operands(in_b));
                     let mut ours: Square =
                         core::array::from_fn(|n| if n % 5 == 0 { 1e-30 } else { n as f32 * 1e-3 - 0.5 });
                     let mut want = ours;

@@ -35,8 +35,8 @@ pub(super) fn cpu_and_system() -> (bool, bool) {
             return (false, false);
         }
         let palette = __cpuid_count(0x1d, 1);
-        let (row_bytes, tiles, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
-        let cpu = __cpuid_count(0x1d, 0).eax >= 1 && (row_bytes, tiles, rows) == (64, 8, 16);
+        let (row_bytes, registers, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
+        let cpu = __cpuid_count(0x1d, 0).eax >= 1 && (row_bytes, registers, rows) == (64, 8, 16);
         (cpu, __cpuid(1).ecx & OSXSAVE != 0 && xcr0() & TILE_CONFIG_AND_DATA == TILE_CONFIG_AND_DATA)
     }
 }

@@ -449,13 +449,25 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
-            .with(&[
-                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
-                ("ATTN_EXPECT_LEVEL", "portable"),
-                ("ATTN_TEST_LEVELS", "portable"),
-                ("ATTN_EMULATED", "1"),
-            ])],
+        runs: &[cargo(&[
+            "test",
+            "-p",
+            "attn-simd",
+            "--lib",
+            "--tests",
+            "--",
+            "--test-threads=1",
+            "--skip",
+            "amx_kernel",
+            "--skip",
+            "on_amx",
+        ])
+        .with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
+            ("ATTN_EXPECT_LEVEL", "portable"),
+            ("ATTN_TEST_LEVELS", "portable"),
+            ("ATTN_EMULATED", "1"),
+        ])],
     },
     Step {
         name: "qemu-haswell",
@@ -463,13 +475,25 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
-            .with(&[
-                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
-                ("ATTN_EXPECT_LEVEL", "avx2"),
-                ("ATTN_TEST_LEVELS", "portable,avx2"),
-                ("ATTN_EMULATED", "1"),
-            ])],
+        runs: &[cargo(&[
+            "test",
+            "-p",
+            "attn-simd",
+            "--lib",
+            "--tests",
+            "--",
+            "--test-threads=1",
+            "--skip",
+            "amx_kernel",
+            "--skip",
+            "on_amx",
+        ])
+        .with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
+            ("ATTN_EXPECT_LEVEL", "avx2"),
+            ("ATTN_TEST_LEVELS", "portable,avx2"),
+            ("ATTN_EMULATED", "1"),
+        ])],
     },
     Step {
         name: "aarch64",
@@ -494,7 +518,9 @@ pub(super) const STEPS: &[Step] = &[
             "--",
             "--test-threads=1",
             "--skip",
-            "tiles",
+            "amx_kernel",
+            "--skip",
+            "on_amx",
         ])
         .with(&[
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
@@ -522,7 +548,9 @@ pub(super) const STEPS: &[Step] = &[
             "wasm32-wasip1",
             "--",
             "--skip",
-            "tiles",
+            "amx_kernel",
+            "--skip",
+            "on_amx",
             "--no-capture", // a panic ends the program there, and with it what was captured
         ])
         .with(&[
