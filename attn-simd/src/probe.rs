@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "ten minutes of nothing but the model's arithmetic")]
-    fn products_on_amx_are_probed_on_the_model_too() {
+    fn products_of_the_amx_kernel_are_probed_on_the_model_too() {
         let rate = bf16_products(&mut crate::amx::model::Model::new(), 0.0);
         assert!(rate.is_finite() && rate > 0.0);
     }

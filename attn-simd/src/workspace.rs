@@ -1,7 +1,7 @@
 //! Scratch memory of a call, aligned to cache lines and owned by the caller.
 //!
-//! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that
-//! grows; a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
+//! A plan knows how many lines it needs, and then runs without allocating. [`Workspace`] is an owner that grows. A
+//! caller without a heap passes a slice of [`Line`]s, which may be a static array.
 
 #![allow(unsafe_code, reason = "allocates lines, and reads lines of floats as floats and as operands of AMX")]
 
@@ -136,9 +136,9 @@ impl<'w> Cutter<'w> {
     /// The next `count` operands of AMX.
     pub(crate) fn operands(&mut self, count: usize) -> &'w mut [Operand] {
         let floats = self.floats(count * 256);
-        // SAFETY: a `Operand` is `repr(C)` and exactly 256 floats, so that these are `count` contiguous operands; they
-        // start on a line, which is the alignment that an operand needs. The borrow of the floats is given up for that of
-        // the operands.
+        // SAFETY: an `Operand` is `repr(C)` and exactly 256 floats, so that these are `count` contiguous operands. They
+        // start on a line, which is the alignment that an operand needs. The borrow of the operands replaces that of
+        // the floats.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Operand>(), count) }
     }
 }

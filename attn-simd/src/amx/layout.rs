@@ -3,9 +3,9 @@
 //! A work item is some blocks of 32 queries of one head, up to 2048 queries. If one thread has a shorter head to
 //! itself, the item is the head, so that keys and values are packed once. They are packed a super-block at a time, and
 //! all blocks of the item read it before the next one is packed: this pays for the packing. The super-block stays in
-//! the second cache (2 MiB on processors with AMX), and the blocks' queries and outputs pass through it. What one block
-//! reads over and over (a tile of scores, its weights, the block's queries and output) stays in the first cache: 28
-//! KiB at head_dim 64 and one part each.
+//! the second cache (2 MiB on processors with AMX), and the blocks' queries and outputs pass through it. The arrays
+//! that one block reads over and over (the scores of a tile, their weights, the block's queries and output) stay in the
+//! first cache: 28 KiB at head_dim 64 and one part each.
 
 use attn_core::{AttnShape, Dtype};
 

@@ -1,4 +1,4 @@
-//! Rows of q, k and v become operands of bf16 parts; rows with numbers that the parts cannot hold become 0 and are marked.
+//! Rows of q, k and v become operands of bf16 parts. Rows with numbers that parts cannot hold become 0 and are marked.
 //!
 //! A part is the nearest bfloat16 to the rest of the parts before it, so that two hold any f16 and three any f32 of
 //! ordinary size, exactly. Contiguous rows of bf16 are one part as they are: their bits are copied.
@@ -272,9 +272,9 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     odd
 }
 
-/// Packs values, whose rows the product runs over: operands of sixteen channels by words of two keys, [`value_factor`]
-/// times as large. `place(square)` says where the operands of 32 channels start, `[part][16 channels]`. Returns the rows
-/// that parts cannot hold.
+/// Packs values, over whose rows the product runs: operands of sixteen channels by words of two keys, [`value_factor`]
+/// times as large. `place(square)` is the index of the first operand of 32 channels, `[part][16 channels]`. Returns the
+/// rows that parts cannot hold.
 #[inline(always)]
 pub(crate) fn along_rows<I: Isa>(
     isa: I,

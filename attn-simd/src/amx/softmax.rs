@@ -118,8 +118,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         Self { base, c: isa.splat(log2_scale), sums: [[isa.splat(0.0); NQ]; 4] }
     }
 
-    /// Weights of the pairs of keys `pairs`, into the operands `[part][16 queries]`. The exponential has a polynomial of
-    /// `DEGREE`.
+    /// Writes the weights of the pairs of keys `pairs` into the operands `[part][16 queries]`. The exponential has a
+    /// polynomial of `DEGREE`.
     ///
     /// A function of its own, so that its loop has all registers.
     #[inline(never)]

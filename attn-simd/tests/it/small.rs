@@ -64,7 +64,7 @@ fn plain_f32() {
 /// The amx kernel through the model of AMX: the smallest calls that pass through every phase of that
 /// kernel too.
 #[test]
-fn on_amx() {
+fn the_amx_kernel() {
     let model = || Level::by_name("amx-model").into_iter();
     let fast = Attention::new().precision(Precision::Fast);
     agrees_at::<bf16>(model(), &fast, [17, 5, 4, 3], 2e-2); // fewer queries would be decoded, not tiled

@@ -15,6 +15,10 @@ use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
 use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
 
+/// The tests of attn-simd but for the model of AMX, one after the other.
+const SIMD_WITHOUT_AMX: &[&str] =
+    &["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -449,20 +453,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&[
-            "test",
-            "-p",
-            "attn-simd",
-            "--lib",
-            "--tests",
-            "--",
-            "--test-threads=1",
-            "--skip",
-            "amx_kernel",
-            "--skip",
-            "on_amx",
-        ])
-        .with(&[
+        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
             ("ATTN_EXPECT_LEVEL", "portable"),
             ("ATTN_TEST_LEVELS", "portable"),
@@ -475,20 +466,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&[
-            "test",
-            "-p",
-            "attn-simd",
-            "--lib",
-            "--tests",
-            "--",
-            "--test-threads=1",
-            "--skip",
-            "amx_kernel",
-            "--skip",
-            "on_amx",
-        ])
-        .with(&[
+        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
             ("ATTN_EXPECT_LEVEL", "avx2"),
             ("ATTN_TEST_LEVELS", "portable,avx2"),
@@ -519,8 +497,6 @@ pub(super) const STEPS: &[Step] = &[
             "--test-threads=1",
             "--skip",
             "amx_kernel",
-            "--skip",
-            "on_amx",
         ])
         .with(&[
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
@@ -549,8 +525,6 @@ pub(super) const STEPS: &[Step] = &[
             "--",
             "--skip",
             "amx_kernel",
-            "--skip",
-            "on_amx",
             "--no-capture", // a panic ends the program there, and with it what was captured
         ])
         .with(&[
