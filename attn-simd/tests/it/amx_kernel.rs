@@ -103,7 +103,7 @@ fn wide(dims: AttnShape) -> Inputs<f32> {
     inputs
 }
 
-/// What f32 may cost on AMX: the gate of every engine, and no more than the vector kernel does, in the root mean
+/// What f32 may cost on AMX: the gate of every engine, and no more than the prefill kernel does, in the root mean
 /// square.
 #[test]
 fn f32_is_as_exact_as_on_vectors() {
@@ -158,7 +158,7 @@ fn fast_f32_is_as_good_as_it_says() {
     }
 }
 
-/// Values and keys at the ends of each type: the rows that meet them are computed by the vector kernel, bit for bit,
+/// Values and keys at the ends of each type: the rows that meet them are computed by the prefill kernel, bit for bit,
 /// and the others are what they are without.
 #[test]
 fn numbers_that_parts_cannot_hold_go_to_the_prefill_kernel() {
@@ -232,7 +232,7 @@ fn tiny_numbers_stay_on_amx_and_within_the_gate() {
                 let what = (level, T::DTYPE, place, tiny);
                 oracle(&attn, &inputs).near_f32(slack, &ours, &what);
                 let vectors = attend::<T, f32>(level.vectors(), &attn, &inputs);
-                // Only a bf16 below the normal ones goes to the vector kernel, and only as a value (the numbers are
+                // Only a bf16 below the normal ones goes to the prefill kernel, and only as a value (the numbers are
                 // some tenths).
                 let odd = place == 2 && T::DTYPE == Dtype::Bf16 && tiny < 1e-36;
                 assert_eq!(ours.out == vectors.out, odd, "{what:?}");
