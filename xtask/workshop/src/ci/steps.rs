@@ -1,4 +1,4 @@
-//! The table of what `cargo xtask ci` runs: each step's name, what it proves, its limit, needs and commands.
+//! The table of the steps of `cargo xtask ci`: the name of each, what it proves, its limit, needs and commands.
 //!
 //! Benches are not built by a step of their own: clippy checks them like every other target.
 //!
