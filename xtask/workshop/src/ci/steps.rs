@@ -31,7 +31,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "tidy",
-        proves: "the house rules hold: file headers, where unsafe may stand, sizes, no machine paths",
+        proves: "the house rules hold: file headers, where unsafe may stand, sizes, no circles, no machine paths",
         minutes: 2,
         one_core: false,
         needs: &[],
