@@ -117,7 +117,7 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     unsafe {
         let all = reach.is_all(rows);
         let mut first = 0;
-        // What nearly all groups are: whole, and needed by all vectors.
+        // Nearly all groups: whole, and needed by all vectors.
         while all && first + M <= rows {
             between();
             let start = a.offset(first as isize * keys.row_stride);

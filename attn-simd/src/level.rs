@@ -38,7 +38,7 @@ use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// What the build was made for, through `wide`: NEON on aarch64, simd128 on WASM, SSE2 on stock x86-64.
+    /// The vectors of the build target, through `wide`: NEON on aarch64, simd128 on WASM, SSE2 on stock x86-64.
     Portable(Portable),
     /// AVX2 with FMA and F16C: x86-64-v3.
     #[cfg(target_arch = "x86_64")]

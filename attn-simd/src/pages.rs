@@ -59,7 +59,7 @@ mod tests {
         assert!(!advise_huge_pages::<u8>(&mut []));
     }
 
-    /// Where the system has huge pages on request, memory that asked for them is marked.
+    /// If the system gives huge pages on request, memory that requested them is marked.
     #[test]
     #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
     fn the_system_knows_of_it() {

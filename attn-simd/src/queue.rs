@@ -185,7 +185,7 @@ impl<'o> Claim<'_, 'o> {
         Claim { queue: self.queue, rows: Rows { first: self.rows.first + from, count, ..self.rows } }
     }
 
-    /// Whether the log-sum-exp was asked for.
+    /// Whether the call writes the log-sum-exp.
     pub(crate) fn wants_lse(&self) -> bool {
         self.queue.lse.data.is_some()
     }

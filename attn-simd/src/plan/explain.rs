@@ -63,7 +63,7 @@ impl Explain {
         self.kernel
     }
 
-    /// The level that was asked for.
+    /// The requested level.
     pub fn level(&self) -> Level {
         self.level
     }
