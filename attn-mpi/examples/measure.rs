@@ -6,8 +6,8 @@
 //!
 //! One rank alone calls `attn-parallel`, without this crate: ranks are compared with it. Copies do the same: each rank
 //! does all of the work for itself, at once. A sample is the slowest rank's time; `waited` is the longest time in it
-//! that a rank only waited. One call that does not count precedes the samples. The sizes are those of `scaling`: 8 query
-//! heads over 2 key/value heads of 64, f32.
+//! that a rank only waited. One call that does not count precedes the samples. The sizes are those of `scaling`: 8
+//! query heads over 2 key/value heads of 64, f32.
 
 use std::time::Instant;
 
