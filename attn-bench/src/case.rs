@@ -1,4 +1,4 @@
-//! What is run: the sizes of a call, its FLOPs, and inputs that are the same on every machine.
+//! A measured call: its sizes, its FLOPs, and inputs that are the same on every machine.
 
 use attn_core::half::{bf16, f16};
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, Result, View, ViewMut};

@@ -1,10 +1,11 @@
 //! Times of repeated calls: how often to repeat, and which samples to keep.
 //!
-//! A sample is the mean over enough back-to-back calls that the clock's own cost and grain do not show ([`calls_for`]);
-//! what is reported is the median of several samples, which one interrupted sample does not move. All samples are kept.
+//! A sample is the mean over enough back-to-back calls that the clock's own cost and grain do not show ([`calls_for`]).
+//! A report has the median of several samples, which one interrupted sample does not move. All samples are kept.
 //!
-//! Work on one thread is timed twice ([`both`]): by the wall's clock and by the thread's own, which stops while
-//! another program has the core. On an idle machine they agree; on a busy one only the second says what the work costs.
+//! Work on one thread is timed twice ([`both`]): by the wall clock, and by the thread's own clock, which stops while
+//! another program has the core. On an idle machine they agree. On a busy one only the second gives the cost of the
+//! work.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Two runs side by side: which cases became slower than noise explains.
 //!
-//! A case has samples from several passes, minutes apart, each with a peak probe beside it. What is compared is the
-//! logarithm of time × peak, which a slower clock leaves alone; times are those of the thread where one thread
-//! computes, which other programs leave alone. With `mₚ` the median of pass `p`:
+//! A case has samples from several passes, minutes apart, each with a peak probe beside it. The comparison takes the
+//! logarithm of time × peak, which a slower clock does not change. If one thread computes, times are those of the
+//! thread, which other programs do not change. With `mₚ` the median of pass `p`:
 //!
 //! - the case's value is the median of the `mₚ`: one disturbed pass does not move it;
 //! - its noise `s` is the larger of half the range of the `mₚ` (the distance between moments of one run) and

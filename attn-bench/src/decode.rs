@@ -1,10 +1,10 @@
-//! Decoding: one query per head over a cache of keys and values, beside a plain read of as many bytes.
+//! Decoding: one query per head over a cache of keys and values, compared with a plain read of as many bytes.
 //!
-//! Reading keys and values once is all that a step cannot do without, so that the share of a plain read's rate says
-//! what is left. Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere,
-//! on as many threads, in the same kind of memory pages. *Warm* calls follow each other on the same cache, of which the
-//! processor's caches keep what they can; before a *cold* call (and a cold probe) they are filled with something else.
-//! What is timed is a whole step: checks, plan and run. Other libraries decode the same numbers in between.
+//! A step must read all keys and values once. So its share of the rate of a plain read shows how much could still be
+//! gained. Each sample has a probe before and after it: [`attn_simd::probe::read`] over as many bytes elsewhere, on as
+//! many threads, in the same kind of memory pages. *Warm* calls follow each other on the same cache, and the processor
+//! keeps of it as much as its caches hold. Before a *cold* call (and a cold probe) other data fill the processor's
+//! caches. A time is that of a whole step: checks, plan and run. Other libraries decode the same numbers in between.
 
 use std::hint::black_box;
 use std::time::Instant;

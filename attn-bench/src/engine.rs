@@ -1,5 +1,5 @@
-//! The engines under one roof: the same call for the textbook form, streaming, SIMD and parallel; and beside them two
-//! ways to pay less than n² that do not compute the same: a sliding window and linear attention.
+//! All engines behind one call: the textbook form, streaming, SIMD and parallel. Beside them two methods that cost less
+//! than n² and compute something else: a sliding window and linear attention.
 
 use attn_core::backward::Gradients;
 use attn_core::{Align, Attention, AttnError, AttnShape, Mask, Outputs, Result, View, streaming};

@@ -1,8 +1,8 @@
 //! The finished steps of a run, in a file, so that an interrupted run goes on at its next step.
 //!
-//! The file holds lines of JSON: first a key that says which run this is, then a line per finished step. A run with
-//! another key (other options, another build, another machine) starts anew; a last line that was cut off while it was
-//! written counts as never written. When a run ends, its file goes.
+//! The file holds lines of JSON: first a key that identifies the run, then a line per finished step. A run with another
+//! key (other options, another build, another machine) starts anew. A last line that was cut off counts as not written.
+//! When a run ends, its file is deleted.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -1,9 +1,9 @@
 //! Single shapes beside the machine's peak and beside other libraries.
 //!
 //! The [shapes](SHAPES) are a table. For each, samples are taken in rounds: probe, ours, probe, each peer on the same
-//! inputs. A ratio is peer's time over ours within a round, above 1 where ours is faster; reported is the median over
-//! the rounds, which does not care whether the machine was slower for a while. On one thread all times are those
-//! of the processor, not of the wall: other programs on the same core take nothing from either side.
+//! inputs. A ratio is the peer's time over ours within a round, above 1 if ours is faster. A report has the median over
+//! the rounds, which a slower moment of the machine does not move. On one thread all times are those of the processor,
+//! not of the wall clock: other programs on the same core slow neither side.
 
 mod gradients;
 mod inputs;

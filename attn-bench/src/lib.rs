@@ -1,22 +1,22 @@
-//! What the benchmarks of the attn crates measure, and how: the cost curve of attention against sequence length, single
-//! kernels against the machine's peak, and real tensors from a file.
+//! The measurements of the attn crates: the cost curve of attention against sequence length, single kernels against the
+//! machine's peak, and real tensors from a file.
 //!
-//! `cargo xtask bench` drives it: arguments, the progress bar and the places of files are there. Here is all that has a
-//! right answer, so that it can be tested.
+//! `cargo xtask bench` drives them, and has the arguments, the progress bar and the paths of files. This crate has all
+//! code with a right answer, so that tests can check it.
 //!
-//! - What is run: cases and their FLOP counts ([`case`]), the engines under one roof ([`engine`], with the textbook
-//!   form in [`naive`]), real tensors from a file ([`tensors`], [`layers`]).
-//! - How it is measured: the clock ([`clock`]), the memory meter ([`memory`]), peak probes ([`probe`]), other libraries
-//!   in a process of their own ([`peer`]), progress ([`progress`]), and going on after an interruption ([`journal`]).
+//! - The calls: cases and their FLOP counts ([`case`]), all engines behind one call ([`engine`], with the textbook form
+//!   in [`naive`]), real tensors from a file ([`tensors`], [`layers`]).
+//! - The measurement: the clock ([`clock`]), the memory meter ([`memory`]), peak probes ([`probe`]), other libraries in
+//!   a process of their own ([`peer`]), progress ([`progress`]), and resuming after an interruption ([`journal`]).
 //! - The four tables: the cost curve ([`curve`], with its power-law [`fit`] and [`roofline`]), single kernels beside
 //!   the peak ([`kernels`]), steps over caches beside a plain read ([`decode`]), and ranks of an MPI job beside threads
 //!   ([`ranks`]). A [`filter`] narrows each.
-//! - What is left: a run as JSON ([`curve_report`], [`kernels::KernelReport`], [`decode::DecodeReport`]), two runs
+//! - The results: a run as JSON ([`curve_report`], [`kernels::KernelReport`], [`decode::DecodeReport`]), two runs
 //!   compared ([`compare`]), and their reports ([`report`]).
 //!
-//! Conventions: times are medians of several samples, taken in passes over the whole grid, all samples are kept for
-//! `--json`; work on one thread is timed by the thread's own clock; FLOPs count `4·B·H·Sq·Skv·D`, halved for causal
-//! square shapes; a share of peak relates a measurement to a probe that ran right beside it in time.
+//! Times are medians of several samples, taken in passes over the whole grid; `--json` keeps all samples. Work on one
+//! thread is timed by the thread's own clock. FLOPs count `4·B·H·Sq·Skv·D`, halved for causal square shapes. A share of
+//! peak compares a measurement with a probe that ran right before or after it.
 #![forbid(unsafe_code)]
 
 pub mod case;

@@ -1,4 +1,4 @@
-//! What the numbers were measured on. Without these facts they mean nothing; every report carries them.
+//! The machine and the build of a measurement. Without these facts its numbers mean nothing, so every report has them.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,8 +38,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at the machine. What cannot be found out is left out.
-    pub fn look(level: Level, threads: usize, command: String) -> Self {
+    /// Reads the facts of this machine. A fact that cannot be read is left out.
+    pub fn detect(level: Level, threads: usize, command: String) -> Self {
         Self {
             cpu: cpu_model().unwrap_or_else(|| "unknown CPU".into()),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn facts_name_the_level_and_what_was_typed() {
         let level = Level::available().next().unwrap();
-        let machine = Machine::look(level, 3, "cargo xtask bench".into());
+        let machine = Machine::detect(level, 3, "cargo xtask bench".into());
         assert!(machine.levels.contains(&level.name().to_string()) && machine.cores > 0);
         let facts = machine.facts();
         assert!(facts.contains(&("Command", "cargo xtask bench".into())));

@@ -1,9 +1,8 @@
 //! The most heap that a call holds beyond the heap held before it.
 //!
-//! The counting is done by the program's global allocator, which a library must not choose: the program hands over
-//! three functions. The count is process-wide, so that the buffers of worker threads take part; stacks and what the
-//! allocator keeps for itself do not. What the system had to provide in the end, pages, is the resident set
-//! ([`resident`]).
+//! The program's global allocator counts. A library must not choose one, so the program hands over three functions. The
+//! count is that of the process: it includes the buffers of worker threads, but neither stacks nor the memory that the
+//! allocator keeps for itself. The pages that the system provides in the end are the resident set ([`resident`]).
 
 /// A counting allocator, as three functions.
 #[derive(Clone, Copy, Debug)]

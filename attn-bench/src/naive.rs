@@ -1,10 +1,10 @@
 //! The textbook form in plain f32: the whole score matrix of a head is built, then normalised, then multiplied by V.
 //!
-//! It is the baseline of the cost curve, so it is written the way a careful person writes it without blocking or fusing
-//! anything: contiguous rows, a dot product with independent accumulators and a row-wise second product, all of which
-//! the compiler vectorises for the instruction set of the build; `exp` is the standard library's. Its scratch is
-//! caller-owned and reused between calls, one head at a time, which is kinder to it than allocating every head's matrix
-//! in every call. What it cannot avoid is the matrix: `q_len · kv_len` floats, written and read three times.
+//! It is the baseline of the cost curve: a careful person's code without blocking or fusing. It has contiguous rows, a
+//! dot product with independent accumulators and a row-wise second product, all of which the compiler vectorises for
+//! the instruction set of the build; `exp` is the standard library's. Its scratch is caller-owned and reused between
+//! calls, one head at a time, which is faster than to allocate every head's matrix in every call. It cannot avoid the
+//! matrix itself: `q_len · kv_len` floats, written and read three times.
 
 use attn_core::score::{At, Problem};
 use attn_core::{Attention, AttnError, Dtype, Outputs, Result, View};

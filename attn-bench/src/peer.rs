@@ -1,8 +1,8 @@
 //! Other libraries in a process of their own, driven over pipes: the same inputs, one thread count per process.
 //!
 //! The process stays alive for a whole run, so that a measurement of ours and one of theirs are milliseconds apart. It
-//! is Python, which offers what it can import, or a program that speaks the same protocol; `python/torch_peer.py`
-//! describes that.
+//! is Python, which offers the libraries that it can import, or a program that speaks the same protocol;
+//! `python/torch_peer.py` describes it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

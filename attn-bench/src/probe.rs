@@ -1,4 +1,4 @@
-//! What the machine can do at best, measured beside every measurement that is set against it.
+//! The machine's peaks, each measured beside the measurements that are compared with it.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! How far a measurement is, and how long the rest will take.
+//! The progress of a measurement, and the time that the rest will take.
 
 /// Told how far a measurement is.
 pub trait Progress {

@@ -1,11 +1,11 @@
 //! Two ranks of one core each, beside one core alone and beside two threads of one process: strong and weak scaling of
 //! calls over the ranks of an MPI job.
 //!
-//! Two cores at once are not always twice as fast as one: they share caches, memory and often the clock. What they can
-//! do at best is measured, too: two processes side by side that each do one core's work and send no message.
+//! Two cores at once are not always twice as fast as one: they share caches, memory and often the clock. Their limit is
+//! measured, too: two processes side by side that each do one core's work and send no message.
 //!
-//! `attn-mpi`'s example `measure` takes the samples, in a job of its own for each setup, so that nobody waits on a core
-//! that is measured. Here is which jobs there are, and what follows from their samples.
+//! `attn-mpi`'s example `measure` takes the samples, in one job for each setup, so that no other process waits on a
+//! measured core. This file lists the jobs, and draws the conclusions from their samples.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! Reports: one [`Document`](document::Document) per run, and three ways to show it.
 //!
-//! [`curve`], [`kernels`], [`decode`] and [`ranks`] say what a run's document holds; [`html`], [`markdown`] and
-//! [`terminal`] show any document, as a page, as text for docs/figures.md, or on the terminal. What is stored as JSON
-//! is the run itself.
+//! [`curve`], [`kernels`], [`decode`] and [`ranks`] write a run's document; [`html`], [`markdown`] and [`terminal`]
+//! show any document, as a page, as text for docs/figures.md, or on the terminal. JSON holds the run itself.
 
 pub mod curve;
 pub mod decode;

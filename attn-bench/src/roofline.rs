@@ -1,5 +1,5 @@
-//! What the machine can do at best, as roofs: arithmetic, and reading memory of each size; and what the cost model says
-//! of a call under them (Williams, Waterman, Patterson 2009, "Roofline", doi 10.1145/1498765.1498785).
+//! The roofs of the machine: arithmetic, and reading memory of each size; and the time of a call under them by the cost
+//! model (Williams, Waterman, Patterson 2009, "Roofline", doi 10.1145/1498765.1498785).
 //!
 //! Every sample of a curve has an FMA probe beside it; here the roofs are measured once per run, for the report.
 

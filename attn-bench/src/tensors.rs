@@ -1,9 +1,9 @@
-//! Real tensors from a safetensors file: the q, k and v of a model's layers, with what is stored beside them.
+//! Real tensors from a safetensors file: the q, k and v of a model's layers, and tensors that belong to them.
 //!
-//! A layer is three tensors `NAME.q`, `NAME.k`, `NAME.v` (found by themselves) or any three that the caller names, of
-//! shape `[batch, heads, seq, dim]` (fewer axes count as leading 1s) in f32, f16 or bf16. Where the file also holds
-//! `NAME.attn_out` and `NAME.lse`, they are what the engines are compared with; where it holds `attention_mask`
-//! (`[batch, kv_len]`, 0 = padding), padded keys are hidden.
+//! A layer is three tensors `NAME.q`, `NAME.k`, `NAME.v`, which are found, or any three that the caller names. Their
+//! shape is `[batch, heads, seq, dim]` (fewer axes count as leading 1s), in f32, f16 or bf16. If the file also holds
+//! `NAME.attn_out` and `NAME.lse`, engines are compared with them. If it holds `attention_mask` (`[batch, kv_len]`, 0 =
+//! padding), padded keys are hidden.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 //! Operations that candle's `backward` goes through: they keep their options, and the log-sum-exps of their forward
-//! pass. What is computed is in `forward` and `backward`.
+//! pass. `forward` and `backward` compute them.
 
 use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};

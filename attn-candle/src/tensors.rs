@@ -1,4 +1,4 @@
-//! candle's tensors as views: where they lie, on a CPU, of any strides. What is computed of them is not here.
+//! candle's tensors as views, on a CPU, of any strides. Nothing is computed here.
 
 use attn_core::{AttnShape, View};
 use candle_core::{CpuStorage, Error, Layout, Result, Storage, Tensor, WithDType, bail};

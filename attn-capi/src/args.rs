@@ -1,5 +1,5 @@
-//! The arguments of a call, checked: safe values that `raw` reads from a caller's pointers, and that `call` and
-//! `state` compute. Plain data, and nothing is computed here.
+//! The arguments of a call, checked: safe values that `raw` reads from a caller's pointers, and that `call` and `state`
+//! compute with. They are plain data.
 
 use core::ffi::c_void;
 

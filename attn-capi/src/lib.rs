@@ -11,8 +11,8 @@
 //!
 //! # What a caller vouches for, and what not
 //!
-//! That a pointer which is not null points to as many elements, or to as large a struct, as the number beside it says.
-//! That is all: whatever else is wrong comes back as a status and a text, before anything is written.
+//! A caller vouches for one thing: a pointer that is not null points to as many elements, or to as large a struct, as
+//! the number beside it says. Any other mistake comes back as a status and a text, before anything is written.
 //!
 //! # Inside
 //!

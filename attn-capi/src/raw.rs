@@ -1,9 +1,9 @@
 //! The leaf where a caller's pointers become slices and views.
 //!
-//! Whoever calls in from C vouches for one thing: that a pointer which is not null points to as many elements as the
-//! length beside it says. Everything else is checked here before a reference is made: null, alignment, the size of a
-//! struct, how far shape and strides reach, that no output meets an input, that a boolean is 0 or 1. Slices cover what
-//! a tensor reaches and no more, so that tensors may be neighbours in one arena.
+//! A C caller vouches for one thing: a pointer that is not null points to as many elements as the length beside it
+//! says. This file checks all else before it makes a reference: null, alignment, the size of a struct, how far shape
+//! and strides reach, that no output overlaps an input, that a boolean is 0 or 1. A slice covers the elements that a
+//! tensor reaches and no more, so that tensors may be neighbours in one arena.
 
 #![allow(unsafe_code, reason = "the leaf: makes slices from pointers that a C caller vouches for")]
 

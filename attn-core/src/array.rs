@@ -1,9 +1,8 @@
 //! Views of `ndarray`'s arrays, without copying; with the feature `ndarray`. Axes are `[batch, heads, seq, dim]`.
 //!
 //! An array whose elements fill a stretch of memory becomes a view by `try_into`, whatever the order and direction of
-//! its axes: `permuted_axes`, `invert_axis` and `t()` cost nothing. One that leaves gaps (a slice of a larger array)
-//! says nothing about what owns the memory between its elements; [`View::of_part`] takes that from the array it was cut
-//! from.
+//! its axes: `permuted_axes`, `invert_axis` and `t()` cost nothing. A slice of a larger array leaves gaps, and cannot
+//! tell who owns the memory in them; [`View::of_part`] makes its view from the larger array.
 
 use ndarray::{ArrayView4, ArrayViewMut4};
 

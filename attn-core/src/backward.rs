@@ -11,13 +11,13 @@
 //! dbias += dsⱼ · ∂s/∂bias          dsink −= p_sink·δ
 //! ```
 //!
-//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135, appendix B.2, has the derivation of `δ`: it is what makes the
-//! row's gradient a sum over keys that can be taken in any order, so that no weight has to be kept.) A row's maximum,
-//! sum and `δ` are one sweep over its keys, the contributions a second one. With grouped heads `dk` and `dv` sum over
-//! the group. A row without visible keys contributes 0.
+//! (FlashAttention, Dao et al. 2022, arXiv 2205.14135, appendix B.2, derives `δ`. With it the row's gradient is a sum
+//! over keys in any order, so that no weight has to be kept.) One sweep over a row's keys gives its maximum, sum and
+//! `δ`, a second one its contributions. With grouped heads `dk` and `dv` sum over the group. A row without visible keys
+//! contributes 0.
 //!
-//! Gradients of projections are `attn_layers::Linear::backward`, and those of the modules in
-//! `attn_layers::module`. Kernels are not here: this is what they are to be measured against.
+//! Gradients of projections are `attn_layers::Linear::backward`, and those of the modules in `attn_layers::module`.
+//! Kernels are in other crates: their tests compare them with this.
 //!
 //! ```
 //! use attn_core::{Attention, View, ViewMut, backward};

@@ -1,5 +1,4 @@
-//! Halves as `u16` bits, as NumPy, candle's neighbours and other half crates have them, read as [`half`] types without
-//! copying.
+//! Halves as `u16` bits, as NumPy and other crates for halves hold them, read as [`half`] types without copying.
 
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};

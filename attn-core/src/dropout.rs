@@ -1,8 +1,8 @@
 //! Dropout on the attention weights, the same in every engine and for every thread count.
 //!
 //! A kept weight is multiplied by `1/(1 − p)` (inverted scaling, Srivastava et al. 2014), so that nothing changes at
-//! inference. Which weights are kept is either given as a tensor or drawn by a counter-based generator: the draw is a
-//! hash of seed, batch, head, query and key, so that it needs no state and no order.
+//! inference. The kept weights are either a tensor of the caller's, or drawn by a counter-based generator: the draw is
+//! a hash of seed, batch, head, query and key, so that it needs no state and no order.
 
 use crate::element::Real;
 use crate::error::{AttnError, Result};

@@ -1,4 +1,4 @@
-//! For the kernels and layers of sibling crates; no part of the interface that versions promise.
+//! Items for the kernels and layers of sibling crates. Versions promise nothing about them.
 
 pub use crate::appended::Appended;
 pub use crate::backward::accumulate::Saved;

@@ -1,9 +1,8 @@
-//! Attention whose sizes are known when compiling: arrays in, arrays out, and the small part of the options that
-//! firmware uses.
+//! Attention whose sizes are known when compiling: arrays in, arrays out, and the few options that firmware uses.
 //!
-//! The run-time API checks sizes and strides and carries every option in the image. Where heads and dims are constants
-//! the compiler has checked them, and what is not offered here (soft-cap, biases, dropout, mods, tables of lengths)
-//! takes no flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md says what each costs.
+//! The run-time API checks sizes and strides, and its image contains every option. Here heads and dims are constants,
+//! which the compiler checks. Options that are not offered (soft-cap, biases, dropout, mods, tables of lengths) take no
+//! flash. The bits are those of [`streaming`](crate::streaming); docs/embedded.md has the cost of each.
 
 use crate::dot::dot_slices;
 use crate::error::{AttnError, Result};

@@ -1,5 +1,5 @@
-//! Formats that caches of keys and values are stored in: ggml's `q8_0` and `q4_0`, `fp8` e4m3fn and e5m2, int8, and
-//! halves in bytes.
+//! Formats of rows in caches of keys and values: ggml's `q8_0` and `q4_0`, `fp8` e4m3fn and e5m2, int8, and halves in
+//! bytes.
 //!
 //! | what | is |
 //! |---|---|
@@ -10,9 +10,9 @@
 //!
 //! [`streaming::forward_stored`](crate::streaming::forward_stored) and
 //! [`reference::forward_stored`](crate::reference::forward_stored) attend to such a cache, and the decode kernel of
-//! `attn-simd` reads it. Numbers are widened as they are read, exactly; a scale beside the bytes multiplies a
-//! score or a weight. Few bits hold rows better whose large numbers have been spread by a
-//! [rotation](crate::hadamard) before.
+//! `attn-simd` reads it. Numbers are widened as they are read, exactly; a scale beside the bytes multiplies a score or
+//! a weight. A format of few bits keeps more of a row if a [rotation](crate::hadamard) has spread its large numbers
+//! before.
 
 mod append;
 mod blocks;

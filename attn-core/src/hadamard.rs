@@ -1,9 +1,9 @@
-//! Hadamard rotations of rows, in place: they spread what is large in a few channels over all of them, so that few bits
-//! hold a row better (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
+//! Hadamard rotations of rows, in place: they spread the large numbers of a few channels over all channels, so that few
+//! bits hold a row better (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
 //!
-//! The matrix is orthonormal and symmetric: `H₁ = [1]`, `H₂ₙ = [[Hₙ, Hₙ], [Hₙ, −Hₙ]]/√2`. It is its own inverse,
-//! and leaves dot products as they are: with q and k both rotated, scores do not change. With v rotated, the output is,
-//! and is rotated back by the same call.
+//! The matrix is orthonormal and symmetric: `H₁ = [1]`, `H₂ₙ = [[Hₙ, Hₙ], [Hₙ, −Hₙ]]/√2`. It is its own inverse and
+//! preserves dot products: if q and k are both rotated, scores do not change. If v is rotated, so is the output, and
+//! the same call rotates it back.
 //!
 //! ```
 //! use attn_core::hadamard::rotate;

@@ -57,7 +57,7 @@ pub struct Attention<'a, M = ()> {
 /// A weight below 2⁻¹²⁶ of its row's largest may count as 0 in the engines that compute in f32, however large its value
 /// is: f32 has no normal numbers there. So the whole bound is `eta` as stated below, and 2⁻¹²⁶·Σ|v| over the visible
 /// keys, times dropout's 1/(1 − p), and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which
-/// products of weights and tiny values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on tiles
+/// products of weights and tiny values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on AMX
 /// either.
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Where an engine writes: the output, and on request the log-sum-exp and the weights.
+//! The outputs of an engine: the result, and on request the log-sum-exp and the weights.
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};

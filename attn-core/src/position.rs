@@ -1,7 +1,7 @@
-//! Positions of tokens: sinusoidal and learned tables, rotary embeddings (RoPE), ALiBi.
+//! Positions of tokens: rotary embeddings (RoPE) and ALiBi, and a survey of all methods.
 //!
-//! Attention itself does not know the order of its keys: permuting them permutes nothing but the sum's terms. Position
-//! comes in at one of three places:
+//! Attention itself does not know the order of its keys: a permutation of the keys permutes the terms of a sum. A
+//! position enters at one of three places:
 //!
 //! | where | how | here |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | added to the scores | a penalty that grows with the distance | [`alibi`], by [`Attention::alibi`](crate::Attention::alibi) |
 //!
 //! All angles and frequencies are computed in `f64`: at position 100 000 an `f32` angle has lost two decimals, and the
-//! rotation with it. [`Positions`] says which positions the tokens of a call have, for all of them.
+//! rotation with it. [`Positions`] holds the positions of all tokens of a call.
 
 pub mod alibi;
 mod positions;

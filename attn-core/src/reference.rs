@@ -1,4 +1,4 @@
-//! The textbook algorithm in double precision: the oracle that everything else is measured against.
+//! The textbook algorithm in double precision: the oracle with which all other engines are compared.
 //!
 //! For each query: all scores, their maximum, their exponentials, the division, the weighted sum of values. It needs a
 //! row of scores as scratch, O(kv_len), and reads keys and values in their own precision but computes in `f64`

@@ -1,9 +1,9 @@
-//! Attention that stops after some keys and goes on later, for schedulers that share one processor.
+//! Attention that stops after some keys and resumes later, for schedulers that share one processor.
 //!
-//! A [`Cursor`] says how far a call has come: its row, its key, and the row's softmax state. It borrows nothing, so
+//! A [`Cursor`] holds the progress of a call: its row, its key, and the row's softmax state. It borrows nothing, so
 //! that a `static` or a task's state can hold it. The caller's scratch keeps the accumulated output row. Each call of
 //! [`streaming::resume`](crate::streaming::resume) or [`int8::resume`](crate::int8::resume) checks its arguments again,
-//! reads at most as many keys as its [`Budget`] says, and returns. The result has the same bits for every cut.
+//! reads at most as many keys as its [`Budget`] allows, and returns. The result has the same bits for every cut.
 //!
 //! ```
 //! use attn_core::resume::{Cursor, Progress};

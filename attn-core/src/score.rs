@@ -1,6 +1,6 @@
-//! From a dot product to a finished score, and one call's checked facts.
+//! From a dot product to a finished score; and the checked facts of a call.
 //!
-//! [`Problem`] is what every engine starts from: shape and options checked against each other once, before anything is
+//! Every engine starts from a [`Problem`]: shape and options checked against each other once, before anything is
 //! written. It holds the only implementation of the order of a score, which reference, streaming and backward share.
 
 use core::ops::Range;

@@ -1,8 +1,8 @@
 //! The softmax of a row as a running state: take scores one by one or tile by tile, merge parts, finish.
 //!
-//! Numerators and denominator are kept relative to the largest score seen, `sum = Σ exp(sⱼ − max)`, so that nothing
-//! overflows; a larger score rescales what came before (Milakov & Gimelshein 2018, arXiv 1805.02867). States of
-//! disjoint keys merge in any grouping (the monoid behind split-KV decoding).
+//! Numerators and denominator are relative to the largest score so far, `sum = Σ exp(sⱼ − max)`, so that nothing
+//! overflows; a larger score rescales them (Milakov & Gimelshein 2018, arXiv 1805.02867). States of disjoint keys merge
+//! in any grouping (the monoid behind split-KV decoding).
 
 use crate::element::Real;
 

@@ -1,13 +1,13 @@
 //! Attention states: rows over a part of the keys, which are computed apart and merged afterwards.
 //!
-//! A row over some of its keys is a maximum, a sum and an output that has not been divided yet: `max = maxⱼ sⱼ`,
-//! `sum = Σⱼ exp(sⱼ − max)`, `out = Σⱼ exp(sⱼ − max)·vⱼ`. Two such rows over disjoint keys make one over both by
-//! [`RowState::merge`], in any grouping, so that threads, processes or machines can share one attention: each sends
-//! `2 + value_dim` numbers per row (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes
-//! results by rounding only; whoever wants the same bits merges in the same tree.
+//! The state of a row over some of its keys is a maximum, a sum and an undivided output: `max = maxⱼ sⱼ`, `sum = Σⱼ
+//! exp(sⱼ − max)`, `out = Σⱼ exp(sⱼ − max)·vⱼ`. [`RowState::merge`] makes one state of two over disjoint keys, in any
+//! grouping. So threads, processes or machines can share one attention: each sends `2 + value_dim` numbers per row
+//! (split-KV decoding; Milakov & Gimelshein 2018, arXiv 1805.02867). Grouping changes results by rounding only; the
+//! same tree of merges gives the same bits.
 //!
-//! A row is stored as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. There is
-//! nothing else to it: buffers may be sent as they are, between machines of the same byte order.
+//! A row is stored as `max, sum, out…`, and rows one after the other, `[batch, q_heads, q_len]`. A buffer holds nothing
+//! else, and may be sent as it is between machines of the same byte order.
 //!
 //! ```
 //! use attn_core::state;

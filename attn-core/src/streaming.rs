@@ -1,12 +1,12 @@
 //! The same result with O(value_dim) state and no row of scores: the engine for microcontrollers.
 //!
-//! Keys are taken one by one. Each gives a score; the running maximum and sum ([`RowState`]) say how much of the output
-//! so far remains and how much of the key's value to add (Rabe & Staats 2021, arXiv 2112.05682; FlashAttention, arXiv
-//! 2205.14135, is the tiled form). Computes in [`Element::Compute`]: `f32` for `f32`, `f16` and `bf16`, `f64` for
-//! `f64`, with plain multiplications and additions, so that the bits are the same on every IEEE machine.
+//! The engine takes keys one by one. Each gives a score; the running maximum and sum ([`RowState`]) give the factors of
+//! the output so far and of the key's value (Rabe & Staats 2021, arXiv 2112.05682; FlashAttention, arXiv 2205.14135, is
+//! the tiled form). Computes in [`Element::Compute`]: `f32` for `f32`, `f16` and `bf16`, `f64` for `f64`, with plain
+//! multiplications and additions, so that the bits are the same on every IEEE machine.
 //!
 //! All keys of a row are one chain of additions: `eta` (see [`Precision`](crate::Precision)) grows with their number
-//! `n`, by up to `n/4` units of roundoff where all terms are alike. The kernels of `attn-simd` do not have this term.
+//! `n`, by up to `n/4` units of roundoff if all terms are alike. The kernels of `attn-simd` do not have this term.
 //!
 //! ```
 //! use attn_core::{Align, Attention, Mask, View, ViewMut, streaming};

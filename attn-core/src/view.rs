@@ -1,9 +1,9 @@
-//! Borrowed 4-D views with strides: how q, k, v, masks, biases and outputs are handed over without copying.
+//! Borrowed 4-D views with strides: q, k, v, masks, biases and outputs are passed as views, without copying.
 //!
 //! A view is checked when it is made: every element it can reach is inside its slice, so that reading cannot fail
-//! afterwards. Sizes are always given in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides
-//! say where they are in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on
-//! inputs. An output view also proves that no two of its elements share memory.
+//! afterwards. Sizes are always in the logical order `[batch, heads, seq, dim]`; the [`Layout`] or the strides give
+//! their order in memory. Strides count elements, and may be 0 (a broadcast) or negative (a reversed axis) on inputs.
+//! An output view also proves that no two of its elements share memory.
 
 use crate::error::{AttnError, Result};
 use crate::row::Row;

@@ -5,8 +5,8 @@
 //! backward uses the same identity, arXiv 2205.14135, §3.1). Masks, bias, soft-cap, mods, sinks and dropout are
 //! those of the options; a hidden key has weight exactly 0, and a row that saw nothing (`lse = −∞`) is all zeros.
 //!
-//! The score is computed in `f64`. What limits the weights is the lse that is given: its absolute error is their
-//! relative error. With sinks a row sums to less than 1; the rest is the sink's.
+//! The score is computed in `f64`. The given lse limits the accuracy of the weights: its absolute error is their
+//! relative error. With sinks a row sums to less than 1; the sink has the rest.
 //!
 //! ```
 //! use attn_core::weights::{self, RowAt};

@@ -1,8 +1,8 @@
 //! Attention weights as one HTML page, which needs no other file: heat maps of all heads and layers, and for each token
 //! its scores, weights and vectors. `cargo xtask heatmap` writes such pages, and `attn.heatmap` of the Python package.
 //!
-//! [`Layer::new`] computes with the library's own kernels what is shown, [`Scene::html`] writes the page. Words, files
-//! and arrays are the callers'.
+//! [`Layer::new`] computes the numbers with the library's own kernels, [`Scene::html`] writes the page. The caller has
+//! the words, files and arrays.
 //!
 //! ```
 //! use attn_core::{Align, Attention, Layout, Mask, View};

@@ -1,8 +1,8 @@
-//! What the page shows: tokens, and for each layer, head and mask the scores, weights and outputs.
+//! The content of the page: tokens, and for each layer, head and mask the scores, weights and outputs.
 //!
-//! Outputs and log-sum-exps come from the kernels (`attn-parallel`), the weights from those by [`attn_core::weights`],
-//! scores from [`attn_layers::steps`]. A key that a query does not see has no score and no weight (`None`), which is
-//! not the same as a weight of 0: the softmax may underflow, and dropout may have drawn it.
+//! Outputs and log-sum-exps come from the kernels (`attn-parallel`), weights from those by [`attn_core::weights`],
+//! scores from [`attn_layers::steps`]. A key that a query does not see has no score and no weight (`None`). That
+//! differs from a weight of 0: the softmax may underflow, and dropout may have dropped it.
 
 use attn_core::dropout::Dropout;
 use attn_core::weights::{self, RowAt};

@@ -1,4 +1,4 @@
-//! What attention costs: parameters, floating-point operations, bytes, steps. Closed forms, nothing is measured.
+//! The costs of attention: parameters, floating-point operations, bytes, steps. Closed forms; nothing is measured.
 //!
 //! | quantity | closed form | where |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | an RNN layer | `4nd²` | [`rnn_flops`] |
 //! | steps, path lengths | Vaswani et al. 2017, table 1 | [`LayerKind`] |
 //!
-//! A multiplication and an addition are two FLOPs; the softmax (some ten operations per pair) is not counted, as is the
-//! habit. Counts are `u128` and saturate there; no input makes them wrap.
+//! A multiplication and an addition are two FLOPs; the softmax (some ten operations per pair) is not counted, as is
+//! usual. Counts are `u128` and saturate; no input makes them wrap.
 //!
 //! ```
 //! use attn_layers::cost::{self, Model};

@@ -31,7 +31,7 @@
 //! | every step of attention as a function of its own | [`steps`] |
 //! | FLOPs and bytes in closed form | [`cost`] |
 //!
-//! [`attn_core`] is attention itself. This crate uses it, and so do all of its users: views, options and errors are
+//! This crate uses [`attn_core`], which is attention itself, and so do all of its users: views, options and errors are
 //! those of [`attn_core`].
 #![no_std]
 #![forbid(unsafe_code)]

@@ -14,9 +14,9 @@
 //!    └─ W_v ─ v ─┘
 //! ```
 //!
-//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2.) Why three matrices: a token asks, is found, and is passed on as
-//! three different things. The options of [`Attention`](attn_core::Attention) apply to the heads in the middle: masks,
-//! GQA, soft-cap, dropout, mods.
+//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2.) There are three matrices, because a token has three roles: it asks,
+//! it is found, and it is passed on. The options of [`Attention`](attn_core::Attention) apply to the heads in the
+//! middle: masks, GQA, soft-cap, dropout, mods.
 //!
 //! - **Weights** are borrowed [`Linear`](crate::Linear) layers, in the `x·W` or the torch convention, each with or
 //!   without bias. Nothing is copied or repacked.

@@ -1,19 +1,19 @@
 //! Projections: `y = x·W + b` over borrowed parameters, and its gradient.
 //!
-//! Attention's learned part is four matrices: `q = x·W_q`, `k = x·W_k`, `v = x·W_v`, and `W_o` behind the heads
-//! (Vaswani et al. 2017, arXiv 1706.03762, §3.2.2). [`Linear`] is one of them. Two conventions are in use and both are
-//! taken without copying: textbooks store `W` as `[d_in, d_out]` and write `x·W` ([`Linear::new`]); torch stores
-//! `[d_out, d_in]` and writes `x·Wᵀ` ([`Linear::transposed`]). Any other strides come as a view.
+//! Attention's learned part is four matrices: `q = x·W_q`, `k = x·W_k`, `v = x·W_v`, and `W_o` after the heads (Vaswani
+//! et al. 2017, arXiv 1706.03762, §3.2.2). [`Linear`] is one of them. It takes both usual conventions without copying:
+//! textbooks store `W` as `[d_in, d_out]` and write `x·W` ([`Linear::new`]); torch stores `[d_out, d_in]` and writes
+//! `x·Wᵀ` ([`Linear::transposed`]). A view can have any other strides.
 //!
 //! **Features are heads side by side.** A tensor `[batch, heads, seq, dim]` has `heads·dim` features per position, head
 //! 0 first. So one projection fills all heads of a `q` in whatever layout the view says, and the output projection
 //! reads the heads of a context in place: splitting and joining heads is a matter of strides, never a copy.
 //!
 //! **Accumulation.** [`Linear::forward`] sums in `f64` and rounds once: the reference form. [`Linear::forward_in`] sums
-//! in the real type that it is told, in four interleaved chains; `f32` is what a microcontroller without double
-//! precision wants. The gradient always sums in `f64`.
+//! in a real type of the caller's choice, in four interleaved chains; a microcontroller without double precision
+//! chooses `f32`. The gradient always sums in `f64`.
 //!
-//! Matrix multiplication as fast as the machine allows is not here: it belongs to the crates with kernels.
+//! Matrix multiplication at the machine's full speed is in the crates with kernels.
 //!
 //! ```
 //! use attn_core::{View, ViewMut};

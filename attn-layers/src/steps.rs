@@ -1,4 +1,4 @@
-//! The textbook steps one by one, for people who learn or check: scores, scaling and masking, softmax, weighted sum.
+//! The textbook steps one by one, to learn or to check: scores, scaling and masking, softmax, weighted sum.
 //!
 //! The engines store no intermediate matrix; here a caller can read each of them. Each step reads and writes
 //! tensors of the caller, computes in `f64` and rounds once to the tensor's type, O(q_len · kv_len) memory and all:
@@ -7,10 +7,10 @@
 //! |---|---|---|
 //! | [`scores`] | `q·kᵀ` | `[batch, q_heads, q_len, kv_len]` |
 //! | [`scaled_scores`] | `scale·q·kᵀ` | same |
-//! | [`capped_scores`] | `c·tanh(scale·q·kᵀ/c)`, where a soft-cap is set | same |
-//! | [`masked_scores`] | all that the options do to a score; −∞ where masked | same |
+//! | [`capped_scores`] | `c·tanh(scale·q·kᵀ/c)`, if a soft-cap is set | same |
+//! | [`masked_scores`] | all changes of a score by the options; −∞ where masked | same |
 //! | [`softmax`], [`softmax_with_sinks`] | `exp(sⱼ − max)/Σ exp(sⱼ − max)` of each row | same, in place |
-//! | [`dropout`] | `w·keep/(1 − p)`, where dropout is set | same, in place |
+//! | [`dropout`] | `w·keep/(1 − p)`, if dropout is set | same, in place |
 //! | [`weighted_sum`] | `weights·v` | `[batch, q_heads, q_len, value_dim]` |
 //!
 //! Together they are [`reference::forward`](attn_core::reference::forward) (Vaswani et al. 2017, arXiv 1706.03762,

@@ -1,6 +1,6 @@
 //! Relatives of attention: linear, latent (MLA) and differential attention.
 //!
-//! Most of what goes by a name of its own is an option of the one engine, and runs in all of them:
+//! Most relatives with a name of their own are an option of the one engine, and run in all of them:
 //!
 //! | name | how |
 //! |---|---|
@@ -17,8 +17,8 @@
 //! | module | what changes |
 //! |---|---|
 //! | [`linear`] | no softmax: a running sum of `φ(k)·vᵀ` replaces the keys, O(n) in time and O(1) in state |
-//! | [`mla`] | keys and values come from one small latent per token, which is all that is cached |
-//! | [`differential`] | the difference of two softmax maps, which cancels what both attend to |
+//! | [`mla`] | keys and values come from one small latent per token, and the cache holds the latents alone |
+//! | [`differential`] | the difference of two softmax maps, which cancels the keys that both attend to |
 //!
 //! [`score_mod`]: attn_core::Attention::score_mod
 

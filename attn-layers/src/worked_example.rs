@@ -1,8 +1,8 @@
 //! "The cat sat on the mat": six tokens through one attention head, with every intermediate value.
 //!
-//! One small example that documentation, tests and benchmarks share. The embeddings and the three weight matrices are
-//! exact `f32` values; [`Q`] to [`CAUSAL_CONTEXT`] are what follows from them in exact arithmetic, rounded to four
-//! decimals, so that a reader can compare by eye. Nothing here is computed; [`steps`](crate::steps) computes it.
+//! Documentation, tests and benchmarks share this small example. The embeddings and the three weight matrices are exact
+//! `f32` values. [`Q`] to [`CAUSAL_CONTEXT`] follow from them in exact arithmetic, rounded to four decimals, so that a
+//! reader can compare by eye. [`steps`](crate::steps) computes them; nothing is computed here.
 //!
 //! | name | formula | shape |
 //! |---|---|---|

@@ -4,10 +4,10 @@
 //! mpirun -n 2 --bind-to core measure prefill|backward causal|full TOKENS SAMPLES ranks|copies
 //! ```
 //!
-//! One rank alone calls `attn-parallel`, without this crate: that is what ranks are compared with. Copies do the same,
-//! each rank all of the work for itself, at once. A sample is the
-//! slowest rank's time; `waited` is the longest that a rank did nothing but wait in it. One call that does not count
-//! precedes the samples. The sizes are those of `scaling`: 8 query heads over 2 key/value heads of 64, f32.
+//! One rank alone calls `attn-parallel`, without this crate: ranks are compared with it. Copies do the same: each rank
+//! does all of the work for itself, at once. A sample is the slowest rank's time; `waited` is the longest time in it
+//! that a rank only waited. One call that does not count precedes the samples. The sizes are those of `scaling`: 8
+//! query heads over 2 key/value heads of 64, f32.
 
 use std::time::Instant;
 

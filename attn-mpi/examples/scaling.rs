@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each line is the best of three calls: seconds, speed against rank 0 alone, the share of the time that ranks only
-//! waited, and what `explain` predicts with the speed of rank 0 as measured. Strong: the same tokens. Weak: `√ranks`
-//! times as many, so that a rank has as much to compute as one alone.
+//! waited, and the prediction of `explain` from the measured speed of rank 0. Strong: the same tokens. Weak: `√ranks`
+//! times as many, so that each rank computes as much as one alone.
 
 use std::time::Instant;
 

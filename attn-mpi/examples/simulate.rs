@@ -5,9 +5,9 @@
 //! ```
 //!
 //! No message is sent. The model is LogGP's with two numbers: a message of `n` bytes takes `α + n·β`, where `α` is
-//! LogGP's `o + L + o`, and `β` its `G`; a rank sends one message at a time. The speed of a node and `α` are yours to
-//! state: measure the first with `cargo xtask bench --kernels`. The model has 64 query heads over 8 key/value heads of
-//! 128, bf16, causal with zig-zag shards. Crossovers are printed too.
+//! LogGP's `o + L + o`, and `β` its `G`; a rank sends one message at a time. You give the speed of a node and `α`;
+//! `cargo xtask bench --kernels` measures the speed. The model has 64 query heads over 8 key/value heads of 128, bf16,
+//! causal with zig-zag shards. Crossovers are printed too.
 
 use attn_core::{AttnError, AttnShape};
 use attn_mpi::{Cost, Explain, Link, Method, predict};

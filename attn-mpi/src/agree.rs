@@ -1,4 +1,4 @@
-//! Whether all ranks mean the same call: a small all-gather of numbers and hashes before anything is computed.
+//! The agreement of all ranks on a call: a small all-gather of numbers and hashes before anything is computed.
 
 use attn_core::dropout::Dropout;
 use attn_core::mask::{Lengths, Term};

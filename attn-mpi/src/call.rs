@@ -1,4 +1,4 @@
-//! One call on this rank: its arguments, and what the rank can see of them by itself.
+//! One call on this rank: its arguments, and the checks that a rank can make by itself.
 
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, AttnShape, Outputs, View};

@@ -1,4 +1,4 @@
-//! The ranks of a job, and how they work together: what a program makes once.
+//! The ranks of a job, and how their calls run: level, method, time-out. A program makes one.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a call costs: bytes, and seconds by the α–β model (a message of `n` bytes takes `α + n·β`; Hockney 1994).
+//! The cost of a call: bytes, and seconds by the α–β model (a message of `n` bytes takes `α + n·β`; Hockney 1994).
 //!
 //! The ring overlaps: a step takes as long as its computation or its transfer, whichever is longer. The two all-to-alls
 //! of the heads overlap with nothing. No message is sent here.

@@ -1,4 +1,4 @@
-//! Why a call over ranks was refused: on every rank, before anything was computed.
+//! Why a call over ranks is refused: on every rank, before anything is computed.
 
 use std::fmt;
 

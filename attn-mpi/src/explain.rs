@@ -1,4 +1,4 @@
-//! What a cluster says about a call before it runs: the method, what each would cost, and memory.
+//! The explanation of a call before it runs: the method, the cost of each method, and memory.
 
 use attn_core::AttnShape;
 

@@ -30,17 +30,17 @@
 //! # What ranks agree on
 //!
 //! Before anything is computed, every rank sends a record of sizes, options, tables, element types, version and level.
-//! If two differ, or one rank's arguments do not fit, **every** rank returns an [`Error`], and no output has been
-//! written. Of mods (the caller's functions) only their presence can be compared.
+//! If two differ, or one rank's arguments do not fit, **every** rank returns an [`Error`], and no output was written.
+//! Of mods (the caller's functions) only their presence can be compared.
 //!
 //! # Masks by global positions
 //!
-//! A part of the call is computed by the kernels with rows that are numbered from 0 on. Causal masks, windows,
-//! prefixes, lengths and ALiBi get other offsets; dense masks, biases and block tables are sliced without a copy. An
-//! order inside documents, a tree, and blocks that a shard cuts are looked up in the global mask for each position
-//! that the other terms leave visible: right, but slower. Tensors of a mask or a bias are passed whole to every rank,
-//! or broadcast. Refused: seeded dropout (its draws are numbered by position; pass `Dropout::Keep`), and the weights
-//! as an output.
+//! The kernels compute a part of the call with rows that are numbered from 0 on. Causal masks, windows, prefixes,
+//! lengths and ALiBi get other offsets; dense masks, biases and block tables are sliced without a copy. Three terms
+//! stay the global mask: an order inside documents, a tree, and blocks that a shard cuts. It is looked up for each
+//! position that the other terms leave visible: right, but slower. Tensors of a mask or a bias are passed whole to
+//! every rank, or broadcast. Refused: seeded dropout (its draws are numbered by position; pass `Dropout::Keep`), and
+//! the weights as an output.
 //!
 //! # Bits
 //!
@@ -52,8 +52,8 @@
 //! # When a rank is silent
 //!
 //! A rank that has waited for [`Cluster::timeout`] asks all ranks for a sign of life. It waits on if one of them
-//! computes. If a rank does not answer for as long again, the ranks that wait name it and abort the job with code 70.
-//! They also do if all ranks only wait for each other. The launcher notices the death of a process and ends the job.
+//! computes. If a rank does not answer for as long again, the waiting ranks name it and abort the job with code 70.
+//! They also abort if all ranks only wait for each other. The launcher notices the death of a process and ends the job.
 //!
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 

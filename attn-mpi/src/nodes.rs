@@ -1,4 +1,4 @@
-//! States merged in a tree that depends on positions alone: whoever computes a part, and whenever it arrives.
+//! States merged in a tree that depends on positions alone, whichever rank computes a part, and whenever it arrives.
 //!
 //! The tree is that of `attn_simd`'s decode kernel: leaves are chunks of 512 keys, and a node of level `l` covers `2ˡ`
 //! chunks from a multiple of `2ˡ` on. A node is merged with its sibling as soon as both are there, the left one first.

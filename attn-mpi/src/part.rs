@@ -1,10 +1,9 @@
 //! The options of a call, as a part of it needs them: some heads, some queries, some keys.
 //!
-//! A rank calls the kernels with the rows that it holds, numbered from 0 on. Masks mean global positions. What can be
-//! moved is moved: alignments get an offset, tables are cut, tensors are sliced without a copy. What cannot (an order
-//! inside documents, blocks that a part cuts, a tree) stays the global mask, and is looked up there for each
-//! position by a `mask_mod`, which the kernels call at what the other terms leave visible. The caller's own mods see
-//! global positions in the same way.
+//! A rank calls the kernels with the rows that it holds, numbered from 0 on. Masks mean global positions. Most options
+//! can be moved: alignments get an offset, tables are cut, tensors are sliced without a copy. Others (an order inside
+//! documents, blocks that a part cuts, a tree) stay the global mask. A `mask_mod` looks it up for each position that
+//! the other terms leave visible. The caller's own mods see global positions in the same way.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The ring: each rank keeps its queries; shards of keys and values travel from rank to rank, each to the right.
 //!
-//! While a rank computes with the shard that it holds, that shard is sent on and the next one received: after
-//! `ranks − 1` transfers every rank has seen all keys (Liu et al. 2023, Ring Attention, arXiv 2310.01889). Two buffers
-//! of one shard are all that it takes.
+//! While a rank computes with its present shard, it sends that shard on and receives the next one: after `ranks − 1`
+//! transfers every rank has seen all keys (Liu et al. 2023, Ring Attention, arXiv 2310.01889). This takes two buffers
+//! of one shard.
 
 mod blocks;
 mod fixed;

@@ -1,8 +1,8 @@
 //! Signs of life: a rank that has waited for too long asks all others, and each answers whenever it calls MPI.
 //!
-//! A rank that computes calls MPI between two calls of the kernels, and answers that it computes: the one that asks
-//! waits on. If a rank does not answer within the time-out, or all ranks do nothing but wait for each other, the job is
-//! aborted, and the message says which.
+//! A rank that computes calls MPI between two calls of the kernels, and answers that it computes: the asking rank waits
+//! on. If a rank does not answer within the time-out, or if all ranks only wait for each other, the job is aborted, and
+//! the message names the reason.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Who holds which positions of a sequence.
+//! Which positions of a sequence each rank holds.
 //!
 //! A shard is a list of ranges of global positions, in ascending order. A rank's tensor holds them one after the other:
 //! row `n` of the tensor is the `n`-th position of the list.

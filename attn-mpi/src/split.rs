@@ -1,4 +1,4 @@
-//! Which heads each rank computes, where ranks share heads out.
+//! Which heads each rank computes, if ranks share heads out.
 
 use std::ops::Range;
 

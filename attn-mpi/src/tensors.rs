@@ -1,4 +1,4 @@
-//! Rows between views and the contiguous buffers that messages are made of.
+//! Copies of rows between views and the contiguous buffers of messages.
 
 use std::ops::Range;
 

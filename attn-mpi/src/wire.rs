@@ -1,4 +1,4 @@
-//! Messages between ranks: non-blocking, cut where a count of MPI ends, and never waited for beyond the time-out.
+//! Messages between ranks: non-blocking, cut at the largest count of MPI, and never waited for beyond the time-out.
 //!
 //! Every message is bytes. Counts of MPI are `int`, so that a message of more than 2³¹ − 1 bytes is sent in pieces; MPI
 //! keeps the order of messages of one sender, tag and communicator. If nothing arrives for as long as the time-out, the

@@ -1,5 +1,5 @@
-//! One attention shared by separate processes: each holds a quarter of the keys and values, and sends what it has found
-//! over a pipe.
+//! One attention shared by separate processes: each holds a quarter of the keys and values, and sends its states over a
+//! pipe.
 //!
 //! ```sh
 //! cargo run --release -p attn-parallel --example processes

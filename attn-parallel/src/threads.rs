@@ -1,4 +1,4 @@
-//! The same work on several threads of the current rayon pool, without allocating.
+//! Runs the same work on several threads of the current rayon pool, without allocating.
 
 use attn_core::Result;
 

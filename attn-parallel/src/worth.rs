@@ -1,4 +1,4 @@
-//! How many threads a call is worth: waking one costs some ten microseconds. No result depends on it.
+//! The number of threads that pays for a call: waking one costs some ten microseconds. No result depends on it.
 
 use attn_core::AttnShape;
 

@@ -1,4 +1,5 @@
-//! New tokens of a cache: written in parts, between which signals are looked for, and forgotten if a call ends early.
+//! New tokens of a cache, written in parts: between parts signals are handled, and a call that ends early leaves no
+//! token.
 
 use std::ops::Range;
 

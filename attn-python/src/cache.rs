@@ -1,5 +1,4 @@
-//! `attn.Cache`: keys and values that stay between calls, in memory of our own, which `store` has. `append` takes new
-//! tokens into it.
+//! `attn.Cache`: keys and values that stay between calls. `store` holds their memory, and `append` adds tokens.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
-//! Ctrl-C: a long call runs on a thread of its own, while the caller's thread looks for signals and stops it.
+//! Ctrl-C: a long call runs on a thread of its own, while the caller's thread polls for signals and stops it.
 //!
-//! Python runs handlers of signals on its main thread, between two of its instructions or where an extension asks for
-//! them. A thread of the pool cannot ask, and a thread that computes would have to be asked by its kernels.
+//! Python runs handlers of signals on its main thread, between two of its instructions or when an extension polls for
+//! them. A thread of the pool cannot poll, and a thread that computes could only do so inside its kernels.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

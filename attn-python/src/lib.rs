@@ -1,8 +1,8 @@
-//! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays where they lie.
+//! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays in place.
 //!
-//! `raw` turns DLPack capsules into slices, `tensor` objects into tensors and results into objects, `options` keywords
-//! into [`attn_core::Attention`]; `call` and `backward` compute, on the threads of `pool`; `interrupt` ends them on
-//! Ctrl-C; `heatmap` draws. Docstrings and signatures are those that Python shows.
+//! `raw` turns DLPack capsules into slices, `tensor` turns objects into tensors and results into objects, `options`
+//! turns keywords into [`attn_core::Attention`]. `call` and `backward` compute, on the threads of `pool`; `interrupt`
+//! stops them on Ctrl-C; `heatmap` draws. Python shows the docstrings and signatures of this file.
 
 mod append;
 mod backward;

@@ -1,4 +1,4 @@
-//! The pages of a cache: which of them a sequence holds, and which are free. What is in them is in `store`.
+//! The pages of a cache: those of each sequence, and the free ones. `store` holds their content.
 
 use std::ops::Range;
 

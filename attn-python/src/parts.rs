@@ -1,4 +1,4 @@
-//! Around a call: results over parts of the keys merged, and rotary positions.
+//! Two functions beside a call: `merge` joins results over parts of the keys, `rope` applies rotary positions.
 
 use std::sync::atomic::Ordering;
 

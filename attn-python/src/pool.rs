@@ -1,10 +1,10 @@
-//! The threads of short calls: how many a call gets, and that the thread that imported the package is one of them.
+//! The threads of short calls: their number, and a pool to which the thread that imported the package belongs.
 //!
-//! A thread outside of rayon's pool hands its call over and sleeps: for a call on two threads two of the pool are
-//! woken, and then the caller. A member of a pool computes at once, and takes back what no other thread has begun.
-//! So it loses nothing if the others wake late, while the threads of torch's own pool spin on their cores. The
-//! thread that imported the package makes most calls, and becomes a member of a pool of its own. Other threads use
-//! rayon's global pool.
+//! A thread outside of rayon's pool hands its call over and sleeps: for a call on two threads, two threads of the pool
+//! wake up, and then the caller. A member of a pool computes at once, and takes back the work that no other thread has
+//! begun. So it loses nothing if the others wake late, as they do while the threads of torch's own pool spin on their
+//! cores. The thread that imported the package makes most calls, so it becomes a member of a pool of its own. Other
+//! threads use rayon's global pool.
 
 use std::cell::Cell;
 use std::sync::OnceLock;

@@ -1,10 +1,10 @@
 //! Memory of other libraries: a DLPack capsule becomes a [`Tensor`], and a tensor becomes a slice. The only file here
 //! with `unsafe`.
 //!
-//! A producer promises that a capsule's tensor lies in memory until the capsule is gone, which a [`Tensor`] holds. We
-//! check everything else that can be checked: device, type, sizes, strides, alignment, that booleans are 0 or 1, and
-//! that an output meets no other tensor of the call. As with every extension that releases the interpreter's lock,
-//! other threads must not write to the tensors during a call, nor resize them.
+//! A producer promises that a capsule's tensor stays in memory as long as the capsule, which a [`Tensor`] holds. We
+//! check all else that can be checked: device, type, sizes, strides, alignment, that booleans are 0 or 1, and that an
+//! output overlaps no other tensor of the call. As with every extension that releases the interpreter's lock, other
+//! threads must not write to the tensors during a call, nor resize them.
 #![allow(unsafe_code, reason = "capsules hold pointers")]
 
 use std::borrow::Cow;

@@ -1,5 +1,5 @@
-//! The memory of a cache: keys and values as numbers, or as bytes in a format. [`Place`] says which slots tokens are
-//! written to; the pages of sequences are in `pages`.
+//! The memory of a cache: keys and values as numbers, or as bytes in a format. [`Place`] gives the slots of new tokens;
+//! `pages` assigns the pages.
 
 use attn_core::formats::{Format, StoredCache, StoredRing, StoredRows, StoredRowsMut, StoredView, append_paged_stored};
 use attn_core::half::{bf16, f16};

@@ -9,10 +9,10 @@
 //! | scores `Sᵀ = K·Qᵀ` | keys | key | channel of the head | `q[channel][query]` | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
-//! Each accumulator is a chain over `k`, in order; a score is a sum of some (see `parts_of`), and so is an output (see
-//! `values`). What is added to what follows from the place of `k` alone, so that a score or an output depends on
-//! nothing but its own row. A last group of fewer than `M` rows reads its last row again instead of having code of its
-//! own; what that computes is stored into padding.
+//! Each accumulator is a chain over `k`, in order; a score is a sum of some chains (see `parts_of`), and so is an
+//! output (see `values`). The place of `k` alone decides which sums are added, so that a score or an output depends on
+//! nothing but its own row. A last group of fewer than `M` rows reads its last row again, so that it needs no code of
+//! its own; the results of the copies are stored into padding.
 //!
 //! Where the vectors multiply pairs (`Isa::WORD`), A and B hold words, and `k` counts those.
 
@@ -119,7 +119,7 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     unsafe {
         let all = reach.is_all(rows);
         let mut first = 0;
-        // What nearly all groups are: whole, and needed by all vectors.
+        // Nearly all groups: whole, and needed by all vectors.
         while all && first + M <= rows {
             between();
             let start = a.offset(first as isize * keys.row_stride);

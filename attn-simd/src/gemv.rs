@@ -1,10 +1,10 @@
 //! Products with few queries: lanes are channels, and every element of a key or value is read once for all rows.
 //!
-//! With as many queries as lanes, [`gemm`](crate::gemm) keeps all lanes busy and reads keys by broadcast. With a
-//! few, most of its lanes would idle, and an element would cost an instruction. Here a vector of a key's channels is
-//! loaded (and widened) once and meets `R` query rows in registers; `K` keys are taken together, so that their `R·K`
-//! sums over lanes are formed in one go ([`Isa::sum_fours`]). Where memory is what limits, they are read one after the
-//! other all the same: processors prefetch best what is read in order.
+//! With as many queries as lanes, [`gemm`](crate::gemm) keeps all lanes busy and reads keys by broadcast. With few
+//! queries most of its lanes would idle, and each element would cost an instruction. Here the product loads (and
+//! widens) a vector of a key's channels once, and multiplies it by `R` query rows in registers. It takes `K` keys
+//! together, so that their `R·K` sums over lanes are formed at once ([`Isa::sum_fours`]). If memory is the limit it
+//! still reads keys one after the other, because processors prefetch best what is read in order.
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
@@ -12,13 +12,13 @@
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
 //!
-//! Both are bound by memory where the rows are few. Lines are prefetched far ahead and near, a few at a time between
-//! the products; how far is a [policy of the processor](crate::prefetch). No branch chooses between them: a branch
-//! between products makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
+//! With few rows both products are memory-bound. They prefetch lines far ahead and near, a few at a time between the
+//! multiply-adds; how far is a [policy of the processor](crate::prefetch). No branch chooses between the two: a branch
+//! between multiply-adds makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
-//! Where a row lies is told by the index of its first element, one per key, so that pages, rings and strides are all
-//! alike. How many rows or keys are taken together changes no bit: a score is one chain per lane, cut every `CHAIN`
-//! steps, and an output one chain over each 8 keys of a tile.
+//! Each row is given by the index of its first element, so that pages, rings and strides are read alike. The number of
+//! rows or keys that are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an
+//! output is one chain over each 8 keys of a tile.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
@@ -35,17 +35,18 @@ mod weighted;
 pub(crate) use dots::dots;
 pub(crate) use weighted::{Sums, weighted};
 
-/// Keys of a tile at most, and the distance between the rows of scores.
+/// The largest number of keys in a tile, and the distance between rows of scores.
 pub(crate) const TILE: usize = 64;
 
-/// What rows can be stored in: a type of numbers, or [bytes](packed) of a format. Any bits are a value of it.
+/// The type of a stored row: a type of numbers, or [bytes](packed) of a format. Any bits are a valid value.
 pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// Whether each number is finite.
     const FINITE: bool;
-    /// Whether the products are compiled for every number of rows that [`rows_for`] gives, and for usual numbers of
-    /// channels. Otherwise for [few](compiled): most of what there is to compile.
+    /// Whether the products are compiled for every number of rows that [`rows_for`] returns, and for usual numbers of
+    /// channels. Otherwise for [few](compiled) numbers of rows, because these instances are most of the code to
+    /// compile.
     const EVERY: bool = true;
-    /// Elements that so many numbers of a row take.
+    /// The number of elements that store some numbers.
     #[inline(always)]
     fn elements(numbers: usize) -> usize {
         numbers
@@ -53,9 +54,9 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// Widens `LANES` numbers of a row, from a multiple of `LANES` on.
     ///
     /// # Safety
-    /// The row is valid for reading as many [elements](Self::elements).
+    /// The row is valid for reading [`elements`](Self::elements) for these numbers.
     unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F;
-    /// Widens a row, as many numbers as both hold.
+    /// Widens the numbers of a row, as many as both slices hold.
     fn read(row: Row<'_, Self>, out: &mut [f32]);
 }
 
@@ -82,11 +83,11 @@ stored! {
     i8 => load_i8_ptr, f32::from, true;
 }
 
-/// Where the rows of two tiles start, the present one and the next in turn; a tile of fewer rows ends with its last one
-/// repeated.
+/// The index where each row of two tiles starts: the present one and the next, which take turns. A tile of fewer rows
+/// repeats its last one.
 pub(crate) type Starts = [usize; 2 * TILE];
 
-/// Writes where the rows of a tile start that lie a step apart, from `first` on, the last of `len` repeated.
+/// Writes the starts of evenly spaced rows: from `first` on, `step` apart, with the last of `len` repeated.
 #[inline(always)]
 pub(crate) fn evenly(starts: &mut [usize; TILE], first: usize, step: isize, len: usize) {
     if len == TILE {
@@ -100,25 +101,25 @@ pub(crate) fn evenly(starts: &mut [usize; TILE], first: usize, step: isize, len:
     }
 }
 
-/// What [`Rows`] are made of, before it is checked: the check is worth vectors, and is left to the kernel that reads.
+/// [`Rows`] before their check. The check is worth vectors, so the kernel that reads does it, at its level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unchecked<'a, T> {
-    /// Where the rows lie.
+    /// The elements of all rows.
     pub(crate) data: &'a [T],
     /// Index of each row's first element.
     pub(crate) starts: &'a Starts,
-    /// Which of them is the first row's: 0 or [`TILE`].
+    /// The index of the first row in `starts`: 0 or [`TILE`].
     pub(crate) base: usize,
-    /// How many rows there are.
+    /// The number of rows.
     pub(crate) len: usize,
-    /// Numbers of each.
+    /// The number of columns of each row.
     pub(crate) columns: usize,
-    /// How they are prefetched.
+    /// How rows are prefetched.
     pub(crate) prefetch: Prefetch,
 }
 
 impl<'a, T: Stored> Unchecked<'a, T> {
-    /// Finds all rows to lie inside the slice, those of the next tile as well.
+    /// Asserts that all rows are inside the slice, those of the next tile too.
     #[inline(always)]
     pub(crate) fn check(self) -> Rows<'a, T> {
         let Self { data, starts, base, len, columns, prefetch } = self;
@@ -130,7 +131,7 @@ impl<'a, T: Stored> Unchecked<'a, T> {
     }
 }
 
-/// Some rows of a slice, each of `columns` numbers side by side; at least one.
+/// Some rows of a slice, at least one, each of `columns` contiguous numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a, T> {
     data: &'a [T],
@@ -141,9 +142,9 @@ pub(crate) struct Rows<'a, T> {
     prefetch: Prefetch,
 }
 
-/// How far ahead the lines of some rows are prefetched, in bytes: the policy's distances as their rows lie. There are
-/// three prefetches instead of a choice between two, because a branch between the products would keep the compiler
-/// from holding their sums in registers. One more prefetch costs nothing.
+/// The distances in bytes from a line to the lines that are prefetched. They follow from the policy and the spacing of
+/// the rows. There are three prefetches and no choice between two, because a branch between the multiply-adds would
+/// keep the compiler from holding their sums in registers. One more prefetch costs nothing.
 #[derive(Clone, Copy)]
 struct PrefetchAt {
     second: usize,
@@ -160,7 +161,7 @@ impl PrefetchAt {
         }
     }
 
-    /// Prefetches what lies ahead of a line.
+    /// Prefetches the lines at these distances from a line.
     #[inline(always)]
     fn prefetch<I: Isa>(self, isa: I, line: *const u8) {
         isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.second));
@@ -170,7 +171,7 @@ impl PrefetchAt {
 }
 
 impl<T: Stored> Rows<'_, T> {
-    /// How many.
+    /// The number of rows.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -180,7 +181,7 @@ impl<T: Stored> Rows<'_, T> {
     #[inline(always)]
     fn at(&self, n: usize) -> *const T {
         let start = self.starts[(self.base + n) % (2 * TILE)];
-        // SAFETY: `Unchecked::check` has found that every row lies inside the slice.
+        // SAFETY: `Unchecked::check` has found that every row is inside the slice.
         unsafe { self.data.as_ptr().add(start) }
     }
 
@@ -191,13 +192,13 @@ impl<T: Stored> Rows<'_, T> {
     #[inline(always)]
     unsafe fn here(&self, n: usize) -> *const T {
         debug_assert!(n < TILE && self.base <= TILE);
-        // SAFETY: the base is 0 or TILE, and the row below TILE; `Unchecked::check` has found that every row lies
-        // inside the slice.
+        // SAFETY: the base is 0 or TILE, and the row below TILE; `Unchecked::check` has found that every row is inside
+        // the slice.
         unsafe { self.data.as_ptr().add(*self.starts.get_unchecked(self.base + n)) }
     }
 
-    /// Bytes from a row to the one that is prefetched while it is read. Exact where rows are evenly apart, as they are
-    /// but at the ends of pages; a hint elsewhere.
+    /// Bytes from a row to the row that is prefetched while it is read. Exact if rows are evenly spaced, as within a
+    /// page; otherwise a hint.
     #[inline(always)]
     fn lead(&self, row: usize, ahead: usize) -> usize {
         self.at(row + ahead).addr().wrapping_sub(self.at(row).addr())
@@ -209,16 +210,16 @@ impl<T: Stored> Rows<'_, T> {
         (T::elements(self.columns) * size_of::<T>()).max(1)
     }
 
-    /// How many rows lie in a distance in bytes; at least one, at most a tile.
+    /// The number of rows in a distance in bytes; at least one, at most a tile.
     #[inline(always)]
     fn rows_in(&self, bytes: usize) -> usize {
         (bytes / self.row_bytes()).clamp(1, TILE)
     }
 
-    /// Where the lines ahead of a row's lie: as many rows on as the distances hold.
+    /// The distances from a row's lines to those that are prefetched, from distances in rows.
     #[inline(always)]
     fn prefetch_at(&self, row: usize, [far, near]: [usize; 2]) -> PrefetchAt {
-        // Below a row the distance is one in bytes.
+        // The distance is less than a row, so the policy's bytes are taken as they are.
         let near = if near == 0 { self.prefetch.near } else { self.lead(row, near) };
         PrefetchAt::of(self.prefetch.into, self.lead(row, far), near)
     }
@@ -229,18 +230,18 @@ impl<T: Stored> Rows<'_, T> {
         isa.prefetch::<{ hint::READ }>(self.at(row).cast::<u8>().wrapping_add(self.lead(row, pages)));
     }
 
-    /// Rows in the distances of the policy: far, near, page.
+    /// The distances of the policy in rows: far, near, page.
     #[inline(always)]
     fn distances(&self) -> [usize; 3] {
         let Prefetch { far, near, .. } = self.prefetch;
         [self.rows_in(far), (near / self.row_bytes()).min(TILE), self.rows_in(PAGE)]
     }
 
-    /// Whether all elements are finite. Columns come in whole vectors.
+    /// Whether all elements are finite. Columns are whole vectors.
     #[inline(always)]
     pub(crate) fn is_finite<I: Isa>(&self, isa: I) -> bool {
         assert!(self.columns.is_multiple_of(I::LANES));
-        // Sums of x·0, which is 0 for finite x and NaN else, in two chains.
+        // Sums of x·0, in two chains: 0 if x is finite, and NaN otherwise.
         let zero = isa.splat(0.0);
         let mut sums = [zero; 2];
         for n in 0..self.len() {
@@ -257,14 +258,14 @@ impl<T: Stored> Rows<'_, T> {
     }
 }
 
-/// Vectors of elements in a cache line, or 1.
+/// The number of vectors in a cache line, or 1.
 const fn in_line<T>(lanes: usize) -> usize {
     let vectors = 64 / (lanes * size_of::<T>());
     if vectors == 0 { 1 } else { vectors }
 }
 
-/// Rounds a number of query rows up to one that is compiled: 1, 2, 4 or 8 (with four lanes at most 4), and 3 or 6 with
-/// 16 lanes.
+/// Rounds a number of query rows up to a compiled one: 1, 2, 4 or 8 (with four lanes at most 4), and 3 or 6 with 16
+/// lanes.
 pub(crate) const fn rows_for(rows: usize, lanes: usize) -> usize {
     match rows {
         0 | 1 => 1,
@@ -277,23 +278,23 @@ pub(crate) const fn rows_for(rows: usize, lanes: usize) -> usize {
     }
 }
 
-/// Most query rows that are taken together.
+/// The largest number of query rows that are taken together.
 pub(crate) const fn most(lanes: usize) -> usize {
     if lanes < 8 { 4 } else { 8 }
 }
 
-/// Rows that a number of them needs room for, blocks of [`most`] and the last as [`rows_for`] says.
+/// The rows that need room: blocks of [`most`] rows, and a last block rounded up by [`rows_for`].
 pub(crate) const fn padded(rows: usize, lanes: usize) -> usize {
     let (whole, rest) = (rows / most(lanes) * most(lanes), rows % most(lanes));
     if rest == 0 { whole } else { whole + rows_for(rest, lanes) }
 }
 
-/// Whether products with a type are compiled for a number of rows.
+/// Whether the products with a type are compiled for a number of rows.
 const fn compiled<T: Stored>(rows: usize) -> bool {
     T::EVERY || matches!(rows, 1 | 4 | 8)
 }
 
-/// The rows that are taken together, in blocks: the first of each, and how many as they are compiled.
+/// The blocks of rows that are taken together: the first row of each, and its compiled number of rows.
 #[inline(always)]
 pub(crate) fn blocks<T: Stored>(rows: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut first = 0;
@@ -313,9 +314,9 @@ pub(crate) fn blocks<T: Stored>(rows: usize, lanes: usize) -> impl Iterator<Item
     )
 }
 
-/// Evaluates an expression with the constants of the instance for a number of rows: rows R, keys K that are taken
-/// together (`R·K` is a multiple of 4), steps S of K keys whose sums are finished together, vectors C of channels of an
-/// output at a time.
+/// Evaluates an expression with the constants of the instance for a number of rows: R rows, K keys that are taken
+/// together (`R·K` is a multiple of 4), S steps of K keys whose sums are finished together, and C vectors of an
+/// output's channels at a time.
 macro_rules! with_rows {
     ($I:ident, $T:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $T, $rows, $R, $K, $S, $C, $body;
@@ -325,7 +326,7 @@ macro_rules! with_rows {
     };
     (@isa $I:ident, $T:ident, $rows:expr, $R:ident, $K:ident, $S:ident, $C:ident, $body:expr;
         $($lanes:literal => $([$r:literal $k:literal $s:literal $c:literal])*),*) => {
-        // A constant, so that what other levels would run is not compiled at all.
+        // A constant condition, so that no code of other levels is compiled.
         $(if const { $I::LANES == $lanes } {
             match $rows {
                 $($r => {

@@ -1,13 +1,12 @@
-//! What an instruction set can do: the few lane operations that the kernels are written in.
+//! Instruction sets: proof that the CPU has one, and its operations on lanes, in which the kernels are written.
 //!
-//! A value of an [`Isa`] type is proof that the CPU has the instructions; only [`level`](crate::level) makes one, after
+//! A value of an [`Isa`] type is proof that the CPU has the instructions. Only [`level`](crate::level) makes one, after
 //! asking the CPU. Vectors of lanes are plain data; arithmetic on them needs the proof. Kernels are generic, safe and
-//! `#[inline(always)]`, closures included: the target features switch on once, in [`Isa::vectorize`], and everything
-//! inlined into it is compiled with them. A function that is not inlined there would be compiled without.
+//! `#[inline(always)]`, closures included. [`Isa::vectorize`] switches the target features on, once, and all code that
+//! is inlined into it is compiled with them. A function that is not inlined there would be compiled without them.
 //!
-//! `unsafe` stands in the leaves [`portable`], [`avx2`], [`avx512`], `neon` and `amx`, in `gemm` and `gemv` on their
-//! addresses, in `workspace` and in `queue`, and nowhere else. AMX multiplies no vectors: its seam is
-//! `amx::product::AmxUnit`.
+//! Here `unsafe` is in the leaves and on the two operations on addresses; ARCHITECTURE.md lists all modules that may
+//! have it. AMX multiplies no vectors: its trait is `amx::product::AmxUnit`.
 
 #![allow(unsafe_code, reason = "declares the two operations on addresses that the leaves implement")]
 
@@ -42,10 +41,10 @@ pub enum LevelError {
     Unknown,
     /// This machine lacks the level's instructions.
     Missing,
-    /// The processor has the instructions, but the system has not turned them on, or offers no way to ask for them.
+    /// The processor has the instructions, but the system has not turned them on, or has no call for permission.
     Disabled,
-    /// The system refuses this process what the instructions need: a filter of system calls, an alternate signal stack
-    /// that is too small, a kernel that is too old.
+    /// The system refuses this process the use of the instructions. Reasons are a filter of system calls, an alternate
+    /// signal stack that is too small, or a kernel that is too old.
     Refused,
 }
 
@@ -66,17 +65,17 @@ impl fmt::Display for LevelError {
 
 impl core::error::Error for LevelError {}
 
-/// What a prefetch is for.
+/// The purposes of a prefetch.
 pub(crate) mod hint {
-    /// To be read soon: into the first cache.
+    /// The line is read soon: into the first cache.
     pub(crate) const READ: u8 = 0;
-    /// To be written soon: into the first cache, owned.
+    /// The line is written soon: into the first cache, owned.
     pub(crate) const WRITE: u8 = 1;
-    /// To be read later: into the second cache.
+    /// The line is read later: into the second cache.
     pub(crate) const SECOND: u8 = 2;
 }
 
-/// Operations on lanes of a leaf's `impl Isa`: `name(arguments) -> result = intrinsics;`.
+/// Defines the lane operations of a leaf's `impl Isa`: `name(arguments) -> result = intrinsics;`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! lane_ops {
     ($($name:ident($($argument:tt: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
@@ -88,7 +87,7 @@ macro_rules! lane_ops {
     )*};
 }
 
-/// The same of operations on addresses.
+/// Does the same for operations on addresses.
 #[cfg(target_arch = "x86_64")]
 macro_rules! address_ops {
     ($($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
@@ -110,10 +109,10 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     type M: Copy;
     /// A power of two per lane, or 0.
     type Pow: Copy;
-    /// Lanes of a vector; at most [`MAX_LANES`].
+    /// The number of lanes of a vector; at most [`MAX_LANES`].
     const LANES: usize;
-    /// Longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its rounding
-    /// errors add up over the parts and not over the whole; what that costs is an addition in memory per part.
+    /// The longest chain of multiply-adds of a score. A longer dot product is cut into equal parts, so that its
+    /// rounding errors add up over the parts and not over the whole. Each part costs one addition in memory.
     const CHAIN: usize;
 
     /// Whether [`mul_add`](Self::mul_add) rounds once.

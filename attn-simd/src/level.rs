@@ -1,7 +1,7 @@
-//! Which instruction sets this machine has, and which one runs: the only module that asks the CPU.
+//! The levels that this machine has, and the choice of one. No other module asks for an instruction set.
 //!
-//! A [`Level`] holds a proof token, so that having one means having the instructions. It is chosen once per plan and
-//! handed down; nothing below asks again.
+//! A [`Level`] holds a proof token: whoever has one may use its instructions. A plan chooses it once and hands it down,
+//! and nothing below asks again.
 
 use core::fmt;
 
@@ -20,14 +20,14 @@ use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 /// assert!(Level::by_name("portable").is_ok());
 /// ```
 ///
-/// # AMX tiles need a permission that binds the process
+/// # AMX needs a permission that binds the process
 ///
-/// Linux lets a process use AMX tiles only after it has asked (`arch_prctl`). Where processor and system have tiles,
+/// Linux lets a process use AMX only after it has asked (`arch_prctl`). If processor and system have AMX,
 /// [`detect`](Self::detect), [`try_detect`](Self::try_detect), [`available`](Self::available) and `by_name("amx")` ask,
 /// once per process. Linux never takes the permission back before `exec`; children by `fork` inherit it.
 ///
 /// From then on Linux refuses small alternate signal stacks to every thread of the process: `sigaltstack` fails with
-/// `ENOMEM` below `getauxval(AT_MINSIGSTKSZ)`. With tiles 2048, 8192 and 11 264 bytes are too few; 16 384 are enough.
+/// `ENOMEM` below `getauxval(AT_MINSIGSTKSZ)`. With AMX 2048, 8192 and 11 264 bytes are too few; 16 384 are enough.
 /// Stacks for signals that are `AT_MINSIGSTKSZ` larger than what their handlers need are always right. The other way
 /// round, Linux refuses the permission while any thread has a stack that is too small ([`LevelError::Refused`]): `amx`
 /// is then absent, and `avx512` runs.
@@ -38,7 +38,7 @@ use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// What the build was made for, through `wide`: NEON on aarch64, simd128 on WASM, SSE2 on stock x86-64.
+    /// The vectors of the build target, through `wide`: NEON on aarch64, simd128 on WASM, SSE2 on stock x86-64.
     Portable(Portable),
     /// AVX2 with FMA and F16C: x86-64-v3.
     #[cfg(target_arch = "x86_64")]
@@ -52,7 +52,7 @@ pub enum Level {
     /// gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
-    /// AMX tiles of bf16, on Linux, beside AVX-512.
+    /// AMX on bf16, on Linux, beside AVX-512.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
     /// The kernels of [`Amx`](Self::Amx) on a model of its instructions: the same bits on a machine with AVX-512,
@@ -105,7 +105,7 @@ impl Level {
     /// error says so, once per process; [`try_detect`](Self::try_detect) makes an error of it. An empty `ATTN_LEVEL`
     /// names nothing. Without the feature `std`, the level that the build's target features prove.
     ///
-    /// May ask Linux for [permission to use AMX tiles](Self#amx-tiles-need-a-permission-that-binds-the-process).
+    /// May ask Linux for [permission to use AMX](Self#amx-needs-a-permission-that-binds-the-process).
     #[cfg(feature = "std")]
     pub fn detect() -> Self {
         use std::io::Write as _;
@@ -182,7 +182,7 @@ impl Level {
     }
 
     /// Every level of this machine, weakest first. May ask Linux for
-    /// [permission to use AMX tiles](Self#amx-tiles-need-a-permission-that-binds-the-process).
+    /// [permission to use AMX](Self#amx-needs-a-permission-that-binds-the-process).
     pub fn available() -> impl Iterator<Item = Self> {
         NAMES.into_iter().filter_map(|name| Self::by_name(name).ok())
     }

@@ -1,9 +1,9 @@
 //! Huge pages for memory that is read over and over: caches of keys and values, scratch.
 //!
 //! A step of decoding reads the whole cache once. In pages of 4 KiB the processor's prefetchers stop at each page's
-//! end, and addresses are translated 512 times as often. Linux puts huge pages under memory that asks for them
-//! (`/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` on most systems), at the first write to it. Elsewhere
-//! nothing happens here.
+//! end, and addresses are translated 512 times as often. Linux gives huge pages to memory that requests them
+//! (`/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` on most systems), at the first write to it. On other
+//! systems nothing happens here.
 
 #![allow(unsafe_code, reason = "one system call, which changes no memory")]
 
@@ -59,7 +59,7 @@ mod tests {
         assert!(!advise_huge_pages::<u8>(&mut []));
     }
 
-    /// Where the system has huge pages on request, memory that asked for them is marked.
+    /// If the system gives huge pages on request, memory that requested them is marked.
     #[test]
     #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
     fn the_system_knows_of_it() {

@@ -69,16 +69,16 @@ impl Run<f32> for Read<'_> {
 pub fn bf16_peak(level: Level, seconds: f64) -> Option<f64> {
     match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Amx(amx) => Some(tiles(&mut amx.open(), seconds)),
+        Level::Amx(amx) => Some(bf16_products(&mut amx.open(), seconds)),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Bf16(mut unit) => Some(tiles(&mut unit, seconds)),
+        Level::Avx512Bf16(mut unit) => Some(bf16_products(&mut unit, seconds)),
         _ => None,
     }
 }
 
-/// Products of tiles that stay in the first cache: four per step, two tiles of each operand loaded for them.
+/// The rate of products whose operands stay in the first cache: a step loads two of A and two of B for four products.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has them"))]
-fn tiles(unit: &mut dyn AmxUnit, seconds: f64) -> f64 {
+fn bf16_products(unit: &mut dyn AmxUnit, seconds: f64) -> f64 {
     const DEPTH: usize = 8; // steps: 16 KiB of each operand
     const WORDS: usize = 32; // bf16 numbers that a step sums over
     let operand = [Operand([0.0; 256]); 2 * DEPTH];
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "ten minutes of nothing but the model's arithmetic")]
-    fn tiles_are_probed_on_the_model_too() {
-        let rate = tiles(&mut crate::amx::model::Model::new(), 0.0);
+    fn products_of_the_amx_kernel_are_probed_on_the_model_too() {
+        let rate = bf16_products(&mut crate::amx::model::Model::new(), 0.0);
         assert!(rate.is_finite() && rate > 0.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Where kernels write: each block of query rows is handed out exactly once, to the first thread that asks.
+//! The output of the kernels: each block of query rows is handed out exactly once, to the first thread that claims it.
 //!
 //! [`Queue`] cuts the output into blocks of rows. [`Queue::claim`] gives each block to one caller, by an atomic
 //! counter, and the [`Claim`] is the right to write those rows and no others. So threads can share a queue with safe
@@ -185,7 +185,7 @@ impl<'o> Claim<'_, 'o> {
         Claim { queue: self.queue, rows: Rows { first: self.rows.first + from, count, ..self.rows } }
     }
 
-    /// Whether the log-sum-exp was asked for.
+    /// Whether the call writes the log-sum-exp.
     pub(crate) fn wants_lse(&self) -> bool {
         self.queue.lse.data.is_some()
     }

@@ -1,9 +1,9 @@
 //! Scratch memory of a call, aligned to cache lines and owned by the caller.
 //!
-//! A plan says how many lines it needs and then runs without allocating. [`Workspace`] is the comfortable owner that
-//! grows; a caller without a heap hands over a slice of [`Line`]s, which may be a static array.
+//! A plan knows how many lines it needs, and then runs without allocating. [`Workspace`] is an owner that grows. A
+//! caller without a heap passes a slice of [`Line`]s, which may be a static array.
 
-#![allow(unsafe_code, reason = "allocates lines, and reads lines of floats as floats and as tiles")]
+#![allow(unsafe_code, reason = "allocates lines, and reads lines of floats as floats and as operands of AMX")]
 
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::vec::Vec;
@@ -134,12 +134,12 @@ impl<'w> Cutter<'w> {
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<f64>(), len) }
     }
 
-    /// The next `count` tiles.
-    pub(crate) fn tiles(&mut self, count: usize) -> &'w mut [Operand] {
+    /// The next `count` operands of AMX.
+    pub(crate) fn operands(&mut self, count: usize) -> &'w mut [Operand] {
         let floats = self.floats(count * 256);
-        // SAFETY: a `Operand` is `repr(C)` and exactly 256 floats, so that these are `count` tiles side by side; they
-        // start on a line, which is as far as a tile must be aligned. The borrow of the floats is given up for that of
-        // the tiles.
+        // SAFETY: an `Operand` is `repr(C)` and exactly 256 floats, so that these are `count` contiguous operands. They
+        // start on a line, which is the alignment that an operand needs. The borrow of the operands replaces that of
+        // the floats.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<Operand>(), count) }
     }
 }
@@ -180,12 +180,12 @@ mod tests {
     fn arrays_are_aligned_and_do_not_overlap() {
         let mut lines = [Line::ZERO; 8 + 32];
         let mut cutter = Cutter::new(&mut lines);
-        let (a, b, tiles, c) = (cutter.floats(17), cutter.floats(0), cutter.tiles(2), cutter.doubles(48));
+        let (a, b, operands, c) = (cutter.floats(17), cutter.floats(0), cutter.operands(2), cutter.doubles(48));
         a.fill(1.0);
-        tiles.fill(Operand([3.0; 256]));
+        operands.fill(Operand([3.0; 256]));
         c.fill(2.0);
-        assert_eq!((tiles.len(), tiles.as_ptr().addr() % 64), (2, 0));
-        assert!(tiles.iter().all(|tile| tile.0 == [3.0; 256]));
+        assert_eq!((operands.len(), operands.as_ptr().addr() % 64), (2, 0));
+        assert!(operands.iter().all(|operand| operand.0 == [3.0; 256]));
         assert_eq!((a.len(), b.len(), c.len(), c.as_ptr().addr() % 64), (17, 0, 48, 0));
         assert!(a.iter().all(|&x| x == 1.0));
         assert_eq!(a.as_ptr().addr() % 64, 0);

@@ -1,8 +1,8 @@
 //! Single rows in doubles, with the unit of their error.
 //!
 //! [`laws::oracle`](crate::laws::oracle) computes every row by the reference, which is written to be read. Here a
-//! caller names the rows, and each costs one pass over its keys: what a check over tens of thousands of keys, or of a
-//! hundred thousand calls, can afford.
+//! caller names the rows, and each costs one pass over its keys. So a check can cover tens of thousands of keys, or a
+//! hundred thousand calls.
 
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;

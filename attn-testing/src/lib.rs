@@ -1,5 +1,5 @@
-//! What the tests of the attn crates share, and nothing that ships: the conformance suites and their runner, case
-//! grids, painted inputs, the one table of tolerances, and laws (test bodies) that every engine must obey.
+//! Shared by the tests of the attn crates, and never published: the conformance suites and their runner, case grids,
+//! painted inputs, the one table of tolerances, and laws (test bodies) that every engine must obey.
 //!
 //! Everything is generic over [`Engine`], so that the reference, the streaming engine, the SIMD kernels at each level
 //! and the parallel driver run the same tests. This crate sees `attn-core` and `attn-layers`

@@ -1,5 +1,5 @@
-//! One function for each thing that firmware may want, from raw buffers to the result: what an image of it alone
-//! weighs.
+//! One function for each use of the library in firmware, from raw buffers to the result. An image of it alone shows its
+//! size.
 //!
 //! All options and sizes arrive behind references, so that no branch is known when compiling. Never inlined: a caller's
 //! frame is not theirs.

@@ -1,4 +1,4 @@
-//! What the programs of this package share: the same calls on every board and on the host, with their results as bits.
+//! Shared by the programs of this package: the same calls on every board and on the host, with their results as bits.
 //!
 //! [`cases`] are the calls, [`board`] is how a program starts, prints, counts instructions and measures its stack,
 //! [`entries`] are the functions whose images are weighed.

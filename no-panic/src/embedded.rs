@@ -1,4 +1,4 @@
-//! What firmware calls: int8 attention and its caches, arrays of fixed size, attention in parts.
+//! The calls of firmware: int8 attention and its caches, arrays of fixed size, attention in parts.
 
 use attn_core::fixed::FixedAttention;
 use attn_core::int8::{

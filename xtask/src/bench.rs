@@ -3,8 +3,8 @@
 //! Without an option it measures the cost curve (time and memory against sequence length) and writes the report page;
 //! `--input` runs on the tensors of a file instead, `--kernels` on a table of shapes beside the machine's peak and
 //! other libraries, `--backward` on gradients, `--decode` on long caches beside a plain read, `--ranks` on ranks of an
-//! MPI job beside threads. `--compare` sets a run beside an earlier one. What is measured, and how, is `attn-bench`'s;
-//! here are the arguments, the progress and where results go.
+//! MPI job beside threads. `--compare` sets a run beside an earlier one. `attn-bench` measures; here are the arguments,
+//! the progress and the paths of results.
 
 mod args;
 mod compare;

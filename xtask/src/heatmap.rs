@@ -1,17 +1,17 @@
-//! `cargo xtask heatmap`: who looks at whom, as a page to click through.
+//! `cargo xtask heatmap`: who attends to whom, as a page to click through.
 //!
 //! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same
 //! projections, `--heads-of FILE` the queries, keys and values of any model, and `--model minilm --text "…"` those of a
 //! real encoder, which [`crate::demo`] computes and writes to such a file.
 //!
-//! [`mod@scene`] computes what is shown with the library's own kernels and its functions on weights, [`example`] makes
-//! queries, keys and values of words, [`heads`] reads them from a file, [`page`] writes one file that needs no other,
+//! `attn_heatmap` computes a page with the library's own kernels, and writes it as one file. Here [`example`] makes
+//! queries, keys and values of words, [`heads`] reads them from a file, [`picture`] draws the first head for documents,
 //! and [`check`] has pages opened and used in Chromium.
 
 mod check;
 mod example;
 mod heads;
-mod look;
+mod masks;
 mod picture;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use attn_bench::report::plot::Theme;
 use attn_bench::report::table;
 
 use attn_heatmap::{Drop, Scene};
-use look::Look;
+use masks::PageMask;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -44,8 +44,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     heads: usize,
     /// Which mask the page shows first; the other one is a click away.
-    #[arg(long, value_enum, default_value_t = Look::Causal)]
-    mask: Look,
+    #[arg(long, value_enum, default_value_t = PageMask::Causal)]
+    mask: PageMask,
     /// Probability of dropping a weight, for the weights after dropout; 0 for none.
     #[arg(long, value_name = "P", default_value_t = 0.5)]
     dropout: f32,
@@ -110,9 +110,9 @@ fn scene(args: &Args) -> Result<Scene, String> {
         [] => attn_layers::worked_example::TOKENS.to_vec(),
         words => words.iter().map(String::as_str).collect(),
     };
-    let mut looks = vec![args.mask];
-    looks.extend([Look::Causal, Look::All].into_iter().filter(|&look| look != args.mask));
-    example::scene(&tokens, args.heads, &looks, drop)
+    let mut masks = vec![args.mask];
+    masks.extend([PageMask::Causal, PageMask::All].into_iter().filter(|&mask| mask != args.mask));
+    example::scene(&tokens, args.heads, &masks, drop)
 }
 
 /// The weights of the first head under the first mask, for the terminal.

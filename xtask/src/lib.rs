@@ -1,4 +1,4 @@
-//! `cargo xtask <command>`: what people measure with, and see.
+//! `cargo xtask <command>`: the commands that measure and draw.
 //!
 //! One module per command; each has a struct of arguments, and a `run` that returns an exit code. Nothing here is part
 //! of the product. The commands that build and check the workspace are in `workshop`, a program of its own. All this

@@ -1,4 +1,4 @@
-//! Whoever reads what this program prints.
+//! The reader of this program's output, who may close it early.
 
 /// Ends quietly if the reader of our output has closed it (`cargo xtask bench | head`), which makes `println!` panic.
 pub(crate) fn end_with_it() {

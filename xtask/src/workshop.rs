@@ -1,5 +1,5 @@
-//! The commands that build and check the workspace: a program of its own, in `xtask/workshop`, built when one of them
-//! is asked for. Who came to measure does not wait for it.
+//! The commands that build and check the workspace: a program of its own, in `xtask/workshop`. It is built when one of
+//! them is used, so that a measurement does not wait for it.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -1,13 +1,12 @@
-//! Taking the samples of a cost curve.
+//! Takes the samples of a cost curve.
 //!
-//! The whole grid of cases is gone through in several passes, so that the samples of one case come from moments that
-//! are minutes apart: comparisons take the distance of its passes for noise. Within a pass, at each length,
-//! samples are taken in rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of
-//! the machine hits all engines and the probe alike. The parallel engine has rounds of its own against a probe on all
-//! of its threads, each sample right after a call that does not count: as in a model, whose layers follow each other.
-//! The first pass begins each case with one call on empty scratch, which gives its extra memory. An engine that would
-//! take too long at a length, judged by its time at the length before and its growth, is not run there, and the curve
-//! says so.
+//! The measurement passes over the whole grid of cases several times, so that the samples of one case are minutes
+//! apart: comparisons take the distance of its passes for noise. Within a pass, at each length, it takes samples in
+//! rounds, *probe, naive, streaming, simd, probe, naive, …*, so that a slower or busier moment of the machine hits all
+//! engines and the probe alike. The parallel engine has its own rounds against a probe on all of its threads. Each of
+//! its samples follows a call that does not count: as in a model, whose layers follow each other. The first pass begins
+//! each case with one call on empty scratch, which gives its extra memory. If an engine would take too long at a
+//! length, by its time at the length before and its growth, it is not run there, and the curve says so.
 
 use attn_core::AttnError;
 use attn_core::half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! What a row of the table is run on: its numbers in the row's type, its options, and our engine on both.
+//! The inputs of a row of the table: its numbers in the row's type, its options, and our engine on both.
 //!
 //! Peers get the same numbers as f32, whatever the type: rounded numbers, if ours are rounded.
 

@@ -1,4 +1,4 @@
-//! Measuring one shape: rounds of *probe, ours, probe, each peer*.
+//! Measures one shape in rounds of *probe, ours, probe, each peer*.
 
 use attn_core::{AttnError, Layout, View, ViewMut};
 use attn_simd::Level;

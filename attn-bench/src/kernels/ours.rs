@@ -1,4 +1,4 @@
-//! How our kernels are called while they are timed.
+//! Calls of our kernels, as they are timed.
 
 use attn_core::{Attention, AttnError};
 use attn_simd::KernelElement;

@@ -1,6 +1,6 @@
-//! The shapes that single kernels are measured on: a table in the repository, `shapes.txt`.
+//! The shapes on which single kernels are measured: a table in the repository, `shapes.txt`.
 //!
-//! f32 as the table stands; [`types`] gives the rows that are of interest in other number types and precisions too.
+//! The rows of the table are f32; [`types`] adds rows in other number types and precisions.
 
 use attn_core::{Align, Mask};
 use attn_layers::cost;

@@ -1,4 +1,4 @@
-//! What is shown of the cost curve.
+//! The report of a cost curve.
 
 use comfy_table::Table;
 

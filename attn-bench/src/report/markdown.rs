@@ -1,7 +1,7 @@
 //! A document as Markdown, and its place in a file that holds those of several machines.
 //!
 //! In such a file (docs/figures.md) each run has a block between two comments that name the machine and the kind of
-//! run. A newer run of the same kind replaces its block; whatever else the file says stays.
+//! run. A newer run of the same kind replaces its block; the rest of the file stays.
 
 use std::fmt::Write;
 

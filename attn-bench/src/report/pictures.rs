@@ -1,4 +1,4 @@
-//! Which pictures a report has, and their axes.
+//! The pictures of a report, and their axes.
 
 use super::document::Picture;
 use super::plot::{self, Axis, Ink, LabelAt, Marker, Plot, Series, X};

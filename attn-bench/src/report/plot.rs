@@ -1,8 +1,8 @@
 //! Plots as SVG text that follows the page's colours.
 //!
-//! The drawing is done by plotters with placeholder colours, which are then replaced by CSS variables (`var(--simd)`),
-//! so that one picture is right on a light and on a dark page. Engines differ in marker shape and carry their name at
-//! the end of their line, so that nobody has to tell them apart by colour.
+//! plotters draws with placeholder colours, which CSS variables (`var(--simd)`) then replace: one picture is right on a
+//! light and on a dark page. Each engine has a marker shape, and its name at the end of its line, so that colour is
+//! never the only difference.
 
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;

@@ -1,4 +1,4 @@
-//! What is shown of calls over the ranks of a job.
+//! The report of calls over the ranks of a job.
 
 use comfy_table::Table;
 

@@ -1,4 +1,4 @@
-//! Tables and the words in their cells.
+//! Tables, and the words in their cells.
 
 use comfy_table::{CellAlignment, Table, presets};
 

@@ -1,5 +1,4 @@
-//! A document on the terminal: tables if wanted, and the few facts that most readers came for last, where they are
-//! read.
+//! A document on the terminal: tables if wanted, then the facts that most readers want, last, where they are read.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! What the keys that a module appends add to gradients: to `dq`, and their own. The engine that computed the rest
-//! knows nothing of them, but for their share in the log-sum-exp and the output.
+//! The share of the keys that a module appends: in `dq`, and their own gradients. The engine that computes the rest
+//! sees these keys only in the log-sum-exp and the output.
 
 use super::accumulate::{Saved, part_of};
 use super::inputs::dot;

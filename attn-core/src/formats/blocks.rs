@@ -1,4 +1,4 @@
-//! Rows as blocks: the loops that encode and decode them, whatever a block holds.
+//! Rows as blocks: the loops that encode and decode them, for any format.
 
 /// Numbers of a block of ggml's formats.
 pub(super) const BLOCK: usize = 32;

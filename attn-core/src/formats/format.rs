@@ -1,4 +1,4 @@
-//! The formats, as values: how large their blocks are, and rows of them encoded and decoded.
+//! The formats, as values: the size of their blocks, and encoding and decoding of rows.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! What the tests of both eight-bit floats share: all 256 codes, and numbers between them.
+//! Helpers for the tests of both eight-bit floats: all 256 codes, and numbers between them.
 
 /// Every code widens to its number, and rounds back to itself.
 pub(super) fn check_codes(decode: impl Fn(u8) -> f32, encode: impl Fn(f32) -> u8, want: impl Fn(u8) -> f64) {

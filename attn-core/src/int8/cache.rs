@@ -5,7 +5,7 @@
 //! its score or its weight and a channel's the query, so that nothing is widened in memory and reading costs a quarter
 //! of `f32`. Zero points are 0.
 //!
-//! All of it is `#[inline]`: without generics it would be compiled here, and what it calls with it, which changes the
+//! All of it is `#[inline]`. Without generics it would be compiled here, with all that it calls, and that changes the
 //! code that firmware at `opt-level = "s"` shares (32 bytes of stack in calls that use none of this).
 
 use crate::error::{AttnError, Result};

@@ -1,8 +1,9 @@
 //! A KV cache in int8 for tokens in f32: each key and value keeps a scale of its own.
 //!
-//! Scales per token are what streams need, whose range nobody knows in advance; they cost four bytes beside `head_dim`.
-//! A key's scale multiplies its score and a value's its weight, so that nothing is widened in memory (the per-token
-//! values of KIVI, Liu et al. 2024, arXiv 2402.02750; it quantises keys along channels, which needs groups of tokens).
+//! Streams need scales per token, because nobody knows their range in advance; each scale costs four bytes beside
+//! `head_dim`. A key's scale multiplies its score and a value's its weight, so that nothing is widened in memory (the
+//! per-token values of KIVI, Liu et al. 2024, arXiv 2402.02750; it quantises keys along channels, which needs groups of
+//! tokens).
 
 use super::cache::{KeyScales, QuantizedView, nearest, scale_of};
 use crate::error::{AttnError, Result};

@@ -1,5 +1,5 @@
-//! Where the tokens of a cache are: rows, rings, pages. Rows and rings are checked here, once, against the sizes of k
-//! and v; page tables are checked in [`page_table`](super::page_table).
+//! The place of each token in a cache: rows, rings, pages. Rows and rings are checked here, once, against the sizes of
+//! k and v; page tables are checked in [`page_table`](super::page_table).
 
 use super::checks::check_at_most;
 use super::page_table::Pages;

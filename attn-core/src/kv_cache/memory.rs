@@ -1,4 +1,4 @@
-//! Memory that tokens are written to: numbers as they are, or bytes of a [format](crate::formats).
+//! Memory for tokens: numbers as they are, or bytes of a [format](crate::formats).
 
 use super::checks::copy_token;
 use crate::element::Element;

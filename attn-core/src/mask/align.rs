@@ -1,4 +1,4 @@
-//! Where the diagonal is if there are not as many queries as keys.
+//! The place of the diagonal if there are not as many queries as keys.
 
 /// The alignment of causal and windowed masks: query `i` has key position `i + offset`.
 ///

@@ -1,7 +1,8 @@
 //! Up to 64 keys of a row as the bits of a word, and the transposition from rows of keys to keys of rows.
 //!
-//! Engines whose lanes are queries need, for each key, one bit per query. Masks answer by row, as their tables
-//! are. A 64×64 bit transposition (Warren, Hacker's Delight, §7-3) turns one into the other in some 400 operations.
+//! Engines whose lanes are queries need, for each key, one bit per query. Masks have one word per row, because their
+//! tables are stored by row. A 64×64 bit transposition (Warren, Hacker's Delight, §7-3) turns one into the other in
+//! some 400 operations.
 
 use core::ops::Range;
 

@@ -78,7 +78,7 @@ impl<'a> Rope<'a> {
         self
     }
 
-    /// Turns only the first `dim` dims, an even number.
+    /// Applies rope to the first `dim` dims only, an even number.
     pub const fn rotary_dim(mut self, dim: usize) -> Self {
         self.rotary_dim = Some(dim);
         self
@@ -179,7 +179,7 @@ impl<'a> Rope<'a> {
         Ok(())
     }
 
-    /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
+    /// Applies rope to queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
     ///
     /// # Errors
     /// As [`dims`](Self::dims); [`AttnError::Size`] if the positions do not fit. Nothing has been written then.
@@ -327,7 +327,7 @@ mod tests {
             assert!((near - dot(&at(&q, 1002), &at(&k, 1000))).abs() < 1e-12);
             assert!((near - dot(&at(&q, 3), &at(&k, 2))).abs() > 1e-3);
             assert_eq!(at(&q, 9)[6..], q[6..]); // the last two dims pass
-            // Turning back by the negative position restores the vector.
+            // Rope by the negative position restores the vector.
             let mut back = at(&q, 77);
             rope.apply_in_place(&mut ViewMut::matrix(&mut back, 1, 8).unwrap(), Positions::Offset(-77)).unwrap();
             assert!(back.iter().zip(&q).all(|(a, b)| (a - b).abs() < 1e-14));

@@ -1,18 +1,18 @@
-//! How RoPE's frequencies are changed so that a model reads further than it was trained to.
+//! Changes of RoPE's frequencies, so that a model reads further than it was trained to.
 //!
-//! A rotary pair `i` of `d` dims turns by `fᵢ = base^(−2i/d)` a position. Each method slows the hands in its own way;
-//! `L` is the length of the present sequence, `M` the one of training.
+//! A rotary pair `i` of `d` dims rotates by `fᵢ = base^(−2i/d)` a position. Each method lowers the frequencies in its
+//! own way. `L` is the length of the present sequence, `M` the one of training.
 //!
 //! | method | frequencies | source |
 //! |---|---|---|
 //! | [`Linear`](Scaling::Linear) | `f/factor` | Chen et al. 2023, arXiv 2306.15595 |
 //! | [`Ntk`](Scaling::Ntk) | base times `factor^(d/(d−2))` | bloc97 2023; arXiv 2309.00071, §3.1 |
 //! | [`Dynamic`](Scaling::Dynamic) | base times `(factor·L/M − (factor−1))^(d/(d−2))` once `L > M` | emozilla 2023; ibid. |
-//! | [`Yarn`] | slow hands as linear, fast hands kept, a ramp between; cos and sin scaled | Peng et al. 2023, arXiv 2309.00071 |
+//! | [`Yarn`] | low ones as linear, high ones kept, a ramp between; cos and sin scaled | Peng et al. 2023, arXiv 2309.00071 |
 //! | [`Llama3`] | the same idea by wavelength | Llama 3, arXiv 2407.21783 |
 //! | [`LongRope`] | a searched factor per pair, one list for short, one for long sequences | Ding et al. 2024, arXiv 2402.13753 |
 //!
-//! The formulas follow the Hugging Face rope utilities, which the published checkpoints were made for.
+//! The formulas follow the Hugging Face rope utilities, for which the published checkpoints were made.
 
 use crate::error::{AttnError, Result};
 

@@ -1,4 +1,4 @@
-//! The reference over a cache in bytes: the oracle of everything that reads such caches.
+//! The reference over a cache in bytes: the oracle of all engines that read such caches.
 
 use crate::element::{Element, Real};
 use crate::error::Result;

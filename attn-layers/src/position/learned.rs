@@ -1,7 +1,7 @@
 //! Learned positions: one trained row per position, looked up and added to the embeddings.
 //!
-//! What GPT-2 and BERT do (the alternative of arXiv 1706.03762, §3.5). A position beyond the table has no row, and is
-//! an error here rather than a wrong row.
+//! GPT-2 and BERT use them (the alternative of arXiv 1706.03762, §3.5). A position beyond the table has no row: it is
+//! an error, never a wrong row.
 
 use attn_core::position::Positions;
 use attn_core::{AttnError, Element, Result, View, ViewMut};

@@ -1,4 +1,4 @@
-//! The sinusoidal table of the original Transformer: each pair of dims is a clock hand of its own speed.
+//! The sinusoidal table of the original Transformer: each pair of dims rotates at a speed of its own.
 //!
 //! `pe[pos, 2i] = sin(pos/base^(2i/d_model))`, `pe[pos, 2i+1] = cos(same)`, base 10 000 (Vaswani et al. 2017, arXiv
 //! 1706.03762, §3.5). Nothing is learned, and any position has a row.

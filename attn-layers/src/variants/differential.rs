@@ -5,8 +5,8 @@
 //! λ = exp(λq₁·λk₁) − exp(λq₂·λk₂) + λ_init,   λ_init = 0.8 − 0.6·exp(−0.3·layer)
 //! ```
 //!
-//! What both maps attend to cancels, as noise does in a differential amplifier (Ye et al. 2024, arXiv 2410.05258). Each
-//! head's output is then normalised on its own and multiplied by `1 − λ_init` ([`HeadNorm`]).
+//! Keys that both maps attend to cancel, as noise does in a differential amplifier (Ye et al. 2024, arXiv 2410.05258).
+//! Each head's output is then normalised by itself and multiplied by `1 − λ_init` ([`HeadNorm`]).
 
 use attn_core::element::Real;
 use attn_core::engine::{attend_row, dot};

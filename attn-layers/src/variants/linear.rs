@@ -1,13 +1,13 @@
 //! Linear attention: without the softmax, keys and values fold into a state of fixed size.
 //!
-//! Replace `exp(q·k)` by `φ(q)·φ(k)` with `φ(x) = elu(x) + 1` and the sum over keys can be taken first (Katharopoulos
-//! et al. 2020, "Transformers are RNNs", arXiv 2006.16236, eq. 4-12):
+//! With `φ(q)·φ(k)` in the place of `exp(q·k)`, where `φ(x) = elu(x) + 1`, the sum over keys can be taken first
+//! (Katharopoulos et al. 2020, "Transformers are RNNs", arXiv 2006.16236, eq. 4-12):
 //!
 //! ```text
 //! yᵢ = φ(qᵢ)·S / (φ(qᵢ)·z + eps),   S = Σⱼ φ(kⱼ)·vⱼᵀ  [head_dim, value_dim],   z = Σⱼ φ(kⱼ)  [head_dim]
 //! ```
 //!
-//! O(n·head_dim·value_dim) time whatever the length, and a causal decoder needs `S` and `z` alone to go on. There is no
+//! The time is O(n·head_dim·value_dim), and a causal decoder needs only `S` and `z` to go on. There is no
 //! `1/√head_dim`. It is not softmax attention, nor an approximation of it. Its gradient is
 //! [`LinearAttention::backward`].
 

@@ -1,5 +1,5 @@
-//! Multi-head latent attention: one small vector per token is cached, and every head reads its keys and values out of
-//! it.
+//! Multi-head latent attention: the cache holds one small vector per token, and every head computes its keys and values
+//! from it.
 //!
 //! DeepSeek-V2 (arXiv 2405.04434, §2.1), in the convention `x·W`; `r` is the latent's size, `dn` and `dr` the dims of a
 //! head without and with rotary position, `dv` those of a value:
@@ -13,10 +13,10 @@
 //! Absorbed: score = (q_nope·w_ukᵀ)·c_kv + q_rope·k_rope, context = (weights·c_kv)·w_uv
 //! ```
 //!
-//! Both forms are the same by associativity. The expanded one spends `kv_len·r·(dn + dv)` a head before it attends and
-//! suits prefill; the absorbed one never makes keys and values, but attends in `r + dr` dims as one key head for all
+//! Both forms are the same by associativity. The expanded one spends `kv_len·r·(dn + dv)` a head before it attends: it
+//! suits prefill. The absorbed one never makes keys and values, and attends in `r + dr` dims with one key head for all
 //! query heads: it suits decoding. The cache is one tensor `[batch, 1, capacity, r + dr]` that holds `c_kv | k_rope`,
-//! so that the absorbed form reads it as it is.
+//! and the absorbed form reads it as it is.
 
 mod layer;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A rank's queries in blocks, and where the rows of a block are among those of the rank.
+//! A rank's queries in blocks, and the places of a block's rows among those of the rank.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! The ring with the bits of one process: states of whole chunks of 512 keys, merged in the tree of their positions.
 //!
-//! A chunk that lies in several shards is put together first, whenever its last key arrives. It is computed by the
-//! kernel that a reproducible call of one process runs.
+//! A chunk that is spread over several shards is put together first, when its last key arrives. The kernel of
+//! reproducible calls of one process computes it.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,8 @@
 //! The ring of gradients: keys and values travel as in a prefill, and their sums of `dk` and `dv` travel behind them.
 //!
-//! In each step a rank computes what its queries add to the gradients of the shard that it holds. Meanwhile the next
-//! shard arrives, and so do the sums that all ranks before it have made for the present one. The sums of the last step
-//! leave. After `ranks` steps one more transfer brings the sums home. Everything that travels hides behind computation,
-//! but for that last transfer.
+//! In each step a rank computes the share of its queries in the gradients of its present shard. Meanwhile the next
+//! shard arrives, and so do the sums of all earlier ranks for the present one. The sums of the last step leave. After
+//! `ranks` steps one more transfer brings the sums home. Computation hides all transfers but this last one.
 //!
 //! Sums are f32, and each is a chain in the order of the ring, which begins at the rank that holds the keys.
 

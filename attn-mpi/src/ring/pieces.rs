@@ -1,4 +1,4 @@
-//! Which rows of a rank's queries and of a shard's keys one call of the kernels takes together.
+//! The rows of a rank's queries and of a shard's keys that one call of the kernels takes together.
 //!
 //! A rank holds several ranges of positions, and so does a shard. If nothing but a causal mask (or no mask at all)
 //! depends on positions, the rows of several ranges are often one call: its mask is causal by rows, not by positions.

@@ -9,15 +9,15 @@ pub(super) struct Buffers<'w> {
     pub(super) q: &'w mut [Operand],
     pub(super) k: &'w mut [Operand],
     pub(super) v: &'w mut [Operand],
-    /// Weights of two groups of chunks.
+    /// Weights of two groups of tiles.
     pub(super) p: [&'w mut [Operand]; 2],
     pub(super) out: &'w mut [f32],
     pub(super) max: &'w mut [f32],
     pub(super) sum: &'w mut [f32],
-    /// Totals of groups of chunks: outputs, sums and what they have lost, and the references that they are relative to.
+    /// Totals of groups of tiles: outputs, sums and what they have lost, and the references that they are relative to.
     pub(super) totals: [&'w mut [f32]; 5],
     pub(super) factor: &'w mut [f32],
-    /// Scores of two chunks.
+    /// Scores of two tiles.
     pub(super) s: [&'w mut [f32]; 2],
     pub(super) stage: &'w mut [f32],
     pub(super) bias: &'w mut [f32],
@@ -27,10 +27,10 @@ impl<'w> Buffers<'w> {
     pub(super) fn new(lines: &'w mut [Line], layout: &Layout) -> Self {
         let mut cutter = Cutter::new(lines);
         Self {
-            q: cutter.tiles(layout.blocks * layout.q_tiles()),
-            k: cutter.tiles(layout.chunks * layout.k_tiles()),
-            v: cutter.tiles(layout.chunks * layout.v_tiles()),
-            p: [cutter.tiles(layout.p_tiles()), cutter.tiles(layout.p_tiles())],
+            q: cutter.operands(layout.blocks * layout.q_operands()),
+            k: cutter.operands(layout.tiles * layout.k_operands()),
+            v: cutter.operands(layout.tiles * layout.v_operands()),
+            p: [cutter.operands(layout.p_operands()), cutter.operands(layout.p_operands())],
             out: cutter.floats(layout.blocks * layout.out_floats()),
             max: cutter.floats(layout.blocks * SIDE),
             sum: cutter.floats(layout.blocks * SIDE),

@@ -9,7 +9,7 @@
 use super::model::{halves, rounded};
 use super::product::{AmxUnit, Operand, Products, SIDE, Square};
 
-/// Rows of a tile, and words of a row.
+/// Rows of an operand, and words of a row.
 const ROWS: usize = 16;
 
 /// The unit in plain Rust.

@@ -3,9 +3,9 @@
 //! A work item is some blocks of 32 queries of one head, up to 2048 queries. If one thread has a shorter head to
 //! itself, the item is the head, so that keys and values are packed once. They are packed a super-block at a time, and
 //! all blocks of the item read it before the next one is packed: this pays for the packing. The super-block stays in
-//! the second cache (2 MiB on processors with AMX), and the blocks' queries and outputs pass through it. What one block
-//! reads over and over (a chunk of scores, its weights, the block's queries and output) stays in the first cache: 28
-//! KiB at head_dim 64 and one part each.
+//! the second cache (2 MiB on processors with AMX), and the blocks' queries and outputs pass through it. The arrays
+//! that one block reads over and over (the scores of a tile, their weights, the block's queries and output) stay in the
+//! first cache: 28 KiB at head_dim 64 and one part each.
 
 use attn_core::{AttnShape, Dtype};
 
@@ -22,10 +22,10 @@ pub(crate) const MAX_BLOCKS: usize = 64;
 /// Fewest blocks of an item if threads share a call, as far as there are as many: packing is paid for by the blocks
 /// that use it.
 const MIN_BLOCKS: usize = 4;
-/// Most chunks of a super-block.
-pub(crate) const MAX_CHUNKS: usize = 16;
+/// Most tiles of a super-block.
+pub(crate) const MAX_TILES: usize = 16;
 
-/// Chunks that are added up plainly before they join a total. Products of parts have 16 bits, so that sums of 256 like
+/// Tiles that are added up plainly before they join a total. Products of parts have 16 bits, so that sums of 256 like
 /// ones are exact.
 pub(crate) const GROUP: usize = 8;
 
@@ -36,29 +36,29 @@ pub(crate) struct Layout {
     /// Steps of the score product: 32 channels each.
     pub(crate) depth: usize,
     /// Squares of an output: 32 channels each.
-    pub(crate) pieces: usize,
-    /// Chunks of 32 keys of a super-block; an even number.
-    pub(crate) chunks: usize,
+    pub(crate) squares: usize,
+    /// Tiles of 32 keys of a super-block; an even number.
+    pub(crate) tiles: usize,
     /// Most blocks of 32 queries of a work item.
     pub(crate) blocks: usize,
     /// Whether there is a bias.
     bias: bool,
-    /// Whether groups of chunks join a total: where an f32 output shows what long sums lose.
+    /// Whether groups of tiles join a total: where an f32 output shows what long sums lose.
     pub(crate) totals: bool,
 }
 
 impl Layout {
     pub(crate) fn of(shape: &AttnShape, method: Method, bias: bool, output: Dtype) -> Self {
-        let (depth, pieces) = (shape.head_dim.div_ceil(SIDE), shape.value_dim.div_ceil(SIDE));
-        // A tile pair is 2 KiB.
-        let chunk_bytes = (depth * method.qk_parts() + pieces * method.v_parts()) << 11;
+        let (depth, squares) = (shape.head_dim.div_ceil(SIDE), shape.value_dim.div_ceil(SIDE));
+        // A pair of operands is 2 KiB.
+        let tile_bytes = (depth * method.qk_parts() + squares * method.v_parts()) << 11;
         let there = shape.kv_len.div_ceil(2 * SIDE).max(1) * 2;
-        let chunks = (PACKED_BYTES / chunk_bytes.max(1) / 2 * 2).clamp(2, MAX_CHUNKS).min(there);
-        let block_bytes = (depth * method.qk_parts() + pieces * 2) << 11;
+        let tiles = (PACKED_BYTES / tile_bytes.max(1) / 2 * 2).clamp(2, MAX_TILES).min(there);
+        let block_bytes = (depth * method.qk_parts() + squares * 2) << 11;
         let most = (ITEM_BYTES / block_bytes.max(1)).clamp(1, MAX_BLOCKS);
         let blocks = most.min(shape.q_len.div_ceil(SIDE).max(1));
         let totals = matches!(output, Dtype::F32) && shape.kv_len > GROUP * SIDE;
-        Self { method, depth, pieces, chunks, blocks, bias, totals }
+        Self { method, depth, squares, tiles, blocks, bias, totals }
     }
 
     /// Most queries of a work item.
@@ -74,36 +74,36 @@ impl Layout {
         (all / items.max(1)).max(MIN_BLOCKS).min(self.blocks) * SIDE
     }
 
-    /// Tiles of the queries of a block.
-    pub(crate) const fn q_tiles(&self) -> usize {
+    /// Operands of the queries of a block.
+    pub(crate) const fn q_operands(&self) -> usize {
         self.depth * self.method.qk_parts() * 2
     }
 
-    /// Tiles of the keys of a chunk.
-    pub(crate) const fn k_tiles(&self) -> usize {
+    /// Operands of the keys of a tile.
+    pub(crate) const fn k_operands(&self) -> usize {
         self.depth * self.method.qk_parts() * 2
     }
 
-    /// Tiles of the values of a chunk.
-    pub(crate) const fn v_tiles(&self) -> usize {
-        self.pieces * self.method.v_parts() * 2
+    /// Operands of the values of a tile.
+    pub(crate) const fn v_operands(&self) -> usize {
+        self.squares * self.method.v_parts() * 2
     }
 
-    /// Where the value tiles of a chunk and a piece start: `v[group][piece][chunk of the group][part][2]`.
-    pub(crate) const fn v_start(&self, chunk: usize, piece: usize) -> usize {
-        let log2 = self.method.chunks_log2();
-        let (group, within) = (chunk >> log2, chunk & (self.method.chunks() - 1));
-        (((group * self.pieces + piece) << log2) + within) * self.method.v_parts() * 2
+    /// Where the value operands of a tile and a square start: `v[group][square][tile of the group][part][2]`.
+    pub(crate) const fn v_start(&self, tile: usize, square: usize) -> usize {
+        let log2 = self.method.tiles_log2();
+        let (group, within) = (tile >> log2, tile & (self.method.tiles() - 1));
+        (((group * self.squares + square) << log2) + within) * self.method.v_parts() * 2
     }
 
-    /// Tiles of the weights of a group of chunks.
-    pub(crate) const fn p_tiles(&self) -> usize {
-        self.method.chunks() * self.method.p_parts() * 2
+    /// Operands of the weights of a group of tiles.
+    pub(crate) const fn p_operands(&self) -> usize {
+        self.method.tiles() * self.method.p_parts() * 2
     }
 
     /// Floats of the output of a block.
     pub(crate) const fn out_floats(&self) -> usize {
-        self.pieces * SIDE * SIDE
+        self.squares * SIDE * SIDE
     }
 
     /// Floats of the arrays of a total, of all blocks: outputs, and sums or maxima.
@@ -112,9 +112,9 @@ impl Layout {
         [blocks * self.out_floats(), blocks * SIDE]
     }
 
-    /// Floats of the rows that are read before they become tiles: a chunk of the wider of keys and values.
+    /// Floats of the rows that are read before they become operands: a tile of the wider of keys and values.
     pub(crate) fn stage_floats(&self) -> usize {
-        self.depth.max(self.pieces) * SIDE * SIDE
+        self.depth.max(self.squares) * SIDE * SIDE
     }
 
     /// Floats of a tile of the bias.
@@ -124,17 +124,19 @@ impl Layout {
 
     /// Lines of all of it.
     pub(crate) fn lines(&self) -> usize {
-        let tiles = self.blocks * self.q_tiles() + self.chunks * (self.k_tiles() + self.v_tiles()) + 2 * self.p_tiles();
+        let operands = self.blocks * self.q_operands()
+            + self.tiles * (self.k_operands() + self.v_operands())
+            + 2 * self.p_operands();
         let floats = [
             self.blocks * self.out_floats(),
             self.blocks * SIDE, // maxima
             self.blocks * SIDE, // sums
             SIDE,               // factors
-            2 * SIDE * SIDE,    // scores of two chunks
+            2 * SIDE * SIDE,    // scores of two tiles
             self.stage_floats(),
             self.bias_floats(),
         ];
         let [out, row] = self.total_floats().map(lines_for);
-        tiles * lines_for(256) + floats.into_iter().map(lines_for).sum::<usize>() + 2 * out + 3 * row
+        operands * lines_for(256) + floats.into_iter().map(lines_for).sum::<usize>() + 2 * out + 3 * row
     }
 }

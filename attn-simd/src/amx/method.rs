@@ -59,14 +59,14 @@ impl Method {
         self.values.parts().1
     }
 
-    /// Chunks of keys that the value product takes at a time. One product per chunk would be lost in loading and
-    /// storing its sums; with many, the tiles of two chunks would not stay in L1.
-    pub(crate) const fn chunks(self) -> usize {
-        1 << self.chunks_log2()
+    /// Tiles of keys that the value product takes at a time. One product per tile would be lost in loading and
+    /// storing its sums; with many, the operands of two tiles would not stay in L1.
+    pub(crate) const fn tiles(self) -> usize {
+        1 << self.tiles_log2()
     }
 
-    /// The same as a power of 2, because every chunk divides by it, and divisions take long.
-    pub(crate) const fn chunks_log2(self) -> u32 {
+    /// The same as a power of 2, because every tile divides by it, and divisions take long.
+    pub(crate) const fn tiles_log2(self) -> u32 {
         if self.v_parts() == 1 { 1 } else { 0 }
     }
 }

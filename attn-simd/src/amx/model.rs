@@ -5,7 +5,7 @@
 //! instructions give the same bits, on an emulated processor (Bochs) and on Granite Rapids. Per element of C the
 //! products of the even halves form one chain of fused multiply-adds that starts at 0, those of the odd halves another;
 //! the two sums are added, and the result to C. Everything rounds to nearest even whatever MXCSR says, subnormal
-//! operands count as 0 and subnormal results become 0. TILELOADD zeroes what lies beyond the tile's rows and columns.
+//! operands count as 0 and subnormal results become 0. TILELOADD zeroes what is beyond the register's rows and columns.
 //!
 //! In doubles: a product of two bfloat16 has 16 bits and is exact; adding a float to it rounds twice, to 53 bits and to
 //! 24, which differs from rounding once only where the first rounding lands on the middle between two floats. The sum
@@ -14,10 +14,10 @@
 
 use super::product::{AmxUnit, Load, Operand, Products, SIDE, Square};
 
-/// Rows of a tile, and words of a row.
+/// Rows of a register, and words of a row.
 const ROWS: usize = 16;
 
-/// The tile registers of one thread, and their configuration.
+/// AMX's registers of one thread, and their configuration.
 pub(crate) struct Model {
     rows: [usize; 8],
     words: [usize; 8],
@@ -25,21 +25,21 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// All eight tiles configured to sixteen rows of sixteen words, all zero.
+    /// All eight registers configured to sixteen rows of sixteen words, all zero.
     pub(crate) fn new() -> Self {
         Self { rows: [ROWS; 8], words: [ROWS; 8], tmm: [[[0; ROWS]; ROWS]; 8] }
     }
 
     /// TILEZERO.
-    fn zero(&mut self, tile: usize) {
-        self.tmm[tile] = [[0; ROWS]; ROWS];
+    fn zero(&mut self, register: usize) {
+        self.tmm[register] = [[0; ROWS]; ROWS];
     }
 
     /// TILELOADD: rows of `src`, `stride` words apart.
-    fn load(&mut self, tile: usize, src: &[f32], stride: usize) {
-        self.zero(tile);
-        let (rows, words) = (self.rows[tile], self.words[tile]);
-        for (n, row) in self.tmm[tile].iter_mut().enumerate().take(rows) {
+    fn load(&mut self, register: usize, src: &[f32], stride: usize) {
+        self.zero(register);
+        let (rows, words) = (self.rows[register], self.words[register]);
+        for (n, row) in self.tmm[register].iter_mut().enumerate().take(rows) {
             for (word, x) in row.iter_mut().zip(&src[n * stride..][..words]) {
                 *word = x.to_bits();
             }
@@ -47,9 +47,9 @@ impl Model {
     }
 
     /// TILESTORED: rows of `dst`, `stride` words apart.
-    fn store(&self, tile: usize, dst: &mut [f32], stride: usize) {
-        let (rows, words) = (self.rows[tile], self.words[tile]);
-        for (n, row) in self.tmm[tile].iter().enumerate().take(rows) {
+    fn store(&self, register: usize, dst: &mut [f32], stride: usize) {
+        let (rows, words) = (self.rows[register], self.words[register]);
+        for (n, row) in self.tmm[register].iter().enumerate().take(rows) {
             for (x, word) in dst[n * stride..][..words].iter_mut().zip(row) {
                 *x = f32::from_bits(*word);
             }
@@ -106,13 +106,13 @@ impl AmxUnit for Model {
 
     fn block(&mut self, products: Products, a: &[Operand], b: &[Operand], steps: usize, fresh: bool, c: &mut Square) {
         products.check(a, b, steps);
-        // The same tiles as the leaf: sums in 0 to 3, A in 4 and 5, B in 6 and 7.
+        // The same registers as the leaf: sums in 0 to 3, A in 4 and 5, B in 6 and 7.
         const SUMS: [(usize, usize); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
-        for (tile, (i, j)) in SUMS.into_iter().enumerate() {
+        for (register, (i, j)) in SUMS.into_iter().enumerate() {
             if fresh {
-                self.zero(tile);
+                self.zero(register);
             } else {
-                self.load(tile, &c[(i * SIDE + j) * ROWS..], SIDE);
+                self.load(register, &c[(i * SIDE + j) * ROWS..], SIDE);
             }
         }
         let (in_a, in_b) = products.parts();
@@ -126,13 +126,13 @@ impl AmxUnit for Model {
                         }
                     }
                 }
-                for (tile, (i, j)) in SUMS.into_iter().enumerate() {
-                    self.multiply(tile, 4 + i, 6 + j);
+                for (register, (i, j)) in SUMS.into_iter().enumerate() {
+                    self.multiply(register, 4 + i, 6 + j);
                 }
             }
         }
-        for (tile, (i, j)) in SUMS.into_iter().enumerate() {
-            self.store(tile, &mut c[(i * SIDE + j) * ROWS..], SIDE);
+        for (register, (i, j)) in SUMS.into_iter().enumerate() {
+            self.store(register, &mut c[(i * SIDE + j) * ROWS..], SIDE);
         }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_and_products_stop_at_the_tile() {
+    fn loads_and_products_stop_at_the_end_of_a_register() {
         let mut model = Model::new();
         model.rows = [3, 16, 16, 16, 3, 16, 5, 16];
         model.words = [4, 16, 16, 16, 5, 16, 4, 16];
@@ -261,10 +261,10 @@ mod tests {
         model.load(0, &[7.0; 256], 16);
         model.load(4, &ones, 16);
         model.load(6, &ones, 16);
-        for (tile, rows, columns) in [(0, 3, 4), (4, 3, 5), (6, 5, 4)] {
-            for (r, row) in model.tmm[tile].iter().enumerate() {
+        for (register, rows, columns) in [(0, 3, 4), (4, 3, 5), (6, 5, 4)] {
+            for (r, row) in model.tmm[register].iter().enumerate() {
                 for (c, word) in row.iter().enumerate() {
-                    assert_eq!(*word != 0, r < rows && c < columns, "tile {tile} row {r} word {c}");
+                    assert_eq!(*word != 0, r < rows && c < columns, "register {register} row {r} word {c}");
                 }
             }
         }
@@ -272,7 +272,7 @@ mod tests {
         let mut got = [-1.0; 256];
         model.store(0, &mut got, 16);
         for (n, x) in got.into_iter().enumerate() {
-            // Five words of two ones each, added to seven; what is outside of the tile is not written.
+            // Five words of two ones each, added to seven; nothing outside of the register is written.
             assert_eq!(x, if n / 16 < 3 && n % 16 < 4 { 17.0 } else { -1.0 }, "{n}");
         }
     }
@@ -285,15 +285,16 @@ mod tests {
         for products in &[One, OneByTwo, OneByThree, Three, Four, Five, Six][all] {
             let (in_a, in_b) = products.parts();
             // Small integers, so that everything is exact: number `n` of a part.
-            let tiles = |parts: usize, scale: usize| -> Vec<Operand> {
+            let operands = |parts: usize, scale: usize| -> Vec<Operand> {
                 (0..steps * parts * 2)
-                    .map(|tile| {
-                        let numbers: Vec<f32> = (0..512).map(|n| ((n * scale + tile * 5) % 7) as f32 - 3.0).collect();
-                        Operand(words(&numbers).try_into().expect("a tile"))
+                    .map(|operand| {
+                        let numbers: Vec<f32> =
+                            (0..512).map(|n| ((n * scale + operand * 5) % 7) as f32 - 3.0).collect();
+                        Operand(words(&numbers).try_into().expect("an operand"))
                     })
                     .collect()
             };
-            let (a, b) = (tiles(in_a, 3), tiles(in_b, 11));
+            let (a, b) = (operands(in_a, 3), operands(in_b, 11));
             // A: rows of channel pairs; B: pairs of rows by columns.
             let at_a = |step: usize, part: usize, row: usize, k: usize| {
                 let word = a[(step * in_a + part) * 2 + row / 16].0[row % 16 * 16 + k / 2];

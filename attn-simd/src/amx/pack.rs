@@ -1,4 +1,4 @@
-//! Rows of q, k and v become tiles of bf16 parts; rows with numbers that the parts cannot hold become 0 and are marked.
+//! Rows of q, k and v become operands of bf16 parts. Rows with numbers that parts cannot hold become 0 and are marked.
 //!
 //! A part is the nearest bfloat16 to the rest of the parts before it, so that two hold any f16 and three any f32 of
 //! ordinary size, exactly. Contiguous rows of bf16 are one part as they are: their bits are copied.
@@ -206,16 +206,16 @@ fn transpose<I: Isa>(isa: I, src: &[f32; 256], dst: &mut [f32; 256]) {
     }
 }
 
-/// Sixteen rows of words, which `fill` writes, as a tile.
+/// Sixteen rows of words, which `fill` writes, as an operand.
 #[inline(always)]
-fn put<I: Isa, const TRANSPOSED: bool>(isa: I, tile: &mut Operand, mut fill: impl FnMut(usize, &mut [f32])) {
+fn put<I: Isa, const TRANSPOSED: bool>(isa: I, operand: &mut Operand, mut fill: impl FnMut(usize, &mut [f32])) {
     let mut words = [0.0; 256];
-    let rows = if TRANSPOSED { &mut words } else { &mut tile.0 };
+    let rows = if TRANSPOSED { &mut words } else { &mut operand.0 };
     for (n, row) in rows.chunks_exact_mut(16).enumerate() {
         fill(n, row);
     }
     if TRANSPOSED {
-        transpose(isa, &words, &mut tile.0);
+        transpose(isa, &words, &mut operand.0);
     }
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     channels: usize,
     (parts, factor): (usize, f32),
     stage: &mut [f32],
-    tiles: &mut [Operand],
+    operands: &mut [Operand],
 ) -> u32 {
     let squares = channels.div_ceil(SIDE);
     if squares == 0 {
@@ -239,11 +239,11 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
         && factor == 1.0
         && let Some((lines, odd)) = lying(input, rows, Sizes::CHANNELS)
     {
-        for (square, pair) in tiles.chunks_exact_mut(2).enumerate().take(squares) {
-            for (tile, lines) in pair.iter_mut().zip(lines.as_chunks::<16>().0) {
+        for (square, pair) in operands.chunks_exact_mut(2).enumerate().take(squares) {
+            for (operand, lines) in pair.iter_mut().zip(lines.as_chunks::<16>().0) {
                 put::<I, TRANSPOSED>(
                     isa,
-                    tile,
+                    operand,
                     #[inline(always)]
                     |row, words| pair_bits(some(lines[row], square * SIDE), words),
                 );
@@ -253,12 +253,12 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     }
     let odd = read(isa, input, rows, channels, (Sizes::CHANNELS, factor), stage);
     let mut line = [0.0; SIDE];
-    for (square, tiles) in tiles.chunks_exact_mut(2 * parts).enumerate().take(squares) {
-        for pair in tiles.chunks_exact_mut(2) {
-            for (half, tile) in pair.iter_mut().enumerate() {
+    for (square, operands) in operands.chunks_exact_mut(2 * parts).enumerate().take(squares) {
+        for pair in operands.chunks_exact_mut(2) {
+            for (half, operand) in pair.iter_mut().enumerate() {
                 put::<I, TRANSPOSED>(
                     isa,
-                    tile,
+                    operand,
                     #[inline(always)]
                     |row, words| {
                         let at = (half * 16 + row) * squares * SIDE + square * SIDE;
@@ -272,9 +272,9 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     odd
 }
 
-/// Packs values, whose rows the product runs over: tiles of sixteen channels by words of two keys, [`value_factor`]
-/// times as large. `place(square)` says where the tiles of 32 channels start, `[part][16 channels]`. Returns the rows
-/// that parts cannot hold.
+/// Packs values, over whose rows the product runs: operands of sixteen channels by words of two keys, [`value_factor`]
+/// times as large. `place(square)` is the index of the first operand of 32 channels, `[part][16 channels]`. Returns the
+/// rows that parts cannot hold.
 #[inline(always)]
 pub(crate) fn along_rows<I: Isa>(
     isa: I,
@@ -282,7 +282,7 @@ pub(crate) fn along_rows<I: Isa>(
     rows: Rows,
     (channels, parts): (usize, usize),
     stage: &mut [f32],
-    tiles: &mut [Operand],
+    operands: &mut [Operand],
     place: impl Fn(usize) -> usize,
 ) -> u32 {
     let squares = channels.div_ceil(SIDE);
@@ -307,7 +307,7 @@ pub(crate) fn along_rows<I: Isa>(
                         isa.store(isa.pair_bf16(even, odd), &mut words[lane..]);
                     }
                 }
-                transpose(isa, &words, &mut tiles[place(square) + half].0);
+                transpose(isa, &words, &mut operands[place(square) + half].0);
             }
         }
         return odd;
@@ -330,7 +330,7 @@ pub(crate) fn along_rows<I: Isa>(
                         isa.store(isa.pair_bf16(rounded[0], rounded[1]), &mut words[lane..]);
                     }
                 }
-                transpose(isa, &words, &mut tiles[place(square) + part * 2 + half].0);
+                transpose(isa, &words, &mut operands[place(square) + part * 2 + half].0);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! [`AmxUnit`]: what the kernel needs of AMX and its models. An operand is sixteen rows of sixteen words: two bfloat16.
+//! [`AmxUnit`]: the trait of AMX and its models. An operand is sixteen rows of sixteen words, each two bfloat16.
 //!
 //! One operation computes both products: each step adds products of two operands of A and two of B to a square of 32 ×
 //! 32 sums.
@@ -21,7 +21,7 @@ pub(crate) struct Operand(pub(crate) [f32; 256]);
 /// Rows and columns of a square of sums.
 pub(crate) const SIDE: usize = 32;
 
-/// A square of 32 × 32 sums, row by row: 2 × 2 tiles.
+/// A square of 32 × 32 sums, row by row: 2 × 2 registers of AMX.
 pub(crate) type Square = [f32; SIDE * SIDE];
 
 /// A square of an array of them.
@@ -119,12 +119,12 @@ impl Products {
     #[inline(always)]
     pub(crate) fn check(self, a: &[Operand], b: &[Operand], steps: usize) {
         let (in_a, in_b) = self.parts();
-        let holds = |tiles: &[Operand], parts: usize| steps.saturating_mul(2 * parts) <= tiles.len();
-        assert!(holds(a, in_a) && holds(b, in_b), "tiles of {steps} steps");
+        let holds = |operands: &[Operand], parts: usize| steps.saturating_mul(2 * parts) <= operands.len();
+        assert!(holds(a, in_a) && holds(b, in_b), "operands of {steps} steps");
     }
 }
 
-/// What multiplies tiles, on this thread.
+/// Multiplies operands, on this thread.
 pub(crate) trait AmxUnit {
     /// Makes the unit ready again after the caller's mods, which may have used it for something else.
     fn refresh(&mut self);

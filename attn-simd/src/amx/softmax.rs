@@ -1,4 +1,4 @@
-//! The streaming softmax of one chunk of 32 keys by 32 queries, whose weights become tiles.
+//! The streaming softmax of one tile of 32 keys by 32 queries, whose weights become operands.
 //!
 //! The exponent of a weight is its score minus the row's base, and the base may stay below the largest score. Only when
 //! a weight would exceed 2⁸ does the base become the maximum, and outputs are rescaled (FlashAttention-4's conditional
@@ -7,7 +7,7 @@
 //!
 //! A weight in one bfloat16 does lose something: the largest one would be exactly 1, and its neighbours just below it,
 //! at the best place for rounding. The root mean square is 1.31 there, against 1.40 of correct rounding. So the
-//! base follows twice per octave of keys, at chunks 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
+//! base follows twice per octave of keys, at tiles 1, 2, 3, 4, 6, 8, 12, …: often enough to have seen most of
 //! a row's keys, and seldom enough to cost nothing.
 //!
 //! Weights and their sums are stored times 2²⁴ ([`RAISE`](crate::math::RAISE)). AMX flushes subnormals; the parts of
@@ -18,15 +18,15 @@ use crate::isa::Isa;
 use crate::math::{exp2, exp2_raised};
 use crate::prefill::softmax::State;
 
-/// Most that a weight may grow to before the base follows, as a power of 2, at a chunk of keys (its number from
+/// Most that a weight may grow to before the base follows, as a power of 2, at a tile of keys (its number from
 /// the first key on).
-pub(crate) const fn threshold(parts: usize, chunk: usize) -> f32 {
+pub(crate) const fn threshold(parts: usize, tile: usize) -> f32 {
     // All bits below the two highest are 0.
-    let follows = chunk & (chunk.next_power_of_two() >> 2).wrapping_sub(1) == 0 || chunk < 4;
+    let follows = tile & (tile.next_power_of_two() >> 2).wrapping_sub(1) == 0 || tile < 4;
     if parts == 1 && follows { 0.0 } else { 8.0 }
 }
 
-/// Takes the scores `s[key][query]` of a chunk into account: the base of each row follows if a weight would exceed the
+/// Takes the scores `s[key][query]` of a tile into account: the base of each row follows if a weight would exceed the
 /// threshold. Returns whether any base has followed: then the caller multiplies outputs by `state.factor`; the sums are
 /// multiplied here.
 #[inline(always)]
@@ -99,11 +99,11 @@ pub(crate) fn multiply<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], factor
     }
 }
 
-/// The bases of the weights of one chunk, and their sums.
+/// The bases of the weights of one tile, and their sums.
 pub(crate) struct Weigher<I: Isa, const NQ: usize> {
     base: [I::F; NQ],
     c: I::F,
-    /// Of each quarter of the chunk.
+    /// Of each quarter of the tile.
     sums: [[I::F; NQ]; 4],
 }
 
@@ -118,8 +118,8 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         Self { base, c: isa.splat(log2_scale), sums: [[isa.splat(0.0); NQ]; 4] }
     }
 
-    /// Weights of the pairs of keys `pairs`, into the tiles `[part][16 queries]`. The exponential has a polynomial of
-    /// `DEGREE`.
+    /// Writes the weights of the pairs of keys `pairs` into the operands `[part][16 queries]`. The exponential has a
+    /// polynomial of `DEGREE`.
     ///
     /// A function of its own, so that its loop has all registers.
     #[inline(never)]
@@ -128,11 +128,11 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         isa: I,
         scores: &[f32],
         pairs: core::ops::Range<usize>,
-        tiles: &mut [Operand],
+        operands: &mut [Operand],
     ) {
         isa.vectorize(
             #[inline(always)]
-            || self.weigh_inlined::<PARTS, DEGREE>(isa, scores, pairs, tiles),
+            || self.weigh_inlined::<PARTS, DEGREE>(isa, scores, pairs, operands),
         );
     }
 
@@ -142,9 +142,9 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         isa: I,
         scores: &[f32],
         pairs: core::ops::Range<usize>,
-        tiles: &mut [Operand],
+        operands: &mut [Operand],
     ) {
-        let tiles = &mut tiles[..2 * PARTS];
+        let operands = &mut operands[..2 * PARTS];
         let (base, c) = (self.base, self.c);
         let mut start = pairs.start;
         while start < pairs.end {
@@ -176,7 +176,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
                             _ => [isa.round_bf16(rest[0]), isa.round_bf16(rest[1])],
                         };
                         let words = isa.pair_bf16(rounded[0], rounded[1]);
-                        isa.store(words, &mut tiles[part * 2 + column].0[pair % 16 * 16 + lane..][..I::LANES]);
+                        isa.store(words, &mut operands[part * 2 + column].0[pair % 16 * 16 + lane..][..I::LANES]);
                         if part + 1 < PARTS {
                             rest = [isa.sub(rest[0], rounded[0]), isa.sub(rest[1], rounded[1])];
                         }
@@ -188,7 +188,7 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
         }
     }
 
-    /// Adds the chunk's sums to those of the rows.
+    /// Adds the tile's sums to those of the rows.
     #[inline(always)]
     pub(crate) fn finish(self, isa: I, state: &mut State<'_>) {
         let [a, b, c, d] = self.sums;
@@ -202,12 +202,12 @@ impl<I: Isa, const NQ: usize> Weigher<I, NQ> {
 /// Sets the weights of the pairs of keys `pairs` that dropout does not keep to 0, in all parts. `kept` has a bit per
 /// query for each key. The sums already contain all weights.
 #[inline(always)]
-pub(crate) fn dropout(kept: &[u64], pairs: core::ops::Range<usize>, tiles: &mut [Operand]) {
+pub(crate) fn dropout(kept: &[u64], pairs: core::ops::Range<usize>, operands: &mut [Operand]) {
     let ones = |bits: u64, query: usize| 0u32.wrapping_sub((bits >> query & 1) as u32);
-    for (n, tile) in tiles.iter_mut().enumerate() {
+    for (n, operand) in operands.iter_mut().enumerate() {
         for pair in pairs.clone() {
             let [even, odd] = [kept[2 * pair], kept[2 * pair + 1]].map(|bits| bits >> (n % 2 * 16));
-            for (query, word) in tile.0[pair * 16..][..16].iter_mut().enumerate() {
+            for (query, word) in operand.0[pair * 16..][..16].iter_mut().enumerate() {
                 let keeps = ones(even, query) & 0xffff | ones(odd, query) & 0xffff_0000;
                 *word = f32::from_bits(word.to_bits() & keeps);
             }
@@ -223,8 +223,8 @@ mod tests {
 
     #[test]
     fn the_base_follows_twice_per_octave() {
-        let rescaled: Vec<usize> = (0..70).filter(|&chunk| threshold(1, chunk) == 0.0).collect();
+        let rescaled: Vec<usize> = (0..70).filter(|&tile| threshold(1, tile) == 0.0).collect();
         assert_eq!(rescaled, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]);
-        assert!((0..70).all(|chunk| threshold(2, chunk) == 8.0));
+        assert!((0..70).all(|tile| threshold(2, tile) == 8.0));
     }
 }

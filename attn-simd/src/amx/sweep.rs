@@ -1,13 +1,13 @@
 //! A work item on AMX: some blocks of 32 queries of one head over all of their keys, a super-block of packed keys at a
 //! time.
 //!
-//! Within a block the work on neighbouring chunks of 32 keys overlaps: while AMX multiplies the keys of the next chunk
+//! Within a block the work on neighbouring tiles of 32 keys overlaps: while AMX multiplies the keys of the next tile
 //! and the values of the last group, the vector units turn the scores of this one into weights.
 //!
 //! ```text
 //! for each super-block:  pack its keys and values
 //!   for each block:      s(first) = k·q
-//!     for each chunk:    finish s: mask, bias, …; largest scores
+//!     for each tile:    finish s: mask, bias, …; largest scores
 //!                        if they outgrow the base: it follows, multiply o
 //!                        s(next) = k·q   |
 //!                        o += v·p(last)  |  p = weights of s, split into parts
@@ -17,7 +17,7 @@
 
 use super::buffers::Buffers;
 use super::dot::DotModel;
-use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_CHUNKS};
+use super::layout::{GROUP, Layout, MAX_BLOCKS, MAX_TILES};
 use super::model::Model;
 use super::pack;
 use super::product::{AmxUnit, SIDE, square};
@@ -55,7 +55,7 @@ pub(crate) fn work(
         Level::Avx512Bf16(mut unit) => items(&mut unit, job, layout, queue, lines, &mut vector),
         Level::AmxModel(_) => items(&mut Model::new(), job, layout, queue, lines, &mut vector),
         Level::Avx512Bf16Model(_) => items(&mut DotModel, job, layout, queue, lines, &mut vector),
-        _ => unreachable!("a plan sends only levels with tiles here"),
+        _ => unreachable!("a plan sends only levels with a bf16 unit here"),
     }
 }
 
@@ -84,7 +84,7 @@ fn items(
                 #[inline(always)]
                 || Item::<8> { unit, job, layout, claim: &mut claim, buffers: &mut buffers }.run(isa),
             ),
-            _ => unreachable!("levels with tiles have these vectors"),
+            _ => unreachable!("levels with a bf16 unit have these vectors"),
         };
         // Rows that parts cannot hold. A row's bits do not depend on its neighbours', so that neighbours share a block.
         for (block, rows) in odd.into_iter().enumerate() {
@@ -129,20 +129,20 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         let any = |pick: fn(&Ranges<SIDE>) -> usize| ranges.iter().flatten().filter(|r| !r.any.is_empty()).map(pick);
         let (first, end) = (any(|r| r.any.start).min().unwrap_or(0), any(|r| r.any.end).max().unwrap_or(0));
 
-        // Chunks and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups
+        // Tiles and super-blocks lie at multiples of their sizes, so that a row meets its keys in the same groups
         // whatever its neighbours see.
         let mut held = [Held { group: None, total: false }; MAX_BLOCKS];
-        let mut chunk = first / SIDE;
-        while chunk * SIDE < end && !job.is_stopped() {
-            let base = chunk / layout.chunks * layout.chunks;
-            let last = (base + layout.chunks).min(end.div_ceil(SIDE));
-            let odd_keys = self.pack(isa, chunk..last, base);
+        let mut tile = first / SIDE;
+        while tile * SIDE < end && !job.is_stopped() {
+            let base = tile / layout.tiles * layout.tiles;
+            let last = (base + layout.tiles).min(end.div_ceil(SIDE));
+            let odd_keys = self.pack(isa, tile..last, base);
             for (block, ((ranges, odd), held)) in ranges.iter().flatten().zip(&mut odd).zip(&mut held).enumerate() {
                 if *odd != u32::MAX >> (SIDE - rows_of(block).count) {
-                    *odd |= self.visit(isa, (block, rows_of(block)), (ranges, held), chunk..last, base, &odd_keys);
+                    *odd |= self.visit(isa, (block, rows_of(block)), (ranges, held), tile..last, base, &odd_keys);
                 }
             }
-            chunk = last;
+            tile = last;
         }
         if job.is_stopped() {
             return [0; MAX_BLOCKS]; // keys may be missing
@@ -183,25 +183,25 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             self.job.shape.head_dim,
             (layout.method.qk_parts(), self.job.q_sign),
             buffers.stage,
-            &mut buffers.q[block * layout.q_tiles()..][..layout.q_tiles()],
+            &mut buffers.q[block * layout.q_operands()..][..layout.q_operands()],
         )
     }
 
-    /// Packs keys and values of some chunks of the super-block that starts at the chunk `base`. Returns a word per
-    /// chunk: a bit for each key that parts cannot hold, or whose value they cannot.
+    /// Packs keys and values of some tiles of the super-block that starts at the tile `base`. Returns a word per
+    /// tile: a bit for each key that parts cannot hold, or whose value they cannot.
     #[inline(always)]
-    fn pack<I: Isa>(&mut self, isa: I, chunks: core::ops::Range<usize>, base: usize) -> [u32; MAX_CHUNKS] {
+    fn pack<I: Isa>(&mut self, isa: I, tiles: core::ops::Range<usize>, base: usize) -> [u32; MAX_TILES] {
         let (job, layout, buffers) = (self.job, self.layout, &mut *self.buffers);
         let (batch, head) = (self.claim.rows().batch, job.shape.kv_head(self.claim.rows().head));
-        let mut odd = [0; MAX_CHUNKS];
-        for chunk in chunks {
-            let (first, within) = (chunk * SIDE, chunk - base);
+        let mut odd = [0; MAX_TILES];
+        for tile in tiles {
+            let (first, within) = (tile * SIDE, tile - base);
             let rows = pack::Rows { batch, head, first, count: (job.shape.kv_len - first).min(SIDE) };
-            let tiles = &mut buffers.k[within * layout.k_tiles()..][..layout.k_tiles()];
+            let operands = &mut buffers.k[within * layout.k_operands()..][..layout.k_operands()];
             let parts = (layout.method.qk_parts(), 1.0);
             odd[within] =
-                pack::along_channels::<I, false>(isa, &job.k, rows, job.shape.head_dim, parts, buffers.stage, tiles);
-            let place = |piece: usize| layout.v_start(within, piece);
+                pack::along_channels::<I, false>(isa, &job.k, rows, job.shape.head_dim, parts, buffers.stage, operands);
+            let place = |square: usize| layout.v_start(within, square);
             odd[within] |= pack::along_rows(
                 isa,
                 &job.v,
@@ -215,29 +215,29 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
         odd
     }
 
-    /// One block over some chunks of a super-block. Returns the rows that see a key which parts cannot hold.
+    /// One block over some tiles of a super-block. Returns the rows that see a key which parts cannot hold.
     #[inline(always)]
     fn visit<I: Isa>(
         &mut self,
         isa: I,
         (block, rows): (usize, Rows),
         (ranges, held): (&Ranges<SIDE>, &mut Held),
-        chunks: core::ops::Range<usize>,
+        tiles: core::ops::Range<usize>,
         base: usize,
-        odd_keys: &[u32; MAX_CHUNKS],
+        odd_keys: &[u32; MAX_TILES],
     ) -> u32 {
         let (job, layout, unit) = (self.job, self.layout, &mut *self.unit);
         let (at, log2_scale) = (block * SIDE, job.log2_scale());
         let Buffers { q, k, v, p, out, max, sum, totals, factor, s, stage: _, bias } = &mut *self.buffers;
-        let q = &q[block * layout.q_tiles()..][..layout.q_tiles()];
+        let q = &q[block * layout.q_operands()..][..layout.q_operands()];
         let out = &mut out[block * layout.out_floats()..][..layout.out_floats()];
         let state = &mut State { max: &mut max[at..at + SIDE], sum: &mut sum[at..at + SIDE], factor };
-        let keys_of = |chunk: usize| &k[(chunk - base) * layout.k_tiles()..][..layout.k_tiles()];
+        let keys_of = |tile: usize| &k[(tile - base) * layout.k_operands()..][..layout.k_operands()];
         let (mut bits, mut kept) = ([0; KV_TILE], [0; KV_TILE]);
         let mut values = Values::new();
-        let end = chunks.end.min(ranges.any.end.div_ceil(SIDE));
-        let mut coming = chunks.start.max(ranges.any.start / SIDE);
-        // The chunk whose scores are there, and which of the two arrays of scores they are in.
+        let end = tiles.end.min(ranges.any.end.div_ceil(SIDE));
+        let mut coming = tiles.start.max(ranges.any.start / SIDE);
+        // The tile whose scores are there, and which of the two arrays of scores they are in.
         let (mut current, mut turn, mut odd): (Option<(TileAt, Cover)>, usize, u32) = (None, 0, 0);
         loop {
             if let Some((tile, cover)) = &mut current {
@@ -248,7 +248,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                     mask::kept(job, *tile, &mut kept);
                 }
             }
-            // The next chunk of which any row sees a key.
+            // The next tile of which any row sees a key.
             let mut next = None;
             while coming < end && next.is_none() {
                 let key = coming * SIDE;
@@ -281,7 +281,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 }
                 held.group = group;
             }
-            let chunk = tile.key / SIDE - base;
+            let within = tile.key / SIDE - base;
             let [one, other] = &mut *s;
             let (scores, target) = if turn == 0 { (one, other) } else { (other, one) };
             if rescale::<I, NQ>(isa, (log2_scale, threshold(layout.method.p_parts(), tile.key / SIDE)), scores, state) {
@@ -289,25 +289,25 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 multiply::<I, NQ>(isa, out, state.factor);
             }
             // Products and weights in turn: far enough apart in the program for either to run while the other waits.
-            let pieces = values.turn_to(chunk, unit, layout, v, p, out) + usize::from(next.is_some());
+            let products = values.open_tile(within, unit, layout, v, p, out) + usize::from(next.is_some());
             let (mut weigher, mut done) = (Weigher::<I, NQ>::new(isa, log2_scale, state), 0);
-            for piece in 0..pieces.max(1) {
+            for nth in 0..products.max(1) {
                 match next_keys {
-                    Some(keys) if piece == 0 => {
+                    Some(keys) if nth == 0 => {
                         unit.block(layout.method.scores, keys, q, layout.depth, true, square(target, 0));
                     }
-                    _ => values.piece(unit, layout, v, p, out),
+                    _ => values.next_square(unit, layout, v, p, out),
                 }
-                let until = SIDE / 2 * (piece + 1) / pieces.max(1);
-                let tiles = values.weights(layout, chunk, p);
+                let until = SIDE / 2 * (nth + 1) / products.max(1);
+                let operands = values.weights(layout, within, p);
                 match (layout.method.p_parts(), layout.method.fast) {
-                    (1, _) => weigher.weigh::<1, 3>(isa, scores, done..until, tiles),
-                    (2, true) => weigher.weigh::<2, 4>(isa, scores, done..until, tiles),
-                    (2, false) => weigher.weigh::<2, 6>(isa, scores, done..until, tiles),
-                    _ => weigher.weigh::<3, 6>(isa, scores, done..until, tiles),
+                    (1, _) => weigher.weigh::<1, 3>(isa, scores, done..until, operands),
+                    (2, true) => weigher.weigh::<2, 4>(isa, scores, done..until, operands),
+                    (2, false) => weigher.weigh::<2, 6>(isa, scores, done..until, operands),
+                    _ => weigher.weigh::<3, 6>(isa, scores, done..until, operands),
                 }
                 if !job.dropout.is_none() {
-                    dropout(&kept, done..until, tiles);
+                    dropout(&kept, done..until, operands);
                 }
                 done = until;
             }
@@ -322,7 +322,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
 /// What a block's sums hold.
 #[derive(Clone, Copy)]
 struct Held {
-    /// The group of chunks that its outputs are sums over.
+    /// The group of tiles that its outputs are sums over.
     group: Option<usize>,
     /// Whether there is a total of groups before.
     total: bool,

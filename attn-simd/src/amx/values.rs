@@ -1,13 +1,13 @@
-//! The value product of a block, a group of chunks behind the scores: which weights wait, and when they are multiplied.
+//! The value product of a block, a group of tiles behind the scores: which weights wait, and when they are multiplied.
 
 use super::layout::Layout;
 use super::product::{AmxUnit, Operand, square};
 
-/// Which weights wait for their values: a group of neighbouring chunks is multiplied at once.
+/// Which weights wait for their values: a group of neighbouring tiles is multiplied at once.
 pub(crate) struct Values {
-    /// The group that is being written: its number, its chunks so far.
+    /// The group that is being written: its number, its tiles so far.
     open: Option<(usize, core::ops::Range<usize>)>,
-    /// The group that is complete: the same, and the next piece of the output.
+    /// The group that is complete: the same, and the next square of the output.
     ready: Option<(usize, core::ops::Range<usize>, usize)>,
     /// Where the open group's weights are; the other buffer holds those of the ready one.
     buffer: usize,
@@ -19,51 +19,51 @@ impl Values {
         Self { open: None, ready: None, buffer: 0 }
     }
 
-    /// Makes room for the weights of a chunk; returns how many pieces of the ready group should be multiplied
+    /// Makes room for the weights of a tile; returns how many squares of the ready group should be multiplied
     /// meanwhile.
     #[inline(always)]
-    pub(crate) fn turn_to(
+    pub(crate) fn open_tile(
         &mut self,
-        chunk: usize,
+        tile: usize,
         unit: &mut dyn AmxUnit,
         layout: &Layout,
         v: &[Operand],
         p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) -> usize {
-        let group = chunk >> layout.method.chunks_log2();
+        let group = tile >> layout.method.tiles_log2();
         match &mut self.open {
-            Some((open, chunks)) if *open == group => chunks.end = chunk + 1,
+            Some((open, tiles)) if *open == group => tiles.end = tile + 1,
             _ => {
                 while self.ready.is_some() {
-                    self.piece(unit, layout, v, p, out);
+                    self.next_square(unit, layout, v, p, out);
                 }
-                self.ready = self.open.take().map(|(group, chunks)| (group, chunks, 0));
-                self.open = Some((group, chunk..chunk + 1));
+                self.ready = self.open.take().map(|(group, tiles)| (group, tiles, 0));
+                self.open = Some((group, tile..tile + 1));
                 self.buffer = 1 - self.buffer;
             }
         }
         let Some((.., next)) = self.ready else { return 0 };
-        let left = layout.pieces - next;
-        // The one or two chunks of a group share the work on the one before.
-        if (chunk + 1) & (layout.method.chunks() - 1) == 0 { left } else { left.div_ceil(2) }
+        let left = layout.squares - next;
+        // The one or two tiles of a group share the work on the one before.
+        if (tile + 1) & (layout.method.tiles() - 1) == 0 { left } else { left.div_ceil(2) }
     }
 
-    /// The tiles for the weights of a chunk of the open group.
+    /// The operands for the weights of a tile of the open group.
     #[inline(always)]
     pub(crate) fn weights<'p>(
         &self,
         layout: &Layout,
-        chunk: usize,
+        tile: usize,
         p: &'p mut [&mut [Operand]; 2],
     ) -> &'p mut [Operand] {
         let parts = 2 * layout.method.p_parts();
-        &mut p[self.buffer][(chunk & (layout.method.chunks() - 1)) * parts..][..parts]
+        &mut p[self.buffer][(tile & (layout.method.tiles() - 1)) * parts..][..parts]
     }
 
-    /// Multiplies the next piece of the ready group.
+    /// Multiplies the next square of the ready group.
     #[inline(always)]
-    pub(crate) fn piece(
+    pub(crate) fn next_square(
         &mut self,
         unit: &mut dyn AmxUnit,
         layout: &Layout,
@@ -71,12 +71,12 @@ impl Values {
         p: &[&mut [Operand]; 2],
         out: &mut [f32],
     ) {
-        let Some((_, chunks, piece)) = &mut self.ready else { return };
-        if *piece < layout.pieces {
-            multiply_values(unit, layout, chunks.clone(), *piece, v, p[1 - self.buffer], out);
-            *piece += 1;
+        let Some((_, tiles, nth)) = &mut self.ready else { return };
+        if *nth < layout.squares {
+            multiply_values(unit, layout, tiles.clone(), *nth, v, p[1 - self.buffer], out);
+            *nth += 1;
         }
-        if *piece == layout.pieces {
+        if *nth == layout.squares {
             self.ready = None;
         }
     }
@@ -92,31 +92,31 @@ impl Values {
         out: &mut [f32],
     ) {
         while self.ready.is_some() {
-            self.piece(unit, layout, v, p, out);
+            self.next_square(unit, layout, v, p, out);
         }
-        if let Some((_, chunks)) = &mut self.open {
-            for piece in 0..layout.pieces {
-                multiply_values(unit, layout, chunks.clone(), piece, v, p[self.buffer], out);
+        if let Some((_, tiles)) = &mut self.open {
+            for nth in 0..layout.squares {
+                multiply_values(unit, layout, tiles.clone(), nth, v, p[self.buffer], out);
             }
-            chunks.start = chunks.end;
+            tiles.start = tiles.end;
         }
     }
 }
 
-/// `o[piece] += v·p` over some chunks of one group.
+/// `o[square] += v·p` over some tiles of one group.
 #[inline(always)]
 fn multiply_values(
     unit: &mut dyn AmxUnit,
     layout: &Layout,
-    chunks: core::ops::Range<usize>,
-    piece: usize,
+    tiles: core::ops::Range<usize>,
+    nth: usize,
     v: &[Operand],
     p: &[Operand],
     out: &mut [f32],
 ) {
-    if !chunks.is_empty() {
-        let p = &p[(chunks.start & (layout.method.chunks() - 1)) * 2 * layout.method.p_parts()..];
-        let v = &v[layout.v_start(chunks.start, piece)..];
-        unit.block(layout.method.values, v, p, chunks.len(), false, square(out, piece));
+    if !tiles.is_empty() {
+        let p = &p[(tiles.start & (layout.method.tiles() - 1)) * 2 * layout.method.p_parts()..];
+        let v = &v[layout.v_start(tiles.start, nth)..];
+        unit.block(layout.method.values, v, p, tiles.len(), false, square(out, nth));
     }
 }

@@ -1,4 +1,4 @@
-//! Options and inputs of a backward call, and how it is cut.
+//! The options and inputs of a backward call, and its cut into parts.
 
 use super::layout::Layout;
 use crate::dtype::Input;

@@ -1,5 +1,4 @@
-//! The first half of a tile: two products, and what is made of them: weights and gradients of scores. Both sweeps
-//! begin with it.
+//! The first half of a tile: two products, then weights and gradients of scores. Both sweeps begin with it.
 
 use super::buffers::{Buffers, Work};
 use super::job::Job;

@@ -1,7 +1,7 @@
 //! Blocks of queries over their tiles of keys: for the sums of a part of a backward call, and for those of a bias.
 //!
-//! Lanes are queries, as in the prefill kernel, for three of five products; in the sums of `dk` and `dv` they are
-//! channels, because the weights of a tile are stored by key, and what is added up is a row of a key:
+//! In three of five products lanes are queries, as in the prefill kernel. In the sums of `dk` and `dv` they are
+//! channels, because the weights of a tile are stored by key, and each sum is a row of a key:
 //!
 //! ```text
 //! S = K·Qᵀ   dP = V·dYᵀ   dQᵀ += Kᵀ·dS            lanes are queries

@@ -1,4 +1,4 @@
-//! A decode call as all of its pieces read it: sequences, groups of rows, places of rows, sizes of scratch.
+//! What all pieces of a decode call read: sequences, row groups, places of rows, sizes of scratch.
 
 use core::ops::Range;
 
@@ -10,23 +10,23 @@ use crate::gemv::{self, TILE};
 use crate::scoring::Scoring;
 use crate::workspace::lines_for;
 
-/// Keys of a chunk: a leaf of the tree in which the states of a row are merged. A multiple of a tile. Small enough that
-/// a sequence of a few thousand keys keeps several cores busy, large enough that closing a chunk costs a hundredth of
-/// reading it.
+/// Keys of a chunk: a leaf of the tree in which the states of a row are merged. A multiple of a tile. It is small
+/// enough that a sequence of a few thousand keys keeps several cores busy, and large enough that ending a chunk costs a
+/// hundredth of reading it.
 pub(crate) const CHUNK: usize = 512;
 
-/// Most rows that share one pass.
+/// The largest number of rows that share one pass.
 pub(crate) const MAX_ROWS: usize = 32;
 
-/// Most tiles of which the kernel computes the scores before it reads their values.
+/// The largest number of tiles whose scores the kernel computes before it reads their values.
 pub(super) const TILES: usize = CHUNK / TILE;
 
-/// Rows times tiles of a group: 8 KiB of scores, which stay in the first cache.
+/// Rows times tiles of one group of tiles: 8 KiB of scores, which stay in the first cache.
 const GROUPED: usize = 32;
 
-/// Tiles of a group of so many rows. Keys and values are two streams from memory, and each goes on for longer if scores
-/// of several tiles come before their values. Measured on Zen 5 over cold caches, against one tile: 1.02 to 1.07 times
-/// as fast for four rows, 1.06 to 1.2 for one. No bit depends on it.
+/// The tiles of a group, for a number of rows. Keys and values are two streams from memory. If the scores of several
+/// tiles come before their values, each stream is longer. Measured on Zen 5 over cold caches, against one tile: 1.02 to
+/// 1.07 times as fast for four rows, 1.06 to 1.2 for one. No bit depends on it.
 pub(super) fn tiles_for(rows: usize) -> usize {
     (GROUPED / rows.max(1)).clamp(1, TILES)
 }
@@ -34,25 +34,25 @@ pub(super) fn tiles_for(rows: usize) -> usize {
 /// The sequences of a call: their sizes, and where their queries are.
 #[derive(Clone, Copy)]
 pub(super) struct Sequences<'w> {
-    /// Sizes of q and of the output, with the longest sequence.
+    /// Sizes of q and of the output; `kv_len` is that of the longest sequence.
     pub(super) shape: AttnShape,
     pub(super) queries: Queries<'w>,
-    /// The cache whose sequences have lengths of their own; `None` if all have those of the shape.
+    /// The cache that knows each sequence's length; `None` if all have that of the shape.
     pub(super) lens: Option<Source<'w>>,
 }
 
 impl Sequences<'_> {
-    /// How many.
+    /// The number of sequences.
     pub(super) fn count(&self) -> usize {
         self.shape.batch
     }
 
-    /// Queries of one sequence.
+    /// The number of queries of one sequence.
     pub(super) fn q_len(&self, sequence: usize) -> usize {
         self.queries.len(sequence, self.shape.q_len)
     }
 
-    /// The sizes of a call of one sequence by itself, as masks and positions see it.
+    /// The shape of one sequence, as masks and positions see it: a call by itself.
     #[inline]
     pub(super) fn shape(&self, sequence: usize) -> AttnShape {
         match &self.lens {
@@ -61,37 +61,37 @@ impl Sequences<'_> {
         }
     }
 
-    /// Queries of all sequences.
+    /// The number of queries of all sequences.
     pub(super) fn all_queries(&self) -> usize {
         (0..self.count()).fold(0, |sum, sequence| sum.saturating_add(self.q_len(sequence)))
     }
 }
 
-/// Query rows that read the same keys and values: `rows` of them from `first` on, counted as
-/// `query · group + head of the group`.
+/// Query rows that read the same keys and values: `rows` of them, from `first` on. Row `query · group + head of the
+/// group` is the row of a query and a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowGroup {
-    /// Which sequence, to masks and to the cache; of shared keys, the sequence of the first row.
+    /// The sequence of masks and of the cache; for shared keys that of the first row.
     pub(super) sequence: usize,
     pub(super) kv_head: usize,
     pub(super) first: usize,
     pub(super) rows: usize,
-    /// Whether the keys are those before all sequences: rows may go on into the sequences after the first.
+    /// Whether the keys precede all sequences: then rows may go on into later sequences.
     pub(super) shared: bool,
 }
 
 /// One query row of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RowAt {
-    /// To masks.
+    /// The sequence of masks.
     pub(crate) sequence: usize,
     pub(crate) head: usize,
     pub(crate) query: usize,
-    /// Where q and the output have it: index on their first and on their third axis.
+    /// The indices of q and of the output: on their first and on their third axis.
     pub(super) place: [usize; 2],
 }
 
-/// Places of all rows of a group.
+/// The places of all rows of a group.
 pub(crate) type RowPlaces = [RowAt; MAX_ROWS];
 
 /// The rows of a group, and the shapes of their sequences.
@@ -104,12 +104,12 @@ pub(super) struct Rows<'p> {
 }
 
 impl<'p> Rows<'p> {
-    /// The shape of the first row's sequence. Heads and dims are those of every sequence.
+    /// The shape of the first row's sequence. Heads and dims are the same in every sequence.
     pub(super) fn shape(&self) -> &AttnShape {
         &self.first.1
     }
 
-    /// The rows of each sequence in turn, with its shape.
+    /// The rows of each sequence and its shape, in order.
     #[inline(always)]
     pub(super) fn by_sequence(&self) -> impl Iterator<Item = (AttnShape, Range<usize>)> + use<'p> {
         let (Self { at, first: (first, shape), sequences }, mut done) = (*self, 0);
@@ -122,7 +122,7 @@ impl<'p> Rows<'p> {
     }
 }
 
-/// Floats of each array of a thread's scratch.
+/// Floats of each array of one thread's scratch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) q: usize,
@@ -136,7 +136,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// For groups of at most `rows` rows, `slots` states in a fold.
+    /// For groups of at most `rows` rows, and `slots` states in a fold.
     pub(super) fn new(lanes: usize, rows: usize, [head_dim, value_dim]: [usize; 2], slots: usize) -> Self {
         let rows = gemv::padded(rows, lanes);
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
@@ -152,40 +152,40 @@ impl Sizes {
         }
     }
 
-    /// Cache lines of all of them.
+    /// Cache lines of all arrays.
     pub(super) fn lines(&self) -> usize {
         let Self { q, s, o, row, sums, k, v, states } = *self;
         [q, s, o, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 
-/// Floats of the states over shared keys that one thread holds at a time, unless a single query has more.
+/// Floats of the states over shared keys that one thread holds at a time; a single query may have more.
 pub(super) const PREFIX_FLOATS: usize = 1 << 18;
 
-/// Lines that hold the largest state.
+/// Lines of the largest state.
 pub(crate) const fn state_lines(value_dim: usize) -> usize {
     lines_for(MAX_ROWS * (value_dim + 2))
 }
 
-/// Lines that hold the states over shared keys of as many queries as are computed together on one thread.
+/// Lines of the states over shared keys, of as many queries as one thread computes together.
 pub(super) fn prefix_lines(queries: usize, query_floats: usize) -> usize {
     let together = (PREFIX_FLOATS / query_floats.max(1)).max(1);
     lines_for(queries.min(together).saturating_mul(query_floats))
 }
 
-/// What all pieces read.
+/// The data that all pieces read.
 pub(crate) struct Call<'w> {
     pub(super) scoring: Scoring<'w>,
     pub(super) sequences: Sequences<'w>,
     pub(super) source: Source<'w>,
-    /// Keys and values before those of every sequence.
+    /// Keys and values that precede those of every sequence.
     pub(super) prefix: Option<Source<'w>>,
     pub(super) q: Input<'w>,
     pub(super) sizes: Sizes,
 }
 
 impl Call<'_> {
-    /// Key/value heads, and query heads of each.
+    /// The number of key/value heads, and of query heads for each.
     pub(super) fn heads(&self) -> [usize; 2] {
         [self.sequences.shape.kv_heads, self.sequences.shape.group()]
     }
@@ -203,18 +203,18 @@ impl Call<'_> {
         self.sizes.lines() + state_lines(self.sequences.shape.value_dim) + self.prefix_lines()
     }
 
-    /// Lines that hold the states over shared keys of as many queries as are computed together on one thread.
+    /// Lines of the states over shared keys, of as many queries as one thread computes together.
     pub(super) fn prefix_lines(&self) -> usize {
         if self.prefix.is_some() { prefix_lines(self.sequences.all_queries(), self.query_floats()) } else { 0 }
     }
 
-    /// Floats of the states of one query, all heads.
+    /// Floats of the states of one query, over all heads.
     pub(super) fn query_floats(&self) -> usize {
         let [kv_heads, group] = self.heads();
         kv_heads.saturating_mul(self.state_len(group))
     }
 
-    /// Row groups times chunks of the whole call: what it costs, roughly.
+    /// The work of the whole call, roughly: row groups times chunks.
     pub(super) fn work(&self) -> usize {
         let ([kv_heads, group], sequences) = (self.heads(), &self.sequences);
         let groups = |rows: usize| kv_heads.saturating_mul(rows.div_ceil(MAX_ROWS));
@@ -233,7 +233,7 @@ impl Call<'_> {
         own.saturating_add(groups(rows).saturating_mul(before.div_ceil(CHUNK)))
     }
 
-    /// Whether a group's rows are rows of this call.
+    /// Whether the rows of a group are rows of this call.
     pub(super) fn has(&self, group: &RowGroup) -> bool {
         let RowGroup { sequence, kv_head, first, rows, shared } = *group;
         let of = if shared { sequence..self.sequences.count() } else { sequence..sequence + 1 };
@@ -243,7 +243,7 @@ impl Call<'_> {
         }
     }
 
-    /// The rows of a group, of which there [are](Self::has) as many.
+    /// The places of a group's rows; the call must [have](Self::has) them.
     pub(super) fn rows_of<'r>(&'r self, group: &RowGroup, places: &'r mut RowPlaces) -> Rows<'r> {
         let (heads, sequences) = (self.heads()[1], &self.sequences);
         let (mut sequence, mut n) = (group.sequence, group.first);

@@ -10,8 +10,8 @@
 //!         softmax    scores become weights; maxima, sums and factors
 //!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
-//! Every element of K and V comes from memory once, whatever the number of rows. Rope is
-//! applied to keys in a copy of the tile, and rows in packed formats are widened into one.
+//! Every element of K and V is read from memory once, whatever the number of rows. If keys have rope or rows are in
+//! packed formats, the products read a copy of the tile.
 
 use core::ops::Range;
 
@@ -41,7 +41,7 @@ pub(super) struct Buffers<'w> {
     q: &'w mut [f32],
     s: &'w mut [f32],
     o: &'w mut [f32],
-    /// What outputs have lost to rounding, and sums of a tile that wait.
+    /// What rounding took from the outputs, and sums of a tile that wait.
     rest: &'w mut [f32],
     waiting: [&'w mut [f32]; 3],
     state: State<'w>,
@@ -72,8 +72,7 @@ impl<'w> Buffers<'w> {
     }
 }
 
-/// Computes a piece; what comes out is one state, `[rows][2 + value_dim]`, which is incomplete if the caller stops the
-/// call.
+/// Computes a piece. Writes one state, `[rows][2 + value_dim]`, which is incomplete if the caller stops the call.
 pub(crate) fn compute(call: &Call<'_>, piece: &Piece, state: &mut [f32], buffers: &mut Buffers<'_>) {
     let (group, mut places) = (*piece.group(), [RowAt::default(); MAX_ROWS]);
     let over = Over { call, group, rows: call.rows_of(&group, &mut places), chunks: piece.chunks(), state, buffers };
@@ -97,7 +96,7 @@ struct Over<'p, 'w> {
 }
 
 impl Over<'_, '_> {
-    /// Over numbers, read where they lie.
+    /// Over numbers, read in place.
     fn numbers<T: Stored>(self, cache: &CacheView<'_, T>, scales: Option<&QuantizedView<'_>>) {
         let (level, of) = (self.call.scoring.level, self.of());
         let rope = match cache.rope() {
@@ -118,7 +117,8 @@ impl Over<'_, '_> {
         self.run((cache, scales.map_or(Scales::NONE, Scales::quantized), rope), &key, rows);
     }
 
-    /// Over bytes: widened in registers where keys and values have one format of whole vectors, else tile by tile.
+    /// Over bytes. They are widened in registers if keys and values have one format and whole vectors; otherwise tile
+    /// by tile.
     fn stored(self, cache: &StoredView<'_>) {
         let formats = [cache.keys().format(), cache.values().format()];
         let whole = cache.dims().iter().all(|dim| dim.is_multiple_of(self.call.scoring.level.lanes()));
@@ -157,14 +157,14 @@ impl Over<'_, '_> {
         self.run((cache.bytes(), Scales::stored(cache), cache.rope()), &key, rows);
     }
 
-    /// Sequence of the cache, and key/value head. Shared keys are one sequence.
+    /// The sequence in the cache, and the key/value head. Shared keys are one sequence.
     fn of(&self) -> [usize; 2] {
         [if self.group.shared { 0 } else { self.group.sequence }, self.group.kv_head]
     }
 
-    /// The loop over groups of tiles. It is compiled once per type of cache; only the phases that it calls are compiled
-    /// per level. `cache` says where tokens lie, `key` writes one in real numbers, and `located` gives keys and values
-    /// of so many columns from a first tile on.
+    /// The loop over groups of tiles. It is compiled once per type of cache; only its phases are compiled per
+    /// level. `cache` tells where tokens are, `key` writes one key in real numbers, and `located` makes the rows of
+    /// keys and values, from their columns and the first tile.
     fn run<T: Copy, K: TileRows, V: TileRows>(
         self,
         (cache, scales, rope): (&CacheView<'_, T>, Scales<'_>, Option<RopeTables<'_, f32>>),
@@ -178,7 +178,7 @@ impl Over<'_, '_> {
         let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
         let padded = gemv::padded(n, lanes);
         let scaling = Scaling { cache, scales, of };
-        // Scales of channels belong to keys if rope is applied to them, and to queries otherwise.
+        // Scales of channels belong to keys if rope is applied, and to queries otherwise.
         let channels = scaling.channels().filter(|_| rope.is_none());
         let (factor, head_dim) = (scoring.q_sign, shape.head_dim);
         level.run(Queries { factor, head_dim, q: &call.q, rows: rows.at, columns, padded, channels, dst: b.q });
@@ -193,7 +193,7 @@ impl Over<'_, '_> {
         b.s.fill(0.0);
 
         let mask = RowMask::of(scoring, rows);
-        // Tiles begin at multiples of their size, whatever the first row sees: a key keeps its lane.
+        // A tile begins at a multiple of its size, whatever the first row sees: so a key keeps its lane.
         let start = (mask.any.start / TILE * TILE).max(cache.first());
         let end = mask.any.end.min(cache.len(of[0]));
         let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
@@ -226,8 +226,8 @@ impl Over<'_, '_> {
                 b.rest[..padded * wide].fill(0.0);
                 fresh = false;
             }
-            // The scores of several tiles, then their values: each stream of memory goes on for longer before the other
-            // one comes.
+            // First the scores of several tiles, then their values: each stream of memory is longer before the other
+            // one begins.
             let count = tiles.score_tiles(at, (b.q, b.k), b.s);
             at = tiles.weigh_tiles(at, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
             if at.is_multiple_of(CHUNK) || at == end {
@@ -244,7 +244,7 @@ impl Over<'_, '_> {
     }
 }
 
-/// Keys of the tile that begins at a key.
+/// The number of keys of the tile that begins at `key`.
 fn tile_at(key: usize, end: usize) -> usize {
     (TILE - key % TILE).min(end.saturating_sub(key))
 }
@@ -254,27 +254,27 @@ struct Tiles<'p, 'c, T, K, V> {
     call: &'p Call<'p>,
     rows: Rows<'p>,
     cache: &'p CacheView<'c, T>,
-    /// Writes a key in real numbers.
+    /// Writes one key in real numbers.
     key: &'p dyn Fn(usize, &mut [f32]),
     scaling: Scaling<'p, 'c, T>,
     rope: Option<RopeTables<'c, f32>>,
-    /// Sequence of the cache, and key/value head.
+    /// The sequence in the cache, and the key/value head.
     of: [usize; 2],
-    /// Channels of keys and of values, rounded up to whole vectors, and rows as they are compiled.
+    /// Channels of keys and of values, rounded up to whole vectors, and rows, rounded up to a compiled number.
     columns: usize,
     wide: usize,
     padded: usize,
-    /// The last key, excluded.
+    /// The end of the keys.
     end: usize,
     keys_at: K,
     values_at: V,
     mask: RowMask,
-    /// What rows see of the tiles whose scores are there.
+    /// What rows see of the tiles with scores.
     visible: [Visible; TILES],
 }
 
 impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
-    /// Scores of some tiles from a key on, within a chunk. Returns how many.
+    /// Computes the scores of some tiles from `key` on, within a chunk. Returns how many.
     fn score_tiles(&mut self, key: usize, (q, copy): (&[f32], &mut [f32]), s: &mut [f32]) -> usize {
         let Self { call, rows, cache, key: read, of, columns, padded, end, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
@@ -283,7 +283,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         let (mut count, mut at) = (0, key);
         for (tile, s) in visible.iter_mut().zip(s.chunks_exact_mut(padded * TILE)).take(tiles_for(padded)) {
             let keys = tile_at(at, end);
-            // Where the rows of the next tile are, so that they can be prefetched.
+            // The rows of the next tile, for the prefetch.
             keys_at.find_next(level, at + keys, tile_at(at + keys, end));
             let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
             if any {
@@ -316,8 +316,8 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         count
     }
 
-    /// Scores of `count` tiles from a key on become weights, and their values are added to the outputs. Returns the key
-    /// behind them.
+    /// Turns the scores of `count` tiles from `key` on into weights, and adds their values to the outputs. Returns the
+    /// key after them.
     fn weigh_tiles<'w>(
         &mut self,
         mut key: usize,
@@ -347,7 +347,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                     let guarded = !all || scoring.bias.is_some();
                     if let Some(scales) = scaling.of_values(key, keys) {
                         level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
-                        // A hidden value's scale may be anything, and 0·NaN is NaN.
+                        // A hidden value may have any scale, and 0·NaN is NaN.
                         for (r, &visible) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
                             level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
                         }

@@ -1,7 +1,7 @@
 //! Which keys the rows of a group see: ranges of keys for the whole group, words of bits tile by tile.
 //!
-//! Rows over keys that several sequences share are rows of different sequences, each with lengths and a mask of its
-//! own.
+//! Rows that share the keys of several sequences belong to different sequences. Each has the lengths and the mask of
+//! its own sequence.
 
 use core::ops::Range;
 
@@ -11,7 +11,7 @@ use attn_core::kv_cache::CacheView;
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows};
 use crate::scoring::{Scoring, TileAt};
 
-/// The keys that any of some rows sees, as far as ranges tell.
+/// The range of keys that any of some rows may see. Masks that are no ranges may hide keys inside it.
 fn visible_keys(scoring: &Scoring<'_>, rows: Rows<'_>) -> Range<usize> {
     if scoring.mask.is_none() && rows.at.iter().all(|row| row.sequence == rows.at[0].sequence) {
         return 0..rows.shape().kv_len;
@@ -34,9 +34,9 @@ pub(super) fn chunks_of(call: &Call<'_>, group: &RowGroup) -> Range<usize> {
 /// Which keys the rows of a group see.
 pub(super) struct RowMask {
     ranges: [(usize, usize); MAX_ROWS],
-    /// Keys that any row sees.
+    /// The range from the first to the last key that any row may see.
     pub(super) any: Range<usize>,
-    /// Keys that every row sees, as far as ranges tell.
+    /// The range of keys that every row sees, unless a mask that is no range hides some.
     all: Range<usize>,
     /// Which keys of the present tile each row sees.
     pub(super) words: [u64; MAX_ROWS],
@@ -64,8 +64,8 @@ impl RowMask {
         this
     }
 
-    /// Fills the words of a tile, of whose keys those in `there` can be seen. Says whether any row sees any key, and
-    /// whether all see all.
+    /// Computes the words of one tile. Only the keys in `there` can be visible. Returns whether any row sees any key,
+    /// and whether every row sees every key.
     #[inline(always)]
     pub(super) fn of_tile(
         &mut self,
@@ -102,7 +102,7 @@ impl RowMask {
     }
 }
 
-/// Which keys of a tile are there: all, but of pages that were given back.
+/// The keys of a tile that are in the cache, as bits: all but those of evicted pages.
 #[inline(always)]
 pub(super) fn present<T: Copy>(cache: &CacheView<'_, T>, sequence: usize, key: usize, keys: usize) -> u64 {
     if !cache.has_evicted() {

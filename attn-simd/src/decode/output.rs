@@ -1,4 +1,4 @@
-//! Where decode rows are written: once, at the end, by one thread.
+//! The rows of the output: one thread writes each once, at the end of a call.
 
 use attn_core::ViewMut;
 use attn_core::half::f16;
@@ -7,12 +7,12 @@ use crate::dtype::RowTarget;
 use crate::isa::{Isa, MAX_LANES};
 use crate::level::Run;
 
-/// Writes one row, `values · factor`, rounded once where the output is narrower.
+/// Writes one row, `values · factor`, rounded once if the output's type is narrower.
 pub(crate) struct Write<'w, 'o> {
     pub(crate) target: &'w mut RowTarget<'o>,
     /// Batch, head and query of the output.
     pub(crate) at: [usize; 3],
-    /// `None` for a row of zeros: one that has seen nothing.
+    /// `None` for a row that has seen no key: it becomes zeros.
     pub(crate) values: Option<(&'w [f32], f64)>,
 }
 
@@ -48,7 +48,7 @@ impl Run<()> for Write<'_, '_> {
     }
 }
 
-/// A row at once where it lies side by side, else element by element.
+/// Writes a whole row if it is contiguous, otherwise element by element.
 #[inline(always)]
 fn put<T: Copy + Default>(
     view: &mut ViewMut<'_, T>,
@@ -67,7 +67,7 @@ fn put<T: Copy + Default>(
     }
 }
 
-/// A row of zeros.
+/// Writes a row of zeros.
 fn clear<T: Copy + Default>(view: &mut ViewMut<'_, T>, [batch, head, query]: [usize; 3]) {
     let [.., columns] = view.sizes();
     for c in 0..columns {

@@ -1,5 +1,4 @@
-//! The phases of the [kernel](super::kernel) that are compiled per level: what happens to one tile, and to a chunk when
-//! it ends.
+//! The phases of the [kernel](super::kernel), compiled per level: those of one tile, and the one that ends a chunk.
 
 use attn_core::row::Row;
 
@@ -15,16 +14,16 @@ use crate::pack;
 use crate::prefetch::Prefetch;
 use crate::scoring::{Scoring, TileAt};
 
-/// Packs queries, padded with zeros to whole vectors and to a number of rows that is compiled.
+/// Packs queries. Zeros pad them to whole vectors, and to a number of rows for which the products are compiled.
 pub(super) struct Queries<'a> {
-    /// What channels of a query are multiplied by: 1, −1 or 0.
+    /// The factor of all channels of a query: 1, −1 or 0.
     pub(super) factor: f32,
     pub(super) head_dim: usize,
     pub(super) q: &'a Input<'a>,
     pub(super) rows: &'a [RowAt],
     pub(super) columns: usize,
     pub(super) padded: usize,
-    /// What each channel is multiplied by.
+    /// A factor for each channel.
     pub(super) channels: Option<Row<'a, f32>>,
     pub(super) dst: &'a mut [f32],
 }
@@ -95,7 +94,7 @@ impl<T: Stored> Run<bool> for IsFinite<'_, T> {
     }
 }
 
-/// Scores become weights.
+/// Turns scores into weights.
 pub(super) struct Softmax<'a, 'w> {
     pub(super) state: &'a mut State<'w>,
     pub(super) log2_scale: f32,
@@ -111,11 +110,11 @@ impl Run<()> for Softmax<'_, '_> {
     }
 }
 
-/// Finished scores of a tile, −∞ where a row does not see a key.
+/// Finishes the scores of a tile, and writes −∞ for keys that a row does not see.
 pub(super) struct FinishScores<'a> {
     pub(super) scoring: &'a Scoring<'a>,
     pub(super) rows: Rows<'a>,
-    /// First key, and keys.
+    /// The first key, and the number of keys.
     pub(super) tile: [usize; 2],
     /// Whether every row sees every key.
     pub(super) all: bool,
@@ -151,11 +150,11 @@ impl Run<()> for FinishScores<'_> {
 
 /// Writes the state of a chunk: maxima in natural logarithms, sums, outputs.
 pub(super) struct Close<'a, 'w> {
-    /// What makes natural logarithms of maxima.
+    /// The factor from maxima to natural logarithms.
     pub(super) ln_scale: f64,
     pub(super) state: &'a State<'w>,
     pub(super) rows: usize,
-    /// Outputs, and what they have lost to rounding.
+    /// The outputs, and what rounding took from them.
     pub(super) o: [&'a [f32]; 2],
     pub(super) wide: usize,
     pub(super) value_dim: usize,
@@ -168,13 +167,13 @@ impl Run<()> for Close<'_, '_> {
         let Self { ln_scale, state, rows, o: [o, rest], wide, value_dim, slot } = self;
         for (r, row) in slot.chunks_exact_mut(value_dim + 2).enumerate().take(rows) {
             let (max, sum) = state.of_row::<I>(r);
-            // Scores beyond f32 count as its largest number: where all of them are, their order is lost, but no NaN is
-            // made.
+            // A maximum beyond f32 becomes the largest f32. If all scores of a row are beyond it, their order is lost,
+            // but no NaN arises.
             let exact = f64::from(max) * ln_scale;
             let finite = exact.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32;
             let natural = if max.is_finite() { finite } else { max };
-            // Rounding the maximum moves it by a few millionths; weights that are relative to it follow, to third
-            // order. Of a row that has seen no key −∞ is left: −∞ − −∞ would be an invalid operation.
+            // Rounding moves the maximum by a few millionths. The weights, which are relative to it, are corrected to
+            // third order. A row that has seen no key keeps −∞, because −∞ − −∞ would be an invalid operation.
             let moved = exact - f64::from(finite);
             let follow =
                 if moved.abs() < 0.5 { (1.0 + moved * (1.0 + moved * (0.5 + moved / 6.0))) as f32 } else { 1.0 };
@@ -187,17 +186,17 @@ impl Run<()> for Close<'_, '_> {
     }
 }
 
-/// A tile with values that are NaN or infinite, some of which some rows must not see: 0·NaN is NaN.
+/// A tile with NaN or infinite values that some rows must not see: 0·NaN is NaN.
 pub(super) struct Nonfinite<'p, V> {
     pub(super) rows: &'p V,
-    /// The first, and how many.
+    /// The first token, and the number of tokens.
     pub(super) token: usize,
     pub(super) tokens: usize,
 }
 
 impl<V: TileRows> Nonfinite<'_, V> {
-    /// As [`Weighted`]: with those elements as 0 first, then each of them by itself, for the rows that see it. `words`
-    /// say which keys each row sees.
+    /// Does the work of [`Weighted`] in two steps: first with those elements as 0, then each of them by itself, for the
+    /// rows that see it. `words` say which keys each row sees.
     pub(super) fn weighted(
         &self,
         level: Level,

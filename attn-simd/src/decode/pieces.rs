@@ -1,4 +1,4 @@
-//! The pieces of a call, in order: first those of keys that all sequences share, then each sequence's own.
+//! The pieces of a call, in order: first those of the keys that all sequences share, then those of each sequence.
 
 use core::fmt;
 use core::ops::Range;
@@ -11,15 +11,15 @@ use super::rounds::Round;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     group: RowGroup,
-    /// Node of the tree that it computes.
+    /// The node of the tree that this piece computes.
     node: (u32, usize),
     state_len: usize,
-    /// Rows of its key/value head that come before its first in this round.
+    /// Rows of the same key/value head that precede this group in the round.
     before: usize,
 }
 
 impl Piece {
-    /// Floats of the state that it leaves behind.
+    /// Floats of the piece's state.
     pub fn state_len(&self) -> usize {
         self.state_len
     }
@@ -28,12 +28,12 @@ impl Piece {
         &self.group
     }
 
-    /// Level and number of its node of the tree.
+    /// Level and number of the node that this piece computes.
     pub(super) fn node(&self) -> (u32, usize) {
         self.node
     }
 
-    /// Rows of its key/value head that come before its first in this round.
+    /// Rows of the same key/value head that precede this group in the round.
     pub(super) fn before(&self) -> usize {
         self.before
     }
@@ -44,19 +44,18 @@ impl Piece {
     }
 }
 
-/// The pieces of a call, in order: shared keys by key/value head, rows, chunks; then the others by sequence, key/value
-/// head, rows, chunks.
+/// The pieces of a call, in order. Pieces of shared keys come first, by key/value head, rows, chunks. The others
+/// follow, by sequence, key/value head, rows, chunks.
 pub struct Pieces<'s, 'w> {
     call: &'s Call<'w>,
     round: Round,
     /// The group whose pieces come next.
     group: RowGroup,
-    /// Rows of its key/value head before it, in this round.
+    /// Rows of its key/value head that precede it in this round.
     before: usize,
-    /// Rows of this round that come before its sequence, per key/value head; of shared keys 0.
+    /// Rows per key/value head that precede its sequence in this round; 0 for shared keys.
     earlier: usize,
-    /// Its rows in all, over all groups of its key/value head (and of its sequence, unless keys are shared): from and
-    /// to.
+    /// The range of its key/value head's rows, over all groups. It covers one sequence, or all if the keys are shared.
     rows: Range<usize>,
     level: u32,
     nodes: Range<usize>,
@@ -83,7 +82,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         this
     }
 
-    /// Goes on to the first group of shared keys of the present head.
+    /// Opens the first group of shared keys of the present head.
     fn open_shared(&mut self) {
         let ([sequence, query], heads) = (self.round.first(), self.call.heads()[1]);
         (self.group.sequence, self.group.first, self.before) = (sequence, query * heads, 0);
@@ -92,7 +91,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         self.open_group();
     }
 
-    /// Moves the first row of a group of shared keys on by some rows, into later sequences where there are no more.
+    /// Moves the first row of a group of shared keys on by some rows, into later sequences if its own ends.
     fn skip_to_row(&mut self, rows: usize) {
         let heads = self.call.heads()[1];
         self.group.first += rows;
@@ -106,7 +105,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         }
     }
 
-    /// Goes on to the first group of the present sequence, or of the next one that has any in this round.
+    /// Opens the first group of the present sequence. If the sequence has no row in this round, the next one's.
     fn open_sequence(&mut self) {
         let ([first, query], heads) = (self.round.first(), self.call.heads()[1]);
         while self.group.sequence < self.call.sequences.count() {
@@ -122,7 +121,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         }
     }
 
-    /// Cuts the present group. One whose rows see nothing has a piece all the same: somebody must write zeros.
+    /// Cuts the present group into nodes. A group that sees nothing has one piece too: it writes zeros.
     fn open_group(&mut self) {
         let left = match self.group.shared {
             true => self.rows.end - self.before,
@@ -130,14 +129,14 @@ impl<'s, 'w> Pieces<'s, 'w> {
         };
         self.group.rows = left.min(MAX_ROWS);
         let chunks = chunks_of(self.call, &self.group);
-        // The largest power of two that the cut allows, and no larger than needed.
+        // The largest power of two that the round allows, but no larger than the group needs.
         let whole = usize::BITS - chunks.end.leading_zeros();
         self.level = self.round.chunks().checked_ilog2().unwrap_or(0).min(whole);
         self.nodes =
             chunks.start >> self.level..(chunks.end.div_ceil(1 << self.level)).max((chunks.start >> self.level) + 1);
     }
 
-    /// Goes on to the next group; `None` if there is none.
+    /// Opens the next group; `None` if there is none.
     fn next_group(&mut self) -> Option<()> {
         if self.group.sequence >= self.call.sequences.count() && !self.group.shared {
             return None;

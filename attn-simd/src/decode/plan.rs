@@ -1,5 +1,4 @@
-//! The plan of one step of an engine: queries of many sequences against one cache, decode steps and prefill chunks
-//! together.
+//! The plan of one call over a cache: queries of many sequences, decode steps and prefill chunks together.
 
 use attn_core::kv_cache::Queries;
 use attn_core::score::{Problem, default_scale};
@@ -16,10 +15,10 @@ use crate::workspace::check_dims;
 
 /// One call over a cache, checked: any mixture of sequences with one query and with many.
 ///
-/// Each sequence is a call of its own shape to the options, as in [`attn_core::kv_cache`]: causal at the bottom right,
-/// `batch` as in the cache, its own `kv_len`. A row gets the bits that it gets from a
-/// [reproducible](Attention::reproducible) call without a cache, whatever the layout of the cache, the other sequences
-/// and the way the stream was cut into calls.
+/// To the options each sequence is a call of its own shape, as in [`attn_core::kv_cache`]: causal at the bottom right,
+/// `batch` as in the cache, its own `kv_len`. A row gets the bits of a [reproducible](Attention::reproducible) call
+/// without a cache. Neither the layout of the cache, nor the other sequences, nor the cuts of the stream into calls
+/// change them.
 ///
 /// ```
 /// use attn_core::kv_cache::{CacheView, PageTable, Queries};
@@ -44,26 +43,25 @@ use crate::workspace::check_dims;
 #[derive(Clone, Copy, Debug)]
 pub struct DecodePlan<'p, 'a, 'c, M = ()> {
     attn: Attention<'a, &'p M>,
-    /// Sizes of q and of the output, with the longest sequence.
+    /// Sizes of q and of the output; `kv_len` is that of the longest sequence.
     shape: AttnShape,
-    /// Longest number of queries of a sequence.
+    /// The largest number of queries of a sequence.
     most: usize,
     queries: Queries<'c>,
     source: Source<'c>,
-    /// Tokens before those of every sequence.
+    /// The shared tokens, which precede those of every sequence.
     prefix: Option<Source<'c>>,
     level: Level,
 }
 
 impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// Checks every sequence: its queries against its tokens, the options against its shape. `cache` is a
-    /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever that of the queries, one in int8
-    /// ([`QuantizedView`](attn_core::int8::QuantizedView)), or one in packed formats
-    /// ([`StoredView`](attn_core::formats::StoredView)).
+    /// [`CacheView`](attn_core::kv_cache::CacheView) of any element type, whatever the type of the queries; or a
+    /// [`QuantizedView`](attn_core::int8::QuantizedView), in int8; or a [`StoredView`](attn_core::formats::StoredView),
+    /// in packed formats.
     ///
     /// # Errors
-    /// [`AttnError`] if sizes disagree, lengths do not fit, or an option has no meaning in a decode step, such as
-    /// dropout.
+    /// [`AttnError`] if sizes disagree, lengths do not fit, or a decode call cannot have an option, such as dropout.
     pub fn new(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
@@ -74,13 +72,14 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         Self::of(attn, q, queries, None, cache.into(), level)
     }
 
-    /// As [`new`](Self::new), where every sequence begins with the tokens of `prefix`, a cache of one sequence: a
-    /// system prompt that many answers share. To the options they are the first tokens of each sequence, and those in
-    /// `cache` the ones behind them, among them all queries. The queries of all sequences go over the prefix together,
-    /// up to 32 rows of a key/value head in a pass, so that it is read once where reading it for each sequence would
-    /// cost as often as there are sequences. What a row has seen there is merged with what it sees of its own sequence
-    /// ([`RowState`](attn_core::softmax::RowState)): results differ from those of a cache that holds both by rounding
-    /// only. The two caches may be of different types.
+    /// As [`new`](Self::new), if every sequence begins with the tokens of `prefix`, a cache of one sequence: a system
+    /// prompt that many answers share. To the options these are the first tokens of each sequence. The tokens in
+    /// `cache` follow them, and all queries are among those.
+    ///
+    /// The queries of all sequences share passes over the prefix, up to 32 rows of a key/value head in each. So the
+    /// prefix is read once for as many rows, not once for each sequence. The state of a row over the prefix is merged
+    /// with its state over its own sequence ([`RowState`](attn_core::softmax::RowState)): results differ from those of
+    /// one cache that holds both by rounding only. The two caches may be of different types.
     ///
     /// ```
     /// use attn_core::kv_cache::{CacheView, Queries};
@@ -106,10 +105,9 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`AttnError::Size`] if the prefix is not one sequence, has other heads or dims or is a
-    /// continuation itself; [`AttnError::TooShort`] if its rope tables have no
-    /// rows for what follows; [`AttnError::Unsupported`] if it has dropped tokens, or only one of the two has
-    /// tables.
+    /// As [`new`](Self::new); [`AttnError::Size`] if the prefix is not one sequence, has other heads or dims, or is a
+    /// continuation itself; [`AttnError::TooShort`] if its rope tables have no rows for the tokens that follow;
+    /// [`AttnError::Unsupported`] if it has dropped tokens, or if only one of the two caches has rope tables.
     pub fn with_prefix(
         attn: &'p Attention<'a, M>,
         q: [usize; 4],
@@ -159,7 +157,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         check_dims([head_dim, value_dim])?;
         let shape = source.shape([batch, q_heads, q_len, head_dim])?;
         let mask = attn.get_mask().and(Mask::causal(Align::BottomRight));
-        // The root is found digit by digit: once, not for every piece of work.
+        // The root is computed digit by digit: once here, not for every piece.
         let scale = attn.get_scale().unwrap_or_else(|| default_scale(shape.head_dim));
         let attn = attn.by_ref().mask(mask).scale(scale);
         let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.vectors() };
@@ -181,8 +179,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         Ok(this)
     }
 
-    /// Bytes of keys and values that all sequences hold, those of a shared prefix once: what the call reads at most in
-    /// one pass.
+    /// Bytes of keys and values of all sequences, those of a shared prefix once: the most that one pass reads.
     pub fn bytes(&self) -> usize {
         let before = self.prefix.map_or(0, |prefix| prefix.len(0));
         let own = (0..self.shape.batch).map(|n| self.source.len(n).saturating_sub(before));
@@ -191,7 +188,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         own.saturating_add(shared).saturating_mul(self.shape.kv_heads)
     }
 
-    /// How many times keys and values are gone over at most: once for as many rows as share a pass.
+    /// The largest number of passes over keys and values: each serves as many rows as can share one.
     pub fn passes(&self) -> usize {
         self.shape.group().saturating_mul(self.most).div_ceil(MAX_ROWS)
     }
@@ -228,8 +225,8 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
     /// The call on tensors of these sizes, to be [run](DecodeCall::run) or shared by threads.
     ///
     /// # Errors
-    /// [`AttnError::Size`] if q or the outputs have other sizes; [`AttnError::Unsupported`] if the full weights
-    /// are asked for.
+    /// [`AttnError::Size`] if q or the outputs have other sizes; [`AttnError::Unsupported`] if the outputs include the
+    /// full weights.
     pub fn split<'w, 'o: 'w, Q: KernelElement, O: KernelElement>(
         &'w self,
         q: View<'w, Q>,

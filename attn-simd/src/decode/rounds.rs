@@ -1,32 +1,32 @@
-//! Which queries of a call are computed together, and into how large pieces their keys are cut.
+//! The rounds of a call: which queries are computed together, and how large the pieces of their keys are.
 //!
-//! A piece leaves a state of `2 + value_dim` numbers per row behind, so that a long prompt's states must not all exist
-//! at once: the queries are taken in rounds of bounded size. No bit depends on that: a row is computed alike in any
-//! round.
+//! Each piece leaves a state of `2 + value_dim` numbers per row. The states of a long prompt must not all exist at
+//! once, so its queries are computed in rounds of bounded size. This changes no bit, because a row is computed alike in
+//! any round.
 
 use super::call::Call;
 
-/// Pieces that a thread gets: with fewer, a thread that was interrupted once would be waited for.
+/// Pieces per thread. With fewer, all threads would wait for one that was interrupted.
 const PIECES_PER_THREAD: usize = 8;
 
-/// Some queries, and into how large pieces of keys they are cut.
+/// Some queries, and the size of the pieces of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Chunks that a piece may have at most.
+    /// The largest number of chunks in a piece.
     chunks: usize,
-    /// Sequence and number of the first query.
+    /// The sequence of the first query, and its number there.
     first: [usize; 2],
-    /// How many queries, counted on through the sequences.
+    /// The number of queries, which go on through the sequences.
     queries: usize,
-    /// Whether there are none behind them.
+    /// Whether this is the last round.
     last: bool,
 }
 
 impl Round {
-    /// All queries, not cut at all.
+    /// All queries, in pieces that are not cut.
     pub(super) const WHOLE: Self = Self { chunks: usize::MAX, first: [0, 0], queries: usize::MAX, last: true };
 
-    /// All queries, cut for a number of threads.
+    /// All queries, in pieces for a number of threads.
     pub(super) fn all(call: &Call<'_>, threads: usize) -> Self {
         let chunks = match threads {
             0 | 1 => usize::MAX,
@@ -35,29 +35,29 @@ impl Round {
         Self { chunks, queries: call.sequences.all_queries(), ..Self::WHOLE }
     }
 
-    /// Chunks that a piece may have at most.
+    /// The largest number of chunks in a piece.
     pub(super) const fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// Sequence and number of the first query.
+    /// The sequence of the first query, and its number there.
     pub(super) const fn first(&self) -> [usize; 2] {
         self.first
     }
 
-    /// How many queries.
+    /// The number of queries.
     pub(super) const fn queries(&self) -> usize {
         self.queries
     }
 
-    /// Whether there are no queries behind them.
+    /// Whether this is the last round.
     pub(super) const fn is_last(&self) -> bool {
         self.last
     }
 }
 
 impl Round {
-    /// The first queries, as many as leave behind states of about `floats`, cut for a number of threads.
+    /// The first queries, as many as leave states of about `floats`, in pieces for a number of threads.
     pub(super) fn first_round(call: &Call<'_>, threads: usize, floats: usize) -> Self {
         let all = Self::all(call, threads);
         let most = (floats / call.query_floats().max(1)).max(1);
@@ -66,13 +66,13 @@ impl Round {
         }
         let chunks = match threads {
             0 | 1 => usize::MAX,
-            // The share that a round has of everything.
+            // The share of one round in the whole call.
             _ => (all.chunks as f64 * most as f64 / all.queries as f64) as usize,
         };
         Self { chunks, first: [0, 0], queries: most, last: false }
     }
 
-    /// As many queries behind these.
+    /// The next queries, at most as many as here.
     pub(super) fn next_round(self, call: &Call<'_>) -> Option<Self> {
         if self.last {
             return None;

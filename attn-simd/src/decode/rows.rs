@@ -1,4 +1,4 @@
-//! Where the rows of a tile of keys or values are: in place, or copied into scratch.
+//! The rows of a tile of keys or values: found in place, or copied into scratch.
 
 use attn_core::View;
 use attn_core::kv_cache::CacheView;
@@ -11,20 +11,20 @@ use crate::workspace::elements_of;
 
 /// The rows of one head of k or of v, tile by tile.
 pub(super) trait TileRows {
-    /// What the products read.
+    /// The type of the rows that the products read.
     type Number: Stored;
-    /// Finds the rows of the tile after this one: `tokens` from a token on.
+    /// Finds the rows of the next tile, which has `tokens` of them from `token` on.
     fn find_next(&mut self, level: Level, token: usize, tokens: usize);
-    /// Goes on to the next tile.
+    /// Makes the next tile the present one.
     fn advance(&mut self);
-    /// The rows of this tile, which begins at a token: in place, or copied into `scratch`.
+    /// The rows of the present tile, which begins at `token`: in place, or copied into `scratch`.
     fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, Self::Number>;
-    /// Writes the numbers of a row as the products read them, without scales of tokens. Nothing if the token is not
-    /// there.
+    /// Writes the numbers of one row as the products read them, without the scale of its token. Writes nothing if the
+    /// cache does not hold the token.
     fn read(&self, token: usize, out: &mut [f32]);
 }
 
-/// The rows of one head that are stored as the products read them. The cache, of whatever type, says where tokens lie.
+/// The rows of one head, in a type that the products read. The cache, of any type, tells where tokens are.
 pub(super) struct Located<'s, 'c, C, T> {
     cache: &'s CacheView<'c, C>,
     view: View<'c, T>,
@@ -32,16 +32,16 @@ pub(super) struct Located<'s, 'c, C, T> {
     head: usize,
     /// Columns rounded up to whole vectors.
     padded: usize,
-    /// Whether rows can be read where they lie: in whole vectors, side by side.
+    /// Whether rows can be read in place: contiguous, and in whole vectors.
     direct: bool,
-    /// Index of each row's first element, of two tiles in turn.
+    /// The index of each row's first element, for two tiles.
     starts: Starts,
-    /// Where the present tile's are.
+    /// Where the indices of the present tile begin.
     base: usize,
     prefetch: Prefetch,
 }
 
-/// [`gemv::evenly`] by itself.
+/// Runs [`gemv::evenly`] at a level.
 struct Evenly<'a> {
     starts: &'a mut [usize; TILE],
     first: usize,
@@ -57,7 +57,7 @@ impl Run<()> for Evenly<'_> {
 }
 
 impl<'s, 'c, C: Copy, T: Stored> Located<'s, 'c, C, T> {
-    /// Begins with a tile of `tokens` rows from a token on.
+    /// Finds the first tile: `tokens` rows from `token` on.
     pub(super) fn new(
         level: Level,
         cache: &'s CacheView<'c, C>,
@@ -99,9 +99,9 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
         let mut done = 0;
         while done < tokens {
             let Some(run) = self.cache.run(self.sequence, token + done) else {
-                // Tokens whose page was given back are hidden: any row will do for them.
+                // Tokens of an evicted page are hidden, so any row can stand in for them.
                 let gone = self.cache.evicted(self.sequence, token + done);
-                // One that is not there has no place: it starts outside of every slice, which the reading door refuses.
+                // A token that does not exist gets an index outside of every slice: `Unchecked::check` refuses it.
                 starts[done..].fill(if gone > 0 { head } else { usize::MAX });
                 if gone == 0 {
                     return;
@@ -113,7 +113,7 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
             let first =
                 head.wrapping_add_signed(step(run.row, row_step)).wrapping_add_signed(step(run.slot, slot_step));
             if done == 0 {
-                // Usually the whole tile; else what follows is written over.
+                // Usually the run fills the tile; otherwise the next runs overwrite the rest.
                 level.run(Evenly { starts, first, step: slot_step, len });
             } else {
                 for (n, start) in starts[done..].iter_mut().enumerate() {

@@ -1,12 +1,12 @@
-//! One decode call, cut over keys: pieces that any threads compute in any order, and a finish that merges them.
+//! One decode call: any threads compute its pieces in any order, then one thread merges and writes them.
 //!
-//! The rows of a group of heads share a pass over keys and values, which is cut into chunks and those into pieces. How
-//! many chunks a piece takes depends on the number of threads and changes nothing else: what a piece leaves behind is a
-//! node of the fixed [tree](super::tree). [`rounds`](super::rounds) says which queries are computed together,
+//! The rows of a group of heads share a pass over keys and values. The pass is cut into chunks, and a piece takes some
+//! of them. Their number depends on the number of threads and changes no bit: the state of a piece is a node of the
+//! fixed [tree](super::tree). [`rounds`](super::rounds) says which queries are computed together,
 //! [`pieces`](super::pieces) lists their pieces.
 //!
-//! Keys that all sequences share come first: the rows of all sequences go over them together, and what a row has seen
-//! there is merged with what it sees of its own sequence.
+//! The keys that all sequences share come first: the rows of all sequences pass over them together. Then each row's
+//! state is merged with its state over its own sequence.
 
 use core::fmt;
 use core::sync::atomic::AtomicBool;
@@ -67,42 +67,42 @@ impl fmt::Debug for DecodeCall<'_> {
 }
 
 impl<'w> DecodeCall<'w> {
-    /// The output and, where wanted, one lse per row of it.
+    /// A call that writes the output and, if wanted, one lse per row.
     pub(super) fn new(call: Call<'w>, target: RowTarget<'w>, lse: Option<&'w mut [f32]>) -> Self {
         Self { call, target, lse }
     }
 
     /// Ends the call soon after the flag is set, which must then stay set: [`compute`](Self::compute) and
-    /// [`run`](Self::run) give [`AttnError::Stopped`], and no incomplete row is written.
+    /// [`run`](Self::run) return [`AttnError::Stopped`], and write no incomplete row.
     #[must_use]
     pub fn stop_when(mut self, flag: &'w AtomicBool) -> Self {
         self.call.scoring.stop = Some(flag);
         self
     }
 
-    /// Lines of scratch that one thread needs. Does not depend on how the call is cut.
+    /// Lines of scratch of one thread, however the call is cut.
     pub fn workspace_lines(&self) -> usize {
         self.call.lines()
     }
 
-    /// Row groups times chunks of keys: into how many pieces the call could be cut at most.
+    /// Row groups times chunks of keys: the largest number of pieces.
     pub fn pieces_at_most(&self) -> usize {
         self.call.work()
     }
 
-    /// How to cut the call for a number of threads: several pieces for each, so that none waits long for the last.
+    /// All queries, in pieces for a number of threads: several for each, so that none waits long for the last.
     pub fn cut(&self, threads: usize) -> Round {
         Round::all(&self.call, threads)
     }
 
-    /// As [`cut`](Self::cut), but only as many of the first queries as leave behind states of about `floats` (at least
-    /// one): a call with many queries is computed in rounds, each [finished](Self::finish) before the
-    /// [next](Self::next_round).
+    /// As [`cut`](Self::cut), but takes only the first queries: as many as leave states of about `floats`, and at least
+    /// one. A call with many queries is computed in rounds. Each is [finished](Self::finish) before the
+    /// [next](Self::next_round) begins.
     pub fn first_round(&self, threads: usize, floats: usize) -> Round {
         Round::first_round(&self.call, threads, floats)
     }
 
-    /// The queries behind those of a round; `None` if there are no more.
+    /// The queries after those of a round; `None` if there are no more.
     pub fn next_round(&self, round: Round) -> Option<Round> {
         round.next_round(&self.call)
     }
@@ -117,12 +117,12 @@ impl<'w> DecodeCall<'w> {
         self.pieces(round).map(|piece| piece.state_len()).sum()
     }
 
-    /// Computes one piece. Any number of threads may do so at once, each with scratch of its own.
+    /// Computes one piece. Threads may compute pieces at once, each with scratch of its own.
     ///
     /// # Errors
-    /// [`AttnError`] if the piece is not of this call, the state has not its length or the scratch is too short;
-    /// nothing has been done then. [`AttnError::Stopped`] as [`stop_when`](Self::stop_when) says; the state must not be
-    /// used then.
+    /// [`AttnError`] if the piece belongs to another call, the state has another length or the scratch is too short;
+    /// then nothing was written. [`AttnError::Stopped`] as [`stop_when`](Self::stop_when) says; then the state must not
+    /// be used.
     pub fn compute(&self, piece: &Piece, state: &mut [f32], workspace: &mut [Line]) -> Result<()> {
         if !self.call.has(piece.group()) {
             return Err(AttnError::Unsupported { what: "a piece that belongs to another call" });
@@ -133,16 +133,16 @@ impl<'w> DecodeCall<'w> {
         self.call.scoring.unless_stopped()
     }
 
-    /// Merges the states of all pieces, which lie in the order of the pieces, and writes the output: of all queries, or
-    /// those of one [round](Self::first_round).
+    /// Merges the states of all pieces, in the order of the pieces, and writes the output: of all queries, or of those
+    /// of one [round](Self::first_round).
     ///
     /// # Errors
-    /// [`AttnError::Size`] if the states have another length; nothing has been written then.
+    /// [`AttnError::Size`] if the states have another length; then nothing was written.
     pub fn finish(&mut self, round: Round, states: &mut [f32]) -> Result<()> {
         AttnError::check_size("states of all pieces", self.states_len(round), states.len())?;
         let Self { call, target, lse } = self;
         let mut pieces = Pieces::new(call, round).peekable();
-        // The states of all pieces of shared keys come first. What is left of them is moved to the front, row by row.
+        // The states of all pieces of shared keys come first. Their merged states are moved to the front, row by row.
         let (mut shared, mut from) = (0, 0);
         while let Some(piece) = pieces.next_if(|piece| piece.group().shared) {
             let count = count_of(&piece, &mut pieces);
@@ -169,7 +169,7 @@ impl<'w> DecodeCall<'w> {
     /// Computes everything on this thread.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] if the scratch is; nothing has been done then. [`AttnError::Stopped`] as
+    /// [`AttnError::TooShort`] if the scratch is; then nothing was written. [`AttnError::Stopped`] as
     /// [`stop_when`](Self::stop_when) says.
     pub fn run(mut self, workspace: &mut [Line]) -> Result<()> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
@@ -206,7 +206,7 @@ impl<'w> DecodeCall<'w> {
         Ok(())
     }
 
-    /// Rows behind a sequence's last query are 0, their lse −∞.
+    /// Writes 0 to the rows after a sequence's last query, and −∞ to their lse.
     fn clear_padding(&mut self) {
         let sequences = self.call.sequences;
         if sequences.queries == Queries::All {
@@ -231,7 +231,7 @@ impl<'w> DecodeCall<'w> {
     }
 }
 
-/// How many pieces there are of the row group of `piece`, which was taken already; they follow each other.
+/// The number of pieces of the row group of `piece`. They follow each other, and `piece` is the first.
 fn count_of<'s, 'w: 's>(piece: &Piece, pieces: &mut core::iter::Peekable<Pieces<'s, 'w>>) -> usize {
     let mut count = 1;
     while pieces.next_if(|next| next.group() == piece.group()).is_some() {
@@ -251,7 +251,7 @@ fn fold(call: &Call<'_>, piece: &Piece, count: usize, states: &mut [f32]) {
     fold.finish();
 }
 
-/// Divides and writes the rows of a row group from its whole state.
+/// Divides the rows of a row group by their sums, and writes them.
 fn write_group(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut [f32]>, piece: &Piece, state: &[f32]) {
     let [_, heads, q_len, _] = target.sizes();
     let (scoring, mut places) = (&call.scoring, [RowAt::default(); MAX_ROWS]);
@@ -268,8 +268,8 @@ fn write_group(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut
     }
 }
 
-/// The state of a row group together with what its rows have seen of shared keys, whose states of the round are in
-/// `before`.
+/// Merges the state of a row group with the states of its rows over shared keys, which `before` holds for the whole
+/// round.
 fn with_prefix<'s>(
     call: &Call<'_>,
     piece: &Piece,

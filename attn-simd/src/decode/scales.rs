@@ -1,5 +1,5 @@
-//! Keys and values that change as the kernel reads them: int8 and fp8, whose scales meet scores and weights, and keys
-//! to which rope is applied by their index in the cache.
+//! Keys and values that change as the kernel reads them: int8 and fp8, whose scales are applied to scores and weights,
+//! and keys with rope, applied by their index in the cache.
 
 use attn_core::View;
 use attn_core::formats::StoredView;
@@ -15,14 +15,15 @@ use crate::prefetch::Prefetch;
 
 /// The scales of one head of one sequence.
 pub(super) struct Scaling<'s, 'c, T> {
-    /// Where tokens lie.
+    /// Tells where tokens are.
     pub(super) cache: &'s CacheView<'c, T>,
     pub(super) scales: Scales<'c>,
     /// Sequence and key/value head.
     pub(super) of: [usize; 2],
 }
 
-/// The scales of a cache, if keys and if values have some. Those of tokens are `[batch or pages, kv_heads, slots, 1]`.
+/// The scales of a cache, if its keys and its values have some. Those of tokens are `[batch or pages, kv_heads, slots,
+/// 1]`.
 #[derive(Clone, Copy)]
 pub(super) struct Scales<'c> {
     pub(super) keys: Option<KeyScales<'c>>,
@@ -32,19 +33,19 @@ pub(super) struct Scales<'c> {
 impl<'c> Scales<'c> {
     pub(super) const NONE: Self = Self { keys: None, values: None };
 
-    /// Of int8.
+    /// The scales of an int8 cache.
     pub(super) fn quantized(cache: &QuantizedView<'c>) -> Self {
         Self { keys: Some(cache.key_scales()), values: Some(cache.value_scales()) }
     }
 
-    /// Of a cache in packed formats, where they lie beside the bytes.
+    /// The scales of a cache in packed formats, which it stores beside the bytes.
     pub(super) fn stored(cache: &StoredView<'c>) -> Self {
         Self { keys: cache.keys().scales().map(KeyScales::PerToken), values: cache.values().scales() }
     }
 }
 
 impl<'c, T: Copy> Scaling<'_, 'c, T> {
-    /// Scales of the channels of keys, if keys have such.
+    /// One scale for each channel of the keys, if the cache has such.
     pub(super) fn channels(&self) -> Option<Row<'c, f32>> {
         match self.scales.keys? {
             KeyScales::PerToken(_) => None,
@@ -52,7 +53,7 @@ impl<'c, T: Copy> Scaling<'_, 'c, T> {
         }
     }
 
-    /// Scales of some keys, if they have one each.
+    /// One scale for each of some keys, if the cache has such.
     pub(super) fn of_keys(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
         match self.scales.keys? {
             KeyScales::PerToken(scales) => Some(self.gather(scales, token, tokens)),
@@ -60,12 +61,12 @@ impl<'c, T: Copy> Scaling<'_, 'c, T> {
         }
     }
 
-    /// Scales of some values, if they have one each.
+    /// One scale for each of some values, if the cache has such.
     pub(super) fn of_values(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
         Some(self.gather(self.scales.values?, token, tokens))
     }
 
-    /// 0 behind the last token, and where there is none.
+    /// Reads the scales of some tokens. They are 0 after the last token, and for tokens that the cache does not hold.
     fn gather(&self, scales: View<'_, f32>, token: usize, tokens: usize) -> [f32; TILE] {
         let (mut all, mut done) = ([0.0; TILE], 0);
         let [sequence, head] = self.of;
@@ -91,10 +92,10 @@ impl<'c, T: Copy> Scaling<'_, 'c, T> {
     }
 }
 
-/// Multiplies the scores or weights of each key by a number of its own, in all rows.
+/// Multiplies the scores or weights of each key by that key's scale, in all rows.
 pub(super) struct ScaleColumns<'a> {
     pub(super) rows: usize,
-    /// Keys, rounded up to whole vectors.
+    /// The number of keys, rounded up to whole vectors.
     pub(super) vectors: usize,
     pub(super) scales: &'a [f32; TILE],
     pub(super) s: &'a mut [f32],
@@ -121,7 +122,7 @@ pub(super) struct Copied<'r> {
 }
 
 impl Copied<'_> {
-    /// To be read by the kernels.
+    /// The rows as the products read them.
     pub(super) fn as_unchecked(&self) -> Unchecked<'_, f32> {
         Unchecked {
             data: self.data,
@@ -134,7 +135,7 @@ impl Copied<'_> {
     }
 }
 
-/// The keys of a tile in `f32`, as `read` writes them. Rope is applied to each, by its index in the cache.
+/// Writes the keys of a tile in `f32`, by `read`, and applies rope to each, by its index in the cache.
 pub(super) fn keys_with_rope<'r>(
     read: &dyn Fn(usize, &mut [f32]),
     tables: &RopeTables<'_, f32>,

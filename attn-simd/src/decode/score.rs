@@ -1,5 +1,4 @@
-//! What happens to the scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, mods; and
-//! what hides a score.
+//! The scores of a row before the softmax, where lanes are keys: soft-cap, bias, ALiBi, mods, and hidden scores.
 //!
 //! The order is that of `attn_core::score::Problem::score`, as in the [prefill kernel](crate::prefill::score).
 
@@ -11,8 +10,8 @@ use crate::level::Run;
 use crate::math::tanh;
 use crate::scoring::{Scoring, TileAt};
 
-/// Turns the products of one row into finished scores (temperature is left to the exponent). `tile` has one row. `seen`
-/// says which of its keys are visible; keys whose bias is −∞ are taken out of it.
+/// Turns the products of one row into finished scores; the exponent applies the temperature. `tile` has one row.
+/// `visible` says which of its keys the row sees; keys whose bias is −∞ leave it.
 #[inline(always)]
 pub(super) fn finish<I: Isa>(
     isa: I,
@@ -54,14 +53,14 @@ pub(super) fn finish<I: Isa>(
         }
     }
     if scoring.mods.has_score_mod() {
-        // Mods take a tile by key; of one row that is the row itself. They are called for visible keys only.
+        // Mods take a tile by key; with one row that is the row itself. They are called for visible keys only.
         let mut bits = [0u64; TILE];
         bits.iter_mut().enumerate().for_each(|(n, bits)| *bits = *visible >> n & 1);
         scoring.mods.score_mod(scoring.level, tile, 1, Some(&bits), s);
     }
 }
 
-/// Adds the bias of one row. An entry of −∞ hides the score, even one that is NaN.
+/// Adds the bias of one row. An entry of −∞ hides the score, even a NaN.
 #[inline(always)]
 fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s: &mut [f32]) {
     let mut row = [0.0f32; TILE];
@@ -92,13 +91,12 @@ fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s:
     }
 }
 
-/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays
-/// finite.
+/// Rounds an entry of a bias. Only −∞ hides: a finite entry beyond `f32`, such as `f64::MIN`, stays finite.
 fn narrow(bias: f64) -> f32 {
     if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }
 
-/// [`replace_hidden`] by itself.
+/// Runs [`replace_hidden`] at a level.
 pub(super) struct Replace<'a> {
     pub(super) row: &'a mut [f32],
     pub(super) visible: u64,
@@ -112,7 +110,7 @@ impl Run<()> for Replace<'_> {
     }
 }
 
-/// Puts `other` where the bits of a row are clear.
+/// Writes `other` to the elements whose bit is clear.
 #[inline(always)]
 pub(super) fn replace_hidden<I: Isa>(isa: I, row: &mut [f32], visible: u64, other: f32) {
     let other = isa.splat(other);

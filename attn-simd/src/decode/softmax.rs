@@ -1,35 +1,34 @@
-//! The streaming softmax of one tile where lanes are keys: new maxima, factors on what came before, scores become
-//! weights.
+//! The streaming softmax of one tile, where lanes are keys: new maxima, factors of earlier sums, weights from scores.
 //!
-//! The same steps as in the [prefill kernel](crate::prefill::softmax), row by row: only the maximum is needed across
-//! lanes, once per row and tile. Sums stay in lanes until a chunk of keys ends.
+//! The steps are those of the [prefill kernel](crate::prefill::softmax), row by row. Only the maximum needs an
+//! operation across lanes, once per row and tile. Sums stay in lanes until a chunk ends.
 
 use crate::gemv::TILE;
 use crate::isa::{Isa, MAX_LANES};
 use crate::math::{add_compensated, exp2, finite_or_zero};
 
-/// Running state of some rows.
+/// The running state of some rows.
 pub(super) struct State<'w> {
     /// Largest score so far: `[rows]`.
     pub(super) max: &'w mut [f32],
-    /// What the last tile multiplied earlier sums and outputs by: `[rows]`, rounded up to whole vectors.
+    /// The factor of earlier sums and outputs at the last tile: `[rows]`, rounded up to whole vectors.
     pub(super) factor: &'w mut [f32],
     /// Sums of the weights so far, relative to `max`: `[rows][LANES]`.
     pub(super) sums: &'w mut [f32],
-    /// What the sums have lost to rounding.
+    /// What rounding took from the sums.
     pub(super) rest: &'w mut [f32],
 }
 
 impl State<'_> {
-    /// No score yet.
+    /// Forgets all scores.
     pub(super) fn reset(&mut self) {
         self.max.fill(f32::NEG_INFINITY);
         self.sums.fill(0.0);
         self.rest.fill(0.0);
     }
 
-    /// Takes the scores of one tile, `s[row][key]`, which become weights. Hidden scores are −∞; `keys` is the number of
-    /// keys rounded up to whole vectors.
+    /// Turns the scores of one tile, `s[row][key]`, into weights, and adds them up. Hidden scores are −∞; `keys` is the
+    /// number of keys, rounded up to whole vectors.
     #[inline(always)]
     pub(super) fn push<I: Isa>(&mut self, isa: I, log2_scale: f32, rows: usize, keys: usize, s: &mut [f32]) {
         let lanes = I::LANES;
@@ -41,7 +40,7 @@ impl State<'_> {
                 top = isa.max(isa.load(x), top);
             }
             let (top, old) = (isa.max_across(top), self.max[r]);
-            // Not `f32::max`: a NaN is left to the weights, which become NaN by it.
+            // Not `f32::max`: a NaN score must not change the maximum. Its weight becomes NaN.
             let max = if top > old { top } else { old };
             self.max[r] = max;
             base[r] = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -49,7 +48,7 @@ impl State<'_> {
         }
         let c = isa.splat(log2_scale);
         let padded = rows.next_multiple_of(lanes);
-        // Else these lanes would be raised to powers of themselves, until they are infinite.
+        // Without this, each tile would take the power of the factors in these lanes again, until they are infinite.
         self.factor[rows..padded].fill(0.0);
         for x in self.factor[..padded].chunks_exact_mut(lanes) {
             isa.store(exp2(isa, isa.mul(isa.load(x), c)), x);
@@ -57,7 +56,7 @@ impl State<'_> {
         for r in 0..rows {
             let (row, top) = (&mut s[r * TILE..][..keys], isa.splat(base[r]));
             let mut sum = isa.splat(0.0);
-            // Four equal numbers are added up without an error.
+            // Adding up to four equal numbers has no rounding error.
             for vectors in row.chunks_mut(4 * lanes) {
                 let mut part = isa.splat(0.0);
                 for x in vectors.chunks_exact_mut(lanes) {

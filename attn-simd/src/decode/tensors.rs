@@ -1,4 +1,4 @@
-//! A decode call on tensors, as a plan makes it: sequences of one length.
+//! A decode call on tensors, as a plan makes it: all sequences have one length.
 
 use attn_core::kv_cache::{CacheView, Queries};
 use attn_core::{AttnShape, Outputs, Result, View};
@@ -14,15 +14,16 @@ use crate::level::Level;
 use crate::scoring::Scoring;
 use crate::workspace::{Cutter, Line};
 
-/// Most queries for which a plan decodes by itself. One more, and a call may run on AMX: the two limits are one number.
+/// The largest number of queries that a plan decodes. A call with more may run on AMX: this number is the limit of
+/// both.
 pub(crate) const MAX_QUERIES: usize = 16;
 
-/// Whether a call of this shape is decoded: few enough rows for each key/value head.
+/// Whether a plan decodes calls of this shape: each key/value head has few rows.
 pub(crate) fn is_few(shape: &AttnShape) -> bool {
     shape.q_len <= MAX_QUERIES && shape.group().saturating_mul(shape.q_len) <= MAX_ROWS
 }
 
-/// Lines of scratch of one thread for a shape.
+/// Lines of scratch of one thread, for a shape.
 pub(crate) fn lines(level: Level, shape: &AttnShape) -> usize {
     if shape.rows() == 0 {
         return 0; // no piece needs scratch, and the dims of a tensor without rows may be anything
@@ -30,7 +31,7 @@ pub(crate) fn lines(level: Level, shape: &AttnShape) -> usize {
     sizes(level, shape).lines() + state_lines(shape.value_dim)
 }
 
-/// Scratch of one thread for a shape.
+/// Sizes of one thread's scratch, for a shape.
 fn sizes(level: Level, shape: &AttnShape) -> Sizes {
     if shape.rows() == 0 {
         return Sizes::default();
@@ -58,8 +59,8 @@ pub(crate) fn split<'w, T: KernelElement, O: KernelElement>(
     Ok(DecodeCall::new(call, O::row_target(out), lse))
 }
 
-/// The states of all rows over the keys that `source` holds, `[batch, q_heads, q_len]` of `2 + value_dim` numbers.
-/// `workspace` holds as many [`lines`] as the shape needs, which has rows.
+/// Writes the states of all rows over the keys of `source`, `[batch, q_heads, q_len]` of `2 + value_dim` numbers. The
+/// shape has rows, and `workspace` as many [`lines`] as it needs.
 pub(crate) fn states(
     (scoring, shape): (Scoring<'_>, AttnShape),
     q: Input<'_>,

@@ -1,55 +1,54 @@
-//! Merges the parts of a row in a fixed tree, so that bits do not depend on who computed which part, or when.
+//! Merges the states of a row in a fixed tree, so that bits do not depend on the threads or the order of computation.
 //!
 //! The leaves are chunks of [`CHUNK`](super::CHUNK) keys, numbered from key 0 on. A node of level `l` covers `2ˡ`
 //! chunks from a multiple of `2ˡ` on: the tree is a function of a key's position and of nothing else. A chunk without
-//! visible keys changes no bit of what it is merged with, so that longer sequences, windows and masks do not change the
-//! tree of the keys that are seen.
+//! visible keys changes no bit of the state that it is merged with. So longer sequences, windows and masks do not
+//! change the tree of the visible keys.
 //!
-//! [`Fold`] walks the leaves in order and keeps the nodes that wait for their right sibling: at most one per level.
+//! [`Fold`] takes the leaves in order and keeps the nodes that wait for their right sibling: at most one per level.
 
 use attn_core::state;
 
-/// Nodes in order, each merged into its left sibling as soon as it is complete.
+/// Nodes in order. Each is merged into its left sibling as soon as it is complete.
 pub(super) struct Fold<'s> {
     slots: &'s mut [f32],
     /// Floats of one node.
     size: usize,
     value_dim: usize,
-    /// Level and number of the nodes that wait, in the order of their slots.
+    /// Level and number of each waiting node, in the order of their slots.
     nodes: [(u32, usize); usize::BITS as usize + 1],
     waiting: usize,
 }
 
-/// Slots that a walk over this many leaves needs: one for each node that can wait, and one for the leaf that is
-/// written.
+/// Slots for this many leaves: one for each node that can wait, and one for the leaf that is being written.
 pub(super) const fn slots_for(leaves: usize) -> usize {
     (usize::BITS - leaves.leading_zeros()) as usize + 1
 }
 
 impl<'s> Fold<'s> {
-    /// No node yet. `slots` has room for [`slots_for`] nodes of `size` floats.
+    /// A fold without nodes. `slots` has room for [`slots_for`] nodes of `size` floats.
     pub(super) fn new(slots: &'s mut [f32], size: usize, value_dim: usize) -> Self {
         Self { slots, size, value_dim, nodes: [(0, 0); usize::BITS as usize + 1], waiting: 0 }
     }
 
-    /// Where the next node is to be written before it is [pushed](Self::push).
+    /// The slot of the next node: the caller writes it, then [pushes](Self::push) it.
     #[inline(always)]
     pub(super) fn slot(&mut self) -> &mut [f32] {
         &mut self.slots[self.waiting * self.size..][..self.size]
     }
 
-    /// As [`slot`](Self::slot), for a node that lies in the slots already: moves the `n`-th.
+    /// As [`slot`](Self::slot), if the node is in the slots already: moves the `n`-th node there.
     pub(super) fn take(&mut self, n: usize) {
         if n != self.waiting {
             self.slots.copy_within(n * self.size..(n + 1) * self.size, self.waiting * self.size);
         }
     }
 
-    /// Takes node `number` of `level`, which has been written. Numbers ascend.
+    /// Adds node `number` of `level`, which the caller has written. Numbers ascend.
     pub(super) fn push(&mut self, level: u32, number: usize) {
         self.nodes[self.waiting] = (level, number);
         self.waiting += 1;
-        // A right child is complete: its parent takes its place, merged with the left child if there is one.
+        // A right child is complete. Its parent takes its place, merged with the left child if there is one.
         while let (level, number) = self.nodes[self.waiting - 1]
             && number % 2 == 1
         {
@@ -69,9 +68,9 @@ impl<'s> Fold<'s> {
         debug_assert!(merged.is_ok(), "both are whole rows of one size");
     }
 
-    /// What all nodes together are: the first slot, where there is any node.
+    /// The merged state of all nodes, in the first slot; `None` if there is no node.
     pub(super) fn finish(mut self) -> Option<&'s mut [f32]> {
-        // What is missing at the right of a node that still waits are empty chunks.
+        // A node that still waits has no right sibling: all chunks there are empty.
         while self.waiting > 1 {
             self.merge();
         }

@@ -1,10 +1,10 @@
-//! Rows in packed formats that the products cannot read [where they lie](crate::gemv::packed), widened into scratch
-//! tile by tile: what the products read then is `f32`. They are halves among bytes, and rows of two formats or of no
-//! whole number of vectors.
+//! Rows in packed formats that the products cannot read [in place](crate::gemv::packed): each tile is widened to `f32`
+//! in scratch. These are f16 and bf16 stored as bytes, keys and values of two formats, and rows that are no whole
+//! number of vectors.
 //!
-//! A tile of 64 rows is widened once for all rows of queries, and stays in the first or second cache until the products
-//! have read it; from memory come the packed bytes alone. Scales that lie beside the bytes are those of
-//! [`scales`](super::scales).
+//! A tile of 64 rows is widened once for all query rows, and stays in the first or second cache until the products have
+//! read it. Only the packed bytes come from memory. [`scales`](super::scales) has the scales that the cache stores
+//! beside the bytes.
 
 use attn_core::View;
 use attn_core::formats::Format;
@@ -31,7 +31,7 @@ pub(super) struct Widened<'s, 'c> {
 }
 
 impl<'s, 'c> Widened<'s, 'c> {
-    /// Of the head of a sequence.
+    /// The rows of one head of one sequence.
     pub(super) fn new(
         level: Level,
         cache: &'s CacheView<'c, u8>,
@@ -79,7 +79,7 @@ impl TileRows for Widened<'_, '_> {
     }
 }
 
-/// Widens a tile: a row to each `padded` numbers, with zeros behind it and in the place of one that is not there.
+/// Widens a tile to rows of `padded` numbers. Zeros pad a row, and replace one that the cache does not hold.
 struct Tile<'a, 's, 'c> {
     rows: &'a Widened<'s, 'c>,
     token: usize,
@@ -94,7 +94,8 @@ impl Run<()> for Tile<'_, '_, '_> {
         let Widened { cache, bytes, format, sequence, head, padded, .. } = *rows;
         let ([.., row_bytes], [.., slot_step, _]) = (bytes.sizes(), bytes.strides());
         let numbers = (row_bytes / format.block_bytes() * format.block()).min(padded);
-        // A row of the next tile, as it lies if rows are evenly apart: a hint alone.
+        // The byte distance to the row of the next tile. It is exact if rows are evenly spaced, and otherwise only a
+        // hint.
         let ahead = slot_step.wrapping_mul(TILE as isize);
         let mut to = to.chunks_exact_mut(padded.max(1)).take(tokens);
         let mut token = token;

@@ -8,28 +8,28 @@ use core::sync::atomic::{Ordering, compiler_fence};
 use super::{PrefetchAt, Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::Isa;
 
-/// Whether loops over channels are unrolled where a key has 64 or 128: as most models have, and so that the rows of
-/// queries need no registers for their places. Measured on Zen 5, 1.2 to 1.4 times as fast for halves. Elsewhere it
-/// would only be more to compile.
+/// Whether loops over channels are unrolled for keys of 64 or 128 channels, as most models have: the query rows then
+/// need no registers for their addresses. Measured on Zen 5, 1.2 to 1.4 times as fast for halves. At other levels it
+/// would only be more code to compile.
 const fn unrolled(lanes: usize) -> bool {
     lanes > 4
 }
 
-/// Keys that are read side by side, a line of each in turn; the others of a group follow. The processor's prefetcher
-/// follows rows best one after the other; side by side they need fewer loads of queries. Measured on Zen 4, four rows
-/// over 262 144 keys of 128 in memory: f32 takes 54 to 66 cycles a key one by one (a C loop 83 to 90 by fours), f16 55
-/// by twos and 48 by fours. One row is bound by memory in any type.
+/// The keys of a group that are read side by side, a line of each in turn; then come the others of the group. The
+/// processor's prefetcher follows rows best one after the other; side by side they need fewer loads of queries.
+/// Measured on Zen 4, four rows over 262 144 keys of 128 in memory: f32 takes 54 to 66 cycles a key one by one (a C
+/// loop 83 to 90 by fours), f16 55 by twos and 48 by fours. One row is bound by memory in any type.
 const fn side_by_side<T>(rows: usize, keys: usize) -> usize {
     if size_of::<T>() == 4 || rows == 1 { 1 } else { keys }
 }
 
-/// Whether some keys from one on are among the keys of a group.
+/// Whether `some` keys from `first` on are within the keys of a group.
 const fn fit(first: usize, some: usize, keys: usize) -> bool {
     first + some <= keys
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`, of which whole
-/// groups of keys are written. `columns` is a multiple of `LANES`.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`. Whole groups of
+/// keys are written. `columns` is a multiple of `LANES`.
 #[inline(always)]
 pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q: &[f32], s: &mut [f32]) {
     let columns = keys.columns;
@@ -39,7 +39,7 @@ pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q:
         // has checked; D is their number of columns or 0.
         unsafe {
             let (q, s) = (q.as_ptr(), s.as_mut_ptr());
-            // A constant, so that what does not run is not compiled.
+            // A constant condition, so that only one of the two is compiled.
             if const { T::EVERY && unrolled(I::LANES) } {
                 match columns {
                     64 => return dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
@@ -79,7 +79,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                 );
                 let ahead = keys.prefetch_at(at, [far, near]);
                 let mut acc = [[isa.splat(0.0); K]; R];
-                // Written out, so that accumulators are registers.
+                // Written out by a macro, so that accumulators are registers.
                 macro_rules! some_keys {
                     ($side:literal: $($k:literal)*) => {$(
                         if const { side_by_side::<T>(R, K) == $side && fit($k, $side, K) } {
@@ -159,7 +159,8 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
         for k in 0..K {
             ahead.prefetch(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
-        // Where asked, not all at once: a burst would fill the buffers, and the rest of it be dropped.
+        // The fence keeps the prefetches here: in a burst they would fill the buffers, and the processor would drop the
+        // rest.
         compiler_fence(Ordering::SeqCst);
         for v in 0..vectors {
             let c = from + v * I::LANES;

@@ -1,7 +1,7 @@
-//! Rows in packed formats: bytes that are widened in registers, by the products where they lie, or into scratch.
+//! Rows in packed formats: bytes that the products widen in registers, in place, or that are widened into scratch.
 //!
-//! Each format is a type of bytes. Its numbers are [`Format::decode`]'s, exactly, at every level. What the formats are
-//! is [`attn_core::formats`]'.
+//! Each format has its own type of bytes. Its numbers are exactly those of [`Format::decode`], at every level.
+//! [`attn_core::formats`] defines the formats.
 
 #![allow(unsafe_code, reason = "the hot loop: addresses that `Unchecked::check` has held against their slice")]
 
@@ -26,13 +26,13 @@ unsafe impl Packed for i8 {
     const FORMAT: Format = Format::Int8;
 }
 
-/// Bytes of a row as such.
+/// Bytes as a row of a format.
 pub(crate) const fn packed<T: Packed>(bytes: &[u8]) -> &[T] {
     // SAFETY: `Packed` vouches that an element is a byte, of which any bits are a value.
     unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), bytes.len()) }
 }
 
-/// Writes the numbers of a row, as many as both hold, without the scale beside it.
+/// Writes the numbers of a row, as many as both hold, without the scale that the cache stores beside it.
 #[inline(always)]
 pub(crate) fn widen<I: Isa>(isa: I, format: Format, bytes: &[u8], to: &mut [f32]) {
     match format {
@@ -56,7 +56,7 @@ fn widen_as<I: Isa, T: Packed>(isa: I, bytes: &[u8], to: &mut [f32]) {
         // SAFETY: the bytes hold `numbers` numbers, and these are below.
         isa.store(unsafe { T::load(isa, row, n * I::LANES) }, x);
     }
-    // Blocks are whole vectors: only what has none can have a tail.
+    // Blocks are whole vectors, so only formats without blocks have a tail.
     if !tail.is_empty() {
         format.widen(&bytes[T::elements(whole.len())..], tail);
     }
@@ -88,7 +88,7 @@ macro_rules! packed {
             }
             fn read(row: Row<'_, Self>, out: &mut [f32]) {
                 let mut bytes = row.iter().map(|byte| byte.0);
-                // Some blocks at a time, of whatever format.
+                // 32 numbers at a time: whole blocks of any format.
                 for some in out.chunks_mut(32) {
                     let (mut block, len) = ([0; 64], Self::elements(some.len()));
                     block.iter_mut().zip(bytes.by_ref().take(len)).for_each(|(to, byte)| *to = byte);

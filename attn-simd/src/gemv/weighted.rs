@@ -1,12 +1,12 @@
 //! Sums of the values of a tile, weighted by some rows of weights.
 //!
-//! A part of the tile at a time, C vectors of channels of R rows at a time: where a value has more channels than
-//! registers can add up, several blocks pass over the part, and all but the first find it in the nearest cache.
+//! Works on one part of the tile at a time, on C vectors of channels of R rows at a time. If a value has more channels
+//! than registers can accumulate, several blocks pass over the part; all but the first find it in the nearest cache.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use super::{Rows, Stored, TILE, with_rows};
-use crate::isa::{Isa, hint};
+use crate::isa::{Isa, MAX_LANES, hint};
 use crate::math::{add_compensated, finite_or_zero};
 use crate::prefetch::Into;
 
@@ -14,14 +14,14 @@ use crate::prefetch::Into;
 pub(crate) struct Sums<'s> {
     /// The sums.
     pub(crate) o: &'s mut [f32],
-    /// What they have lost to rounding.
+    /// What rounding took from the sums.
     pub(crate) rest: &'s mut [f32],
-    /// Sums of some values of a tile that wait for those of the next: of one, two and four parts.
+    /// Sums over parts of a tile that wait for their sibling: sums of one, two and four parts.
     pub(crate) waiting: [&'s mut [f32]; 3],
 }
 
 impl<'s> Sums<'s> {
-    /// From the rows that begin at an element on.
+    /// The sums of the rows from an element on.
     pub(crate) fn from(&mut self, at: usize) -> Sums<'_> {
         let waiting = self.waiting.each_mut().map(|array| &mut array[at..]);
         Sums { o: &mut self.o[at..], rest: &mut self.rest[at..], waiting }
@@ -31,8 +31,8 @@ impl<'s> Sums<'s> {
 /// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows. `p`: `[rows][TILE]`; sums:
 /// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
-/// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves; what comes out joins a
-/// compensated sum. The chains are what errs most, by 2.5u at most.
+/// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves. The result joins a
+/// compensated sum. The chains err most, by 2.5u at most.
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
@@ -60,8 +60,8 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
 /// Values of a chain.
 const PART: usize = 8;
 
-/// Parts of a tile that its blocks pass over together. Their sums are joined in registers where R·C of them leave room,
-/// which saves stores; all blocks of the values must find them in the nearest cache.
+/// The number of parts that the blocks pass over together. Their sums are joined in registers if R·C sums leave room,
+/// which saves stores. All blocks must find the values of these parts in the nearest cache.
 const fn parts(lanes: usize, rows: usize, vectors: usize) -> usize {
     if lanes < 16 || rows * vectors > 12 { 1 } else { 2 }
 }
@@ -81,7 +81,7 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     let step = const { PART * parts(I::LANES, R, C) };
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
-        // SAFETY: each block of vectors lies below `columns`, and the caller vouches for the rest.
+        // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
         unsafe {
             while vectors - done >= C {
                 block::<I, T, R, C>(isa, values, first, step, p, factor, o, done * I::LANES);
@@ -99,24 +99,25 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// Values whose lines are prefetched together: not many lines at once, or the processor drops some of them.
+/// The number of values whose lines are prefetched together: few, because the processor drops some of many.
 const fn group(vectors: usize) -> usize {
     if vectors >= 8 { 1 } else { 4 }
 }
 
-/// Which lines are prefetched while a block reads its values: each line once, in the order of memory, over all blocks
-/// that pass over some values.
+/// The lines that are prefetched while a block reads its values: each line once, in the order of memory, over all
+/// blocks that pass over these values.
 #[derive(Clone, Copy)]
 struct Prefetcher {
-    /// Lines of a row, as a power of two; otherwise blocks prefetch what they read themselves.
+    /// Log₂ of the number of lines in a row, if that is a power of two; otherwise each block prefetches its own
+    /// channels.
     lines: Option<u32>,
-    /// Rows from a line's row to those that are prefetched: into the second cache, and into the first.
+    /// Rows from the present one to those that are prefetched: into the second cache, and into the first.
     second: usize,
     first: usize,
 }
 
 impl Prefetcher {
-    /// For values that are passed over `step` at a time.
+    /// For values that the blocks pass over `step` at a time.
     #[inline(always)]
     fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
         let row = values.row_bytes();
@@ -128,8 +129,8 @@ impl Prefetcher {
         }
     }
 
-    /// Prefetches what is due while the block of C vectors from `from` on reads a group of values from `first + n` on,
-    /// of the `step` from `first` on.
+    /// Prefetches a share of the lines: that of the block of C vectors from `from` on, while it reads the group of
+    /// values from `first + n` on. The blocks pass over `step` values from `first` on.
     #[inline(always)]
     fn prefetch<I: Isa, T: Stored, const C: usize>(
         self,
@@ -163,7 +164,7 @@ impl Prefetcher {
         }
     }
 
-    /// Prefetches some lines that lie side by side in the rows ahead of a row, from a byte on.
+    /// Prefetches `count` contiguous lines of the rows ahead of a row, from a byte on.
     #[inline(always)]
     fn prefetch_lines<I: Isa, T: Stored>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
@@ -238,10 +239,10 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
     acc
 }
 
-/// C vectors of channels from `from` on, of the `step` values from `first` on.
+/// One block: C vectors of channels from `from` on, over the `step` values from `first` on.
 ///
 /// # Safety
-/// As [`weighted_of`]; the vectors lie below `columns`, the first value in the tile.
+/// As [`weighted_of`]; the vectors are below `columns`, and the first value is in the tile.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "a loop's body")]
 unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
@@ -268,7 +269,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
                 }
             }
         }
-        // The n-th sum ends as many nodes of the tree as n has ones at its end, and the last one all.
+        // The n-th sum completes as many nodes of the tree as n has trailing ones; the last sum completes all.
         let [o, rest, waiting @ ..] = o;
         let (nth, last) = (first / step, first + step >= values.len());
         let ends = nth.trailing_ones() as usize;
@@ -290,9 +291,9 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
             }
             return;
         }
-        // Through memory: what follows is too long to be unrolled, and an index that is not a constant would keep the
-        // accumulators in memory while they add up.
-        let mut tile = [[core::mem::MaybeUninit::<[f32; 16]>::uninit(); C]; R];
+        // The sums go through memory: the loop below is too long to be unrolled, and an index that is no constant would
+        // keep the accumulators in memory while they add up.
+        let mut tile = [[core::mem::MaybeUninit::<[f32; MAX_LANES]>::uninit(); C]; R];
         for r in 0..R {
             for c in 0..C {
                 isa.store_ptr(acc[r][c], tile[r][c].as_mut_ptr().cast());

@@ -1,16 +1,16 @@
-//! AMX: the tile unit of x86-64 servers, through inline assembly (the intrinsics are not stable).
+//! AMX: products of bf16 matrices on x86-64 servers, by inline assembly, because the intrinsics are not stable.
 //!
-//! **Detection** (`amx/permission.rs`). CPUID must list AMX-TILE, AMX-BF16 and the one palette of eight tiles of
-//! 16 × 64 bytes, XCR0 must show that the system saves tile state, and Linux must give this process permission to use
-//! it (`arch_prctl`, which may be refused). If one of them is missing the level is absent, and its error says which.
+//! **Detection** (`amx/permission.rs`). CPUID must list AMX-TILE, AMX-BF16 and the one palette of eight registers of 16
+//! × 64 bytes. XCR0 must show that the system saves them. Linux must give this process permission to use them
+//! (`arch_prctl`, which may refuse). If one of these is missing the level is absent, and its error says which.
 //!
-//! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, restores the one before. It cannot be
-//! sent to another thread, and a call inside a call (from a caller's closure) leaves the outer configuration as it was.
-//! By the calling convention any function may use the unit for itself, so code that has called closures calls
+//! **Configuration** belongs to a thread. [`Unit`] loads it and, when dropped, restores the previous one. It cannot be
+//! sent to another thread. A call inside a call (from a caller's closure) leaves the outer configuration as it was. By
+//! the calling convention any function may change the configuration, so code that has called closures then calls
 //! [`refresh`](AmxUnit::refresh).
 //!
-//! **State.** No tile lives longer than one assembly block: each loads its sums, does all its steps and stores them.
-//! The compiler knows nothing of tiles and need not.
+//! **State.** No register keeps a value longer than one assembly block: each block loads its sums, does all its steps
+//! and stores them. So the compiler need not know AMX's registers.
 
 #![allow(unsafe_code, reason = "the leaf: assembly behind a token that proves the CPU and the system allow it")]
 
@@ -36,22 +36,22 @@ pub struct Amx {
 }
 
 impl Amx {
-    /// What keeps this process from the tile unit, if anything does. Asks the CPU and the system, and for permission:
-    /// to be kept, not repeated.
+    /// Why this process cannot use AMX, if it cannot. Asks the CPU and the system, and requests permission: callers
+    /// keep the answer and do not ask again.
     #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         let (cpu, system) = cpu_and_system();
         verdict(cpu, system, permission)
     }
 
-    /// What CPU and system lack; permission, which binds the process, is not asked for.
+    /// What the CPU or the system lacks. Does not request permission, because that binds the process.
     #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
     pub(crate) fn lacking() -> Option<LevelError> {
         let (cpu, system) = cpu_and_system();
         verdict(cpu, system, || 0)
     }
 
-    /// No other system is known to hand out permission in the same way; Miri runs no assembly.
+    /// No other system is known to give permission in the same way; Miri runs no assembly.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         Some(LevelError::Disabled)
@@ -78,38 +78,38 @@ impl Amx {
     }
 }
 
-/// A tile configuration, as LDTILECFG reads it.
+/// A configuration of AMX, as LDTILECFG reads it.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Config([u8; 64]);
 
 impl Config {
-    /// Palette 1; eight tiles of sixteen rows of 64 bytes.
+    /// Palette 1: eight registers of sixteen rows of 64 bytes.
     const SQUARE: Self = {
         let mut bytes = [0; 64];
         bytes[0] = 1;
-        let mut tile = 0;
-        while tile < 8 {
-            bytes[16 + 2 * tile] = 64; // bytes of a row, 16 bits each
-            bytes[48 + tile] = 16; // rows
-            tile += 1;
+        let mut register = 0;
+        while register < 8 {
+            bytes[16 + 2 * register] = 64; // bytes of a row, 16 bits each
+            bytes[48 + register] = 16; // rows
+            register += 1;
         }
         Self(bytes)
     };
 }
 
-/// The tile unit of this thread, configured; what it was before is put back at the end.
+/// AMX on this thread, configured. Dropping it restores the previous configuration.
 pub(crate) struct Unit {
     before: Config,
-    /// The configuration is a thread's own: neither `Send` nor `Sync`.
+    /// A configuration belongs to its thread: neither `Send` nor `Sync`.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Unit {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a unit exists only where its token did. A configuration with palette 0 is none at all: TILERELEASE
-        // puts that back; any other was in force on this thread and so is valid.
+        // SAFETY: a unit exists only where its token did. A configuration with palette 0 is none, and TILERELEASE
+        // restores that; any other was in force on this thread and so is valid.
         unsafe {
             if self.before.0[0] == 0 {
                 asm!("tilerelease", options(nostack, preserves_flags, nomem));
@@ -121,7 +121,7 @@ impl Drop for Unit {
 }
 
 /// The instructions of one load or one product, as text: sums in tmm0 to tmm3, A in tmm4 and tmm5, B in tmm6 and tmm7.
-/// A part is a pair of tiles, 2 KiB.
+/// A part is a pair of operands, 2 KiB.
 macro_rules! text {
     (A0) => { text!(@a "0", "1024") };
     (A1) => { text!(@a "2048", "3072") };
@@ -158,10 +158,10 @@ macro_rules! blocks {
         $($(#[$doc:meta])* $name:ident $in_a:literal $in_b:literal $([$($load:ident)+])+;)*) => {
         match $products {
             $(Products::$name => {
-                // SAFETY: the unit is configured: eight tiles of 16 × 64 bytes. `check` has shown that A and B hold
-                // `steps` ≥ 1 steps of $in_a and $in_b pairs of tiles, 1 KiB each, of which the loop reads each once or
-                // more and none beyond; C is 32 rows of 128 bytes, of which the four tiles are the quarters. Flags and
-                // the tiles are declared as clobbered.
+                // SAFETY: the unit is configured: eight registers of 16 × 64 bytes. `check` has shown that A and B hold
+                // `steps` ≥ 1 steps of $in_a and $in_b pairs of operands, 1 KiB each; the loop reads each at least once
+                // and none beyond. C is 32 rows of 128 bytes, and the four sums are its quarters. Flags and registers
+                // are declared as clobbered.
                 unsafe {
                     asm!(
                         "test {fresh}, {fresh}",
@@ -236,8 +236,8 @@ mod tests {
     use crate::amx::model::Model;
     use crate::level::Level;
 
-    /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
-    /// names it.
+    /// The token, if this machine has one. If not, the tests say so and pass, unless `ATTN_TEST_LEVELS` names the
+    /// level.
     pub(super) fn amx() -> Option<Amx> {
         match Level::by_name("amx") {
             Ok(Level::Amx(amx)) => Some(amx),
@@ -256,8 +256,8 @@ mod tests {
         config.0
     }
 
-    /// Any bits: subnormal numbers, infinities and NaN among them where `wild`.
-    fn tiles(count: usize, seed: &mut u64, wild: bool) -> Vec<Operand> {
+    /// Any bits; with `wild` subnormal numbers, infinities and NaN among them.
+    fn operands(count: usize, seed: &mut u64, wild: bool) -> Vec<Operand> {
         let mut word = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (*seed >> 32) as u32;
@@ -276,7 +276,7 @@ mod tests {
                 [(0, true, false), (1, true, false), (3, false, false), (2, false, true), (2, true, true)]
             {
                 let (in_a, in_b) = products.parts();
-                let (a, b) = (tiles(steps * 2 * in_a, &mut seed, wild), tiles(steps * 2 * in_b, &mut seed, wild));
+                let (a, b) = (operands(steps * 2 * in_a, &mut seed, wild), operands(steps * 2 * in_b, &mut seed, wild));
                 let mut ours: Square = core::array::from_fn(|n| if n % 5 == 0 { 1e-40 } else { n as f32 * 1e-3 - 0.5 });
                 let mut want = ours;
                 unit.block(products, &a, &b, steps, fresh, &mut ours);

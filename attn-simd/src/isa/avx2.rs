@@ -22,7 +22,7 @@ impl Avx2 {
     }
 }
 
-/// What is added to round to an integer, and to have the exponent of its power of two in the low bits.
+/// Added to a number, it rounds to an integer and leaves the exponent of its power of two in the low bits.
 const ROUND: f32 = 12_582_912.0 + 127.0;
 
 impl Isa for Avx2 {
@@ -66,12 +66,12 @@ impl Isa for Avx2 {
             _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit))
         };
         split(y: __m256) -> (__m256, __m256) = {
-            // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later.
-            // A NaN stays.
+            // Smaller powers vanish in any case. So nothing is infinite here, and no later product is subnormal. A NaN
+            // stays.
             let x = _mm256_max_ps(_mm256_set1_ps(-126.0), y);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
-            // n + 127 becomes an exponent. The power is made at once, so that y and n need no registers any longer.
+            // n + 127 becomes an exponent. The power is computed here, so that y and n need no registers any longer.
             let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
             let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
             (_mm256_and_ps(keep, pow), _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
@@ -109,7 +109,8 @@ impl Isa for Avx2 {
             _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
         };
         load_e4m3_ptr(src: *const u8) -> __m256 = {
-            // As an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code becomes a NaN.
+            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code
+            // is NaN.
             let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()));
             let magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
             let sign = _mm_slli_epi16::<8>(_mm_xor_si128(codes, magnitude));
@@ -118,7 +119,7 @@ impl Isa for Avx2 {
             _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0))
         };
         load_e5m2_ptr(src: *const u8) -> __m256 = {
-            // The upper byte of an f16.
+            // The byte is the upper one of an f16.
             _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()))))
         };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
@@ -164,7 +165,7 @@ impl Isa for Avx2 {
             let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
             let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
             let rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(cut, _mm256_set1_epi32(0x40)), nan);
-            // Words of 16 bits, within each half of the vector: the first and the third quarter hold the eight.
+            // 16-bit words, within each half of the vector: the first and the third quarter hold the eight.
             let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(rounded, rounded));
             _mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_castsi256_si128(packed));
         }
@@ -176,7 +177,7 @@ impl Isa for Avx2 {
         unsafe {
             let half = |at: usize| {
                 let bytes = _mm256_loadu_si256(keep.as_ptr().add(at).cast());
-                // The lowest bit of each byte becomes its highest, which is what is gathered.
+                // The lowest bit of each byte becomes its highest, which the instruction gathers.
                 u64::from(_mm256_movemask_epi8(_mm256_slli_epi16::<7>(bytes)) as u32)
             };
             half(0) | half(32) << 32

@@ -53,7 +53,7 @@ impl Isa for Avx512 {
         abs(a: __m512) -> __m512 = _mm512_abs_ps(a);
         copysign(a: __m512, sign: __m512) -> __m512 = {
             let bit = _mm512_set1_epi32(i32::MIN);
-            // 0xca: where the first operand's bit is set take the second, else the third.
+            // 0xca: if the first operand's bit is set take the second, else the third.
             _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xca>(
                 bit,
                 _mm512_castps_si512(sign),
@@ -107,7 +107,8 @@ impl Isa for Avx512 {
             _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)))
         };
         load_e4m3_ptr(src: *const u8) -> __m512 = {
-            // As an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code becomes a NaN.
+            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code
+            // is NaN.
             let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()));
             let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
             let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
@@ -116,7 +117,7 @@ impl Isa for Avx512 {
             _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0))
         };
         load_e5m2_ptr(src: *const u8) -> __m512 = {
-            // The upper byte of an f16.
+            // The byte is the upper one of an f16.
             _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()))))
         };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {

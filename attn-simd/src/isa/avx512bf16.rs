@@ -1,10 +1,10 @@
-//! AVX512_BF16: products of pairs of bfloat16, twice as many a cycle as fused multiply-adds have on processors whose
-//! units are as wide as their registers.
+//! AVX512_BF16: products of pairs of bfloat16. On processors whose units are as wide as their registers a cycle has
+//! twice as many of them as fused multiply-adds.
 //!
-//! VDPBF16PS adds two products to each lane. The squares of 32 × 32 sums that AMX multiplies in four tiles are
-//! multiplied here in four bands of eight rows: a band's sums stay in sixteen registers for all steps, while a row of B
-//! is two registers and a word of A is broadcast. They start at 0 and join C at the end, so that no chain of additions
-//! grows with the number of keys; [`dot`](crate::amx::dot) says it in plain Rust.
+//! VDPBF16PS adds two products to each lane. AMX multiplies squares of 32 × 32 sums in four registers; here four bands
+//! of eight rows replace them. The sums of a band stay in sixteen registers for all steps. A row of B is two registers,
+//! and a word of A is broadcast. The sums start at 0 and join C at the end, so that no chain of additions grows with
+//! the number of keys. [`dot`](crate::amx::dot) does the same in plain Rust.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
 
@@ -25,11 +25,11 @@ pub struct Avx512Bf16 {
 
 /// Rows of C whose sums are in registers at a time.
 const BAND: usize = 8;
-/// Words of a row of A, rows of a tile.
+/// Words of a row of A, rows of an operand.
 const WORDS: usize = 16;
 
-/// One instance per list of products. The pairs are an array in memory, for a loop of loads: as an iterator, or worked
-/// out where they are used, they took 2 to 4 % longer.
+/// One instance per list of products. The pairs are an array in memory, for a loop of loads. As an iterator, or
+/// computed where they are used, they took 2 to 4 % longer.
 macro_rules! blocks {
     ([$products:ident $operands:tt $steps:ident $fresh:ident $c:ident]
         $($(#[$doc:meta])* $name:ident $in_a:literal $in_b:literal $([$($load:ident)+])+;)*) => {
@@ -57,15 +57,15 @@ unsafe fn square<const IN_A: usize, const IN_B: usize>(
     c: &mut Square,
 ) {
     for band in 0..SIDE / BAND {
-        let (tile, first) = (band * BAND / WORDS, band * BAND % WORDS);
+        let (operand, first) = (band * BAND / WORDS, band * BAND % WORDS);
         let mut sums = [[_mm512_setzero_ps(); 2]; BAND];
         for step in 0..steps {
             let (a, b) = (&a[step * 2 * IN_A..][..2 * IN_A], &b[step * 2 * IN_B..][..2 * IN_B]);
             for &(part_a, part_b) in pairs {
-                let rows = &a[2 * part_a + tile].0[first * WORDS..][..BAND * WORDS];
+                let rows = &a[2 * part_a + operand].0[first * WORDS..][..BAND * WORDS];
                 let [left, right] = [&b[2 * part_b].0, &b[2 * part_b + 1].0];
                 for word in 0..WORDS {
-                    // SAFETY: sixteen floats each, of rows 0 to 15 of a tile, which is aligned to 64 bytes.
+                    // SAFETY: sixteen floats each, of rows 0 to 15 of an operand, which is aligned to 64 bytes.
                     let columns = unsafe {
                         [_mm512_load_ps(left.as_ptr().add(word * 16)), _mm512_load_ps(right.as_ptr().add(word * 16))]
                     };
@@ -181,8 +181,8 @@ mod tests {
     use crate::isa::portable::Portable;
     use crate::level::Level;
 
-    /// The token, where this machine has one. Where it has none the tests say so and pass, unless `ATTN_TEST_LEVELS`
-    /// names it.
+    /// The token, if this machine has one. If not, the tests say so and pass, unless `ATTN_TEST_LEVELS` names the
+    /// level.
     fn unit() -> Option<Avx512Bf16> {
         match Level::by_name("avx512bf16") {
             Ok(Level::Avx512Bf16(unit)) => Some(unit),
@@ -203,7 +203,7 @@ mod tests {
         Tiny,
     }
 
-    fn tiles(count: usize, seed: &mut u64, sizes: Sizes) -> Vec<Operand> {
+    fn operands(count: usize, seed: &mut u64, sizes: Sizes) -> Vec<Operand> {
         let mut word = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (*seed >> 32) as u32;
@@ -269,8 +269,8 @@ mod tests {
                     (1, true, Sizes::Any),
                 ] {
                     let (in_a, in_b) = products.parts();
-                    let mut tiles = |parts| tiles(steps * 2 * parts, &mut seed, sizes);
-                    let (a, b) = (tiles(in_a), tiles(in_b));
+                    let mut operands = |parts| operands(steps * 2 * parts, &mut seed, sizes);
+                    let (a, b) = (operands(in_a), operands(in_b));
                     let mut ours: Square =
                         core::array::from_fn(|n| if n % 5 == 0 { 1e-30 } else { n as f32 * 1e-3 - 0.5 });
                     let mut want = ours;

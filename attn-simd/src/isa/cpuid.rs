@@ -1,17 +1,17 @@
-//! What CPUID says of the core that asks: its second cache, and whose it is.
+//! What CPUID tells about the core that runs it: its second cache, and its maker.
 
 #![allow(unsafe_code, reason = "CPUID is not a safe function in the oldest compiler that is promised")]
 #![allow(unused_unsafe, reason = "it is one in newer compilers")]
 
-/// Bytes of the second cache, 0 where CPUID lists none. Intel and its like list caches in leaf 4, AMD in leaf
-/// 0x8000001d, in one form.
+/// Bytes of the second cache, or 0 if CPUID does not list it. AMD lists caches in leaf 0x8000001d, Intel and others in
+/// leaf 4, in one form.
 #[cfg(not(miri))]
 pub(crate) fn second_cache() -> usize {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
     const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
     const DATA: u32 = 1;
     const BOTH: u32 = 3;
-    // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is.
+    // SAFETY: every x86-64 CPU has CPUID, and no leaf above the highest is read.
     unsafe {
         let amd = __cpuid(0x8000_0000).eax >= 0x8000_001d && __cpuid(0x8000_0001).ecx & TOPOLOGY_EXTENSIONS != 0;
         let leaf = match amd {
@@ -38,13 +38,13 @@ pub(crate) fn second_cache() -> usize {
     0
 }
 
-/// Miri has no CPUID beyond the detection of features.
+/// Miri has CPUID only for the detection of features.
 #[cfg(miri)]
 pub(crate) fn second_cache() -> usize {
     0
 }
 
-/// Who made a processor.
+/// The makers of processors.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maker {
@@ -54,7 +54,7 @@ pub(crate) enum Maker {
     Other,
 }
 
-/// Who made this one.
+/// The maker of this processor.
 #[cfg(all(not(miri), feature = "std"))]
 pub(crate) fn maker() -> Maker {
     use core::arch::x86_64::__cpuid;
@@ -84,7 +84,7 @@ pub(crate) fn is_zen4() -> bool {
     matches!(maker(), Maker::Amd(25, model) if is_model_of_zen4(model))
 }
 
-/// Miri has no CPUID beyond the detection of features.
+/// Miri has CPUID only for the detection of features.
 #[cfg(all(miri, feature = "std"))]
 pub(crate) fn maker() -> Maker {
     Maker::Other

@@ -1,13 +1,13 @@
-//! Operations on lanes in plain Rust, for levels that have no instruction for them: numbers go through an array.
+//! Operations on lanes in plain Rust, for levels that lack an instruction for them. The lanes go through an array.
 
 use attn_core::half::{bf16, f16};
 
-/// Lanes of the longest vectors: the size of an array that holds one of any level.
+/// The lanes of the longest vectors: the size of an array that holds a vector of any level.
 pub(crate) const MAX_LANES: usize = 16;
 
-/// Widens an f16, without a branch, so that compilers make vectors of a loop of it (`half` asks one by one). Numbers
-/// below the normal ones are made by a subtraction: a shift alone would make numbers that some modes of the processor
-/// take for 0.
+/// Widens an f16 without a branch, so that compilers vectorize a loop over it (`half` converts one at a time). A
+/// subtraction makes the numbers below the normal ones: a shift alone would make numbers that some modes of the
+/// processor flush to 0.
 #[inline(always)]
 pub(crate) fn widen_f16(x: f16) -> f32 {
     const BIAS: u32 = (127 - 15) << 23;
@@ -20,12 +20,12 @@ pub(crate) fn widen_f16(x: f16) -> f32 {
     f32::from_bits(if exponent == 0 { below } else { normal } | (bits & 0x8000) << 16)
 }
 
-/// Rounds to nearest even by integer arithmetic, which a compiler turns into lanes.
+/// Rounds to nearest even by integer arithmetic, which a compiler vectorizes.
 #[inline(always)]
 pub(crate) fn narrow_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // A NaN must not be carried over into infinity or a number.
+    // A carry must not turn a NaN into infinity or a number.
     bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x0040 } else { rounded as u16 })
 }
 
@@ -65,7 +65,8 @@ pub(super) fn load_nibbles(src: &[u8], shift: i32) -> [f32; MAX_LANES] {
     lanes
 }
 
-/// As an f16 of the same exponent and mantissa, whose bias is larger by 8. None of the numbers is subnormal in `f32`.
+/// Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. No result is subnormal in
+/// `f32`.
 #[inline(always)]
 pub(super) fn load_e4m3(src: &[u8]) -> [f32; MAX_LANES] {
     let mut lanes = [0.0; MAX_LANES];
@@ -76,7 +77,7 @@ pub(super) fn load_e4m3(src: &[u8]) -> [f32; MAX_LANES] {
     lanes
 }
 
-/// The upper byte of an f16.
+/// The byte is the upper one of an f16.
 #[inline(always)]
 pub(super) fn load_e5m2(src: &[u8]) -> [f32; MAX_LANES] {
     let mut lanes = [0.0; MAX_LANES];

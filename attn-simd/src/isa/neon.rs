@@ -1,9 +1,8 @@
-//! Halves to floats and back where the vectors are NEON's: four at a time, of which compilers make four scalars
-//! otherwise.
+//! Halves to floats and back on NEON, four at a time. Without this, compilers convert each number by itself.
 //!
-//! FCVTL and FCVTN between half and single precision belong to the base of NEON, round to nearest even as programs
-//! start, and know subnormal numbers whatever the mode. Their intrinsics are younger than the oldest compiler that is
-//! promised.
+//! FCVTL and FCVTN between half and single precision belong to the base of NEON. They round to nearest even in the mode
+//! in which programs start, and keep subnormal numbers in any mode. Their intrinsics are younger than the oldest
+//! supported compiler.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics, and two instructions without one")]
 

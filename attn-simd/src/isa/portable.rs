@@ -1,10 +1,10 @@
 //! The level of the build itself, through `wide`: SSE2 on stock x86-64, NEON on aarch64, simd128 on WASM, scalars
 //! elsewhere.
 //!
-//! `wide` chooses its instructions when the crate is compiled, so this is the native level wherever the build target
-//! has vectors, and the fallback on x86. Four lanes are what all of these have in one register.
+//! `wide` chooses its instructions when the crate is compiled. So this is the native level of any build target with
+//! vectors, except x86, where it is the fallback. It has four lanes, because one register has as many in all of them.
 
-#![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `product` has checked")]
+#![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `gemm` and `gemv` have checked")]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 use attn_core::half::{bf16, f16};
@@ -14,7 +14,7 @@ use super::Isa;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 use super::neon;
 
-/// Always present.
+/// Proof of nothing: every machine has this level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Portable {
     pub(crate) _proof: (),
@@ -28,10 +28,10 @@ fn lanes(x: &[f32]) -> [f32; 4] {
 impl Isa for Portable {
     type F = f32x4;
     type M = f32x4;
-    /// The exponent, and what was split.
+    /// The exponent, and the number that was split.
     type Pow = (f32x4, f32x4);
     const LANES: usize = 4;
-    // Two roundings a step where nothing fuses.
+    // Without fused multiply-adds each step rounds twice, so chains are shorter.
     const CHAIN: usize = 16;
     const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
     type Floats = Self;
@@ -116,8 +116,8 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn split(self, y: f32x4) -> ((f32x4, f32x4), f32x4) {
-        // What is below vanishes anyway: so nothing is infinite here, and nothing multiplied into subnormals later,
-        // which most processors stumble over. A NaN is put back at the end.
+        // Smaller powers vanish in any case. So nothing is infinite here, and no later product is subnormal, which most
+        // processors compute slowly. A NaN is restored at the end.
         let x = f32x4::splat(-126.0).fast_max(y);
         // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
         let magic = f32x4::splat(12_582_912.0);

@@ -63,7 +63,7 @@ impl Explain {
         self.kernel
     }
 
-    /// The level that was asked for.
+    /// The requested level.
     pub fn level(&self) -> Level {
         self.level
     }
@@ -106,7 +106,7 @@ impl fmt::Display for Explain {
         }
         match self.layout {
             Ok(layout) => {
-                let (level, keys, queries) = (self.level.name(), layout.chunks * SIDE, layout.rows());
+                let (level, keys, queries) = (self.level.name(), layout.tiles * SIDE, layout.rows());
                 let Method { scores, values, .. } = layout.method;
                 let (scores, values) = (scores.steps().len(), values.steps().len());
                 let products = if scores == 1 { "product" } else { "products" };

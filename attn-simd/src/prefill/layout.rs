@@ -5,8 +5,8 @@
 //! and values are read once per block, from L2 or beyond, with `q_tile` multiplications for every float: hence the
 //! largest block that registers allow.
 //!
-//! Keys and values that are not plain `f32` rows are widened or gathered tile by tile: once for all blocks of a strip,
-//! whose queries and outputs then stay in L2. Keys and values that are too many for the caches are read in strips, too:
+//! If keys and values are not plain `f32` rows, they are widened or gathered tile by tile: once for all blocks of a
+//! strip, whose queries and outputs then stay in L2. If keys and values exceed the caches they are read in strips, too:
 //! each tile stays in the caches while all blocks of the strip pass over it.
 //!
 //! The tile of keys decides the order of sums and so the bits, which are the same on every machine of a level: it

@@ -1,8 +1,8 @@
 //! Prefetches what a strip reads and writes soon: during the last tiles of a block the lines of its output, which are
 //! written when it ends, and of the queries of the next block; during every tile the keys and values of the next one.
 //!
-//! Output and queries are beyond the near caches. Requests for all at once would stall the core, which tracks only some dozens of
-//! misses; so each group of the two products makes a few.
+//! Output and queries are beyond the near caches. Requests for all at once would stall the core, which tracks only some
+//! dozens of misses; so each group of the two products makes a few.
 
 use super::job::Job;
 use crate::isa::{Isa, hint};
@@ -104,10 +104,10 @@ impl Prefetch {
 /// Keys and values of the next tile, which are requested into the second cache while the blocks of a strip pass over
 /// the tile before.
 ///
-/// The blocks' sweeps hide the way from memory. Requests cost a few percent of a block's time where there are few
-/// blocks, hence only long strips make them. Measured on Zen 4, strips of eight, 2 to 8 MiB of keys and values: AVX-512
-/// ×1.01 to 1.05, AVX2 ×1.0 to 1.08. Requests from within the products, as above, are no faster, and cost AVX2 2 % where
-/// there is nothing to request.
+/// The sweeps of the blocks hide the latency of memory. If there are few blocks the requests cost a few percent of a
+/// block's time, hence only long strips make them. Measured on Zen 4, strips of eight, 2 to 8 MiB of keys and values:
+/// AVX-512 ×1.01 to 1.05, AVX2 ×1.0 to 1.08. Requests from within the products, as above, are no faster, and cost AVX2
+/// 2 % where there is nothing to request.
 #[derive(Debug)]
 pub(crate) struct NextTile {
     lines: [Lines; 2],

@@ -10,7 +10,7 @@
 //! 1  the sum             gemm.rs `steps`: over channels (scores) or keys (values), M × NQ accumulators in registers
 //! ```
 //! Only loop 5 runs in parallel. Loops 2 and 1 run twice in each turn of loop 3 (`Visit::run`): once for the scores,
-//! once for the values; mask, score and softmax stand between them.
+//! once for the values; mask, score and softmax come between them.
 //!
 //! A strip is one block or several. The first of them may be narrower: it takes what is left over of full blocks. A
 //! block's arithmetic does not depend on its strip.

@@ -4,9 +4,9 @@
 //! whatever n is: it keeps what each addition rounds off and adds it to the next term ([`add_compensated`]). That takes
 //! time, so [`GROUP`] tiles are added up plainly first, and then [`GROUPS`] groups: they wait in arrays of their own.
 //!
-//! Groups lie at multiples of their size. A group of which a row sees no key adds zeros, which change no bit of its
-//! total, so that a row does not depend on what its neighbours see. Where a row's maximum has grown since the last
-//! group its total is multiplied by a factor; what that rounds off is kept too.
+//! Groups start at multiples of their size. If a row sees no key of a group, the group adds zeros, which change no bit
+//! of its total: so a row does not depend on the keys that its neighbours see. If a row's maximum has grown since the
+//! last group, its total is multiplied by a factor, and the rounding error of that is kept too.
 //!
 //! [`GROUP`]: crate::prefill::layout::GROUP
 //! [`GROUPS`]: crate::prefill::layout::GROUPS

@@ -50,7 +50,7 @@ impl Engine for Simd {
 attn_testing::law_tests!(Level::available().map(Simd));
 
 /// The kernels that multiply bf16, on the models of their instructions that every machine has.
-mod on_tiles {
+mod amx_kernel {
     use super::*;
 
     attn_testing::law_tests!(Level::model_names().filter_map(|name| Level::by_name(name).ok()).map(Simd));

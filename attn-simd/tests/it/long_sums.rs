@@ -129,6 +129,6 @@ fn error_does_not_grow_with_the_number_of_keys() {
 }
 
 #[test]
-fn nor_does_it_on_tiles() {
+fn nor_does_it_in_the_amx_kernel() {
     stays_within(&attn_testing::levels(Level::model_names(), Level::by_name), &KEYS_ON_MODEL);
 }

@@ -1,5 +1,6 @@
 //! Integration tests of `attn-simd`, one program with a module per subject.
 
+mod amx_kernel;
 mod backward;
 mod backward_eta;
 mod backward_random;
@@ -21,7 +22,6 @@ mod random;
 mod small;
 mod stored;
 mod strips;
-mod tiles;
 
 /// The levels of this machine (`ATTN_TEST_LEVELS` may name some of them), and the model of AMX.
 fn levels_and_model() -> Vec<attn_simd::Level> {

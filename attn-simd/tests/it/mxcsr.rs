@@ -177,7 +177,7 @@ fn lanes_without_rows_raise_none_over_many_tiles() {
     assert_eq!(count, 0, "invalid operations on finite numbers");
 }
 
-/// Numbers at the ends of their types, which tiles leave to vectors, and calls with any options.
+/// Numbers at the ends of their types, which AMX leaves to vectors, and calls with any options.
 #[test]
 fn large_numbers_and_any_options_raise_none_either() {
     let mut count = 0;

@@ -61,10 +61,10 @@ fn plain_f32() {
     agrees::<f32>(&Attention::new(), [1, 3, 16, 16], 1e-5);
 }
 
-/// Tiles of bf16 through the model of AMX: the smallest calls that pass through every phase of that
+/// The amx kernel through the model of AMX: the smallest calls that pass through every phase of that
 /// kernel too.
 #[test]
-fn on_tiles() {
+fn the_amx_kernel() {
     let model = || Level::by_name("amx-model").into_iter();
     let fast = Attention::new().precision(Precision::Fast);
     agrees_at::<bf16>(model(), &fast, [17, 5, 4, 3], 2e-2); // fewer queries would be decoded, not tiled

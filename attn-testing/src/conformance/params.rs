@@ -1,5 +1,5 @@
-//! Which parameters an op knows. One that it does not know would change nothing, and a case that passes without it
-//! proves nothing.
+//! The parameters that each op knows. An unknown one would change nothing, and a case that passes without it proves
+//! nothing.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What a run leaves behind: weights, state of the optimiser, losses and times so far, as one safetensors file.
+//! A checkpoint of a run: weights, state of the optimiser, losses and times so far, as one safetensors file.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What is known of the int8 tensors beside their numbers.
+//! Scales and zero points of the int8 tensors.
 
 /// Scales and zero points of all tensors, found by running the trained layer over many windows.
 pub struct Scales {

@@ -32,8 +32,8 @@ pub(crate) struct Args {
     /// Measure single kernels on a table of shapes, beside the machine's peak (`--threads`, default 1).
     #[arg(long, conflicts_with = "input")]
     pub(super) kernels: bool,
-    /// With --kernels: every number type and precision, on the shapes that are of interest there. Rows that need matrix
-    /// tiles are named and left out on a level without.
+    /// With --kernels: every number type and precision, on the shapes that are of interest there. Rows that need the
+    /// amx kernel are named and left out on a level without it.
     #[arg(long)]
     pub(super) types: bool,
     /// As --kernels: backward calls (gradients of q, k and v), with --types in every number type, with --python beside

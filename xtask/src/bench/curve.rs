@@ -138,7 +138,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let counts = args.threads()?;
     let pools =
         counts.iter().map(|&threads| engine::pool(threads)).collect::<Result<Vec<_>, _>>().map_err(Failure::Other)?;
-    let machine = Machine::look(settings.level, counts.iter().copied().max().unwrap_or(1), command_line());
+    let machine = Machine::detect(settings.level, counts.iter().copied().max().unwrap_or(1), command_line());
     println!("{}; level {level_name}, {} threads", machine.cpu, machine.threads, level_name = settings.level.name());
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");

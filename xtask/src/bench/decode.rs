@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let effort = if args.quick { (6, 16, 0.2) } else { (10, 60, if args.full { 5.0 } else { 1.0 }) };
     let repeat = Repeat { at_least: effort.0, at_most: effort.1, seconds: effort.2 };
     let passes = 2;
-    let machine = Machine::look(level, threads, command_line());
+    let machine = Machine::detect(level, threads, command_line());
     println!("{}; level {}; {threads} thread{}", machine.cpu, level.name(), if threads == 1 { "" } else { "s" });
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");

@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let layers = tensors::layers(&bytes, &names(args)?)
         .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
     let repeat = Repeat { at_least: 3, at_most: 100, seconds: if args.quick { 0.1 } else { 0.5 } };
-    let machine = Machine::look(level, pool.current_num_threads(), command_line());
+    let machine = Machine::detect(level, pool.current_num_threads(), command_line());
     println!("{}; level {}, {} threads", machine.cpu, machine.level, machine.threads);
 
     let mut results = Vec::new();

@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let effort = if args.quick { (4, 15, 0.4) } else { (6, 60, if args.full { 5.0 } else { 1.5 }) };
     let repeat = Repeat { at_least: effort.0, at_most: effort.1, seconds: effort.2 };
     let passes = if args.quick { 2 } else { 3 };
-    let machine = Machine::look(level, threads, command_line());
+    let machine = Machine::detect(level, threads, command_line());
     println!("{}; {threads} thread{}", machine.cpu, if threads == 1 { "" } else { "s" });
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");

@@ -1,4 +1,4 @@
-//! What the tables of `cargo xtask bench` have in common: how a run is shown, named and written.
+//! The part that all tables of `cargo xtask bench` share: a run is shown, named and written.
 
 use std::path::Path;
 

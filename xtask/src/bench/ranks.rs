@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Other("two ranks of one core each need two cores; this machine has one".into()));
     }
     let program = built()?;
-    let machine = Machine::look(level, 1, command_line());
+    let machine = Machine::detect(level, 1, command_line());
     println!("{}; level {}; {mpi}", machine.cpu, level.name());
     if let Some(warning) = machine.disturbed() {
         println!("{warning}");

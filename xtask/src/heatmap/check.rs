@@ -11,7 +11,7 @@ use attn_layers::worked_example::TOKENS;
 use super::example::{self, MAX_TOKENS};
 use attn_heatmap::{Drop, Layer, Scene};
 
-use super::look::Look;
+use super::masks::PageMask;
 use crate::hand_over;
 
 /// What every page drops.
@@ -20,7 +20,7 @@ const DROP: Option<Drop> = Some(Drop { p: 0.5, seed: 1 });
 /// The pages, by name: the worked example in one and in two heads, a model's layers, words that look like HTML, the
 /// longest sequence, and keys that are other tokens.
 pub(super) fn scenes() -> std::result::Result<[(&'static str, Scene); 6], String> {
-    let words = |tokens: &[&str], heads| example::scene(tokens, heads, &[Look::Causal, Look::All], DROP);
+    let words = |tokens: &[&str], heads| example::scene(tokens, heads, &[PageMask::Causal, PageMask::All], DROP);
     let hostile = ["</script><b>x</b>", "<img src=x onerror=document.title='broken'>", "&amp;", "\"'`${1}"];
     let long: Vec<&str> = TOKENS.into_iter().cycle().take(MAX_TOKENS).collect();
     Ok([
@@ -39,7 +39,7 @@ fn layers() -> Result<Scene> {
     let layer = |n: usize| {
         let x: Vec<f32> = (0..heads * seq * dim).map(|i| ((i * (n + 2)) as f32).sin()).collect();
         let x = View::new(&x, Layout::Bhsd, [1, heads, seq, dim])?;
-        Layer::new(format!("Layer {n}"), [x; 3], &[Look::All.attention()], DROP)
+        Layer::new(format!("Layer {n}"), [x; 3], &[PageMask::All.attention()], DROP)
     };
     let layers = (1..=2).map(layer).collect::<Result<_>>()?;
     let tokens = (1..=seq).map(|n| format!("token{n}")).collect();
@@ -53,7 +53,7 @@ fn keys() -> Result<Scene> {
     let [q, k] =
         [(2, 3), (1, 5)].map(|(heads, len)| View::new(&x[..heads * len * 4], Layout::Bhsd, [1, heads, len, 4]));
     let (q, k) = (q?, k?);
-    let layers = vec![Layer::new("Layer 1".into(), [q, k, k], &[Look::All.attention()], None)?];
+    let layers = vec![Layer::new("Layer 1".into(), [q, k, k], &[PageMask::All.attention()], None)?];
     let named = |name: &str, count| (1..=count).map(|n| format!("{name}{n}")).collect::<Vec<_>>();
     let (title, note) = ("Other keys".into(), "Numbers by formula.".into());
     let (tokens, keys) = (named("query", 3), Some(named("key", 5)));

@@ -6,7 +6,7 @@ use attn_layers::worked_example::{TOKENS, W_K, W_Q, W_V, X};
 
 use attn_heatmap::{Drop, Layer, Scene};
 
-use super::look::Look;
+use super::masks::PageMask;
 
 /// Dimensions of an embedding, which the heads share.
 const DIM: usize = 4;
@@ -15,7 +15,7 @@ const DIM: usize = 4;
 pub(super) const MAX_TOKENS: usize = 128;
 
 /// The scene of some words, through as many heads.
-pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<Drop>) -> Result<Scene, String> {
+pub(super) fn scene(tokens: &[&str], heads: usize, masks: &[PageMask], drop: Option<Drop>) -> Result<Scene, String> {
     if heads == 0 || !DIM.is_multiple_of(heads) {
         return Err(format!("{heads} heads do not share the example's {DIM} dimensions: 1, 2 or 4 do"));
     }
@@ -33,7 +33,7 @@ pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<
         }
         let [q, k, v] = &qkv;
         let view = |x| View::new(x, Layout::Bshd, sizes);
-        let attns: Vec<_> = looks.iter().map(|look| look.attention()).collect();
+        let attns: Vec<_> = masks.iter().map(|mask| mask.attention()).collect();
         Layer::new("Layer 1".into(), [view(q)?, view(k)?, view(v)?], &attns, drop)
     };
     let layer = attended().map_err(|error: attn_core::AttnError| error.to_string())?;
@@ -48,7 +48,7 @@ pub(super) fn scene(tokens: &[&str], heads: usize, looks: &[Look], drop: Option<
         note +=
             &format!(" Not in the example, embedding drawn from the letters, without meaning: {}.", unknown.join(", "));
     }
-    let masks = looks.iter().map(|look| look.name()).collect();
+    let masks = masks.iter().map(|mask| mask.name()).collect();
     let tokens: Vec<String> = tokens.iter().map(|&token| token.to_owned()).collect();
     Ok(Scene { title: tokens.join(" "), note, tokens, keys: None, masks, dropout: drop, layers: vec![layer] })
 }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_default_scene_is_the_worked_example() {
-        let scene = scene(&TOKENS, 1, &[Look::Causal, Look::All], None).unwrap();
+        let scene = scene(&TOKENS, 1, &[PageMask::Causal, PageMask::All], None).unwrap();
         assert_eq!(
             (scene.title.as_str(), scene.masks),
             ("The cat sat on the mat", vec!["causal".to_owned(), "none".to_owned()])
@@ -117,13 +117,13 @@ mod tests {
 
     #[test]
     fn two_heads_share_the_dimensions() {
-        let scene = scene(&TOKENS, 2, &[Look::All], None).unwrap();
+        let scene = scene(&TOKENS, 2, &[PageMask::All], None).unwrap();
         let [first, second] = scene.layers[0].heads.as_slice() else { panic!("two heads") };
         for i in 0..6 {
             let both: Vec<f32> = first.q[i].iter().chain(&second.q[i]).copied().collect();
             close(&[both], &[Q[i]; 6]);
         }
-        assert!(super::scene(&TOKENS, 3, &[Look::All], None).is_err_and(|error| error.contains("1, 2 or 4")));
+        assert!(super::scene(&TOKENS, 3, &[PageMask::All], None).is_err_and(|error| error.contains("1, 2 or 4")));
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(embedding("dog"), embedding("dog"));
         assert_ne!(embedding("dog"), embedding("god"));
         assert!(embedding("dog").iter().all(|x| (0.0..=1.0).contains(x)));
-        let scene = scene(&["the", "dog"], 1, &[Look::All], None).unwrap();
+        let scene = scene(&["the", "dog"], 1, &[PageMask::All], None).unwrap();
         assert!(scene.note.ends_with("without meaning: dog."), "{}", scene.note);
     }
 }

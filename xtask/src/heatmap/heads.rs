@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use attn_heatmap::{Drop, Layer, Scene};
 
-use super::look::Look;
+use super::masks::PageMask;
 
 /// Longer sequences make pages that no browser likes: all heads of all layers are in there.
 const MAX_TOKENS: usize = 64;
@@ -45,7 +45,7 @@ fn of(File { title, note, tokens, layers }: File, drop: Option<Drop>) -> Result<
         let view = |(sizes, data)| View::new(data, Layout::Bhsd, sizes);
         let all = || {
             let views = [view((q.0, &q.1))?, view((k.0, &k.1))?, view((v.0, &v.1))?];
-            Layer::new(format!("Layer {n}"), views, &[Look::All.attention()], drop)
+            Layer::new(format!("Layer {n}"), views, &[PageMask::All.attention()], drop)
         };
         all().map_err(|error: attn_core::AttnError| format!("layer {n}: {error}"))
     };

@@ -93,12 +93,12 @@ fn heat(weight: f32, theme: Theme) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::super::example;
-    use super::super::look::Look;
+    use super::super::masks::PageMask;
     use super::*;
 
     #[test]
     fn every_visible_weight_has_its_number() {
-        let scene = example::scene(&attn_layers::worked_example::TOKENS, 1, &[Look::Causal], None).unwrap();
+        let scene = example::scene(&attn_layers::worked_example::TOKENS, 1, &[PageMask::Causal], None).unwrap();
         for (theme, _) in Theme::ALL {
             let svg = svg(&scene, theme).unwrap();
             assert_eq!(svg.matches("<rect").count(), 1 + 36);

@@ -73,19 +73,19 @@ struct Boot {
 /// The longest first: two run at a time.
 const BOOTS: &[Boot] = &[
     Boot {
-        name: "tiles",
+        name: "amx",
         tests: Tests::Integration,
-        filters: &["tiles::", "level::the_level_found"],
+        filters: &["amx_kernel::", "level::the_level_found"],
         // The laws run on the model alone; the rest is in the next one.
-        but: &["--skip=laws::", "--skip=tiles::bits::", "--skip=tiles::fast_keeps"],
-        among: &["tiles::f32_is_as_exact_as_on_vectors", "level::the_level_found_is_the_one_expected"],
+        but: &["--skip=laws::", "--skip=amx_kernel::bits::", "--skip=amx_kernel::fast_keeps"],
+        among: &["amx_kernel::f32_is_as_exact_as_on_vectors", "level::the_level_found_is_the_one_expected"],
     },
     Boot {
-        name: "tiles-bits",
+        name: "amx-bits",
         tests: Tests::Integration,
-        filters: &["tiles::bits::", "tiles::fast_keeps"],
+        filters: &["amx_kernel::bits::", "amx_kernel::fast_keeps"],
         but: &[],
-        among: &["tiles::bits::a_row_has_the_same_bits_whatever_stands_beside_it"],
+        among: &["amx_kernel::bits::a_row_has_the_same_bits_whatever_stands_beside_it"],
     },
     Boot {
         name: "guard",

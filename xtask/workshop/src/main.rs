@@ -1,4 +1,5 @@
-//! What builds and checks the workspace: `cargo xtask <command>` starts it for the commands that it has not itself.
+//! The commands that build and check the workspace: `cargo xtask <command>` starts this program for those that it
+//! lacks.
 //!
 //! One module per command; each has a struct of arguments, and a `run` that returns an exit code. Nothing here is part
 //! of the product. CI runs these commands, and so can anybody.

@@ -1,4 +1,4 @@
-//! What a step needs beyond the compiler that runs it, how to see whether it is there, and how to get it.
+//! The needs of a step beyond the compiler that runs it: a check for each, and how to install it.
 //!
 //! Probes look at files and programs, never at the network. Installing is a separate act (`--install`, which `.ci/run`
 //! asks for); where it fails, the steps that need the thing are skipped by name and counted.

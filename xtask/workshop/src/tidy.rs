@@ -91,7 +91,7 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
     }
     for (_, graph) in graphs(root)? {
         let circles = graph.circles().into_iter();
-        found.extend(circles.map(|(path, message)| Finding { path, line: 0, message, warning: true }));
+        found.extend(circles.map(|(path, message)| Finding { path, line: 0, message, warning: false }));
     }
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     for leaf in rules::UNSAFE_LEAVES.iter().filter(|leaf| !architecture.contains(**leaf)) {

@@ -134,7 +134,7 @@ impl<'a, C: Element> RopeTables<'a, C> {
         sum
     }
 
-    /// Turns queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
+    /// Applies rope to queries or keys in place, `x`: `[batch, heads, seq, head_dim]`, any strides.
     ///
     /// # Errors
     /// [`AttnError::Index`] if a position has no row in the table or the table more pairs than the head,

@@ -1,5 +1,5 @@
-//! The steps of one latent-attention call, over scratch of the caller: what is cached, queries, keys and values of a
-//! head, attention, and the parts that the scratch is cut into.
+//! The steps of one latent-attention call, over scratch of the caller: latents, queries, keys and values of a head,
+//! attention, and the arrays of the scratch.
 
 use attn_core::element::Real;
 use attn_core::engine::{attend_row, product};

@@ -1,4 +1,4 @@
-//! What keeps this process from AMX: the CPU, the system, or the permission that Linux gives.
+//! Why this process cannot use AMX: the CPU, the system, or the permission of Linux.
 
 #![allow(unsafe_code, reason = "the leaf: CPUID, XCR0 and one system call")]
 
@@ -6,8 +6,8 @@ use core::arch::asm;
 
 use crate::isa::LevelError;
 
-/// From what the CPU has, whether the system saves the state of tiles, and what it answers when asked for permission:
-/// 0, or an error below. It is asked last, for the answer binds the process.
+/// Decides from the CPU, from whether the system saves AMX's registers, and from its answer to the request for
+/// permission: 0, or a negative error. The request comes last, because it binds the process.
 pub(super) fn verdict(cpu: bool, system: bool, permission: impl FnOnce() -> i64) -> Option<LevelError> {
     match (cpu, system) {
         (false, _) => Some(LevelError::Missing),
@@ -16,7 +16,7 @@ pub(super) fn verdict(cpu: bool, system: bool, permission: impl FnOnce() -> i64)
     }
 }
 
-/// What CPUID and XCR0 say.
+/// What CPUID and XCR0 tell: whether the CPU has AMX, and whether the system saves its registers.
 #[allow(unused_unsafe, reason = "CPUID is a safe function in newer compilers than the oldest that is promised")]
 pub(super) fn cpu_and_system() -> (bool, bool) {
     use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -28,22 +28,22 @@ pub(super) fn cpu_and_system() -> (bool, bool) {
         // SAFETY: register 0 always exists where XGETBV does.
         unsafe { _xgetbv(0) }
     }
-    // SAFETY: every x86-64 CPU has CPUID; leaves are asked for only up to the highest there is. XGETBV runs only where
-    // OSXSAVE says that the system has turned it on.
+    // SAFETY: every x86-64 CPU has CPUID, and no leaf above the highest is read. XGETBV runs only if OSXSAVE says that
+    // the system has turned it on.
     unsafe {
         if __cpuid(0).eax < 0x1d || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
             return (false, false);
         }
         let palette = __cpuid_count(0x1d, 1);
-        let (row_bytes, tiles, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
-        let cpu = __cpuid_count(0x1d, 0).eax >= 1 && (row_bytes, tiles, rows) == (64, 8, 16);
+        let (row_bytes, registers, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
+        let cpu = __cpuid_count(0x1d, 0).eax >= 1 && (row_bytes, registers, rows) == (64, 8, 16);
         (cpu, __cpuid(1).ecx & OSXSAVE != 0 && xcr0() & TILE_CONFIG_AND_DATA == TILE_CONFIG_AND_DATA)
     }
 }
 
-/// Asks Linux to let this process use tile data: it is then saved for every thread that touches it. Refused where a
-/// thread's alternate signal stack could not hold it, by a filter of system calls, or by a kernel older than 5.16.
-/// Returns 0, or an error's number below 0.
+/// Requests permission from Linux to use AMX's registers: Linux then saves them for every thread that uses them. It is
+/// refused if an alternate signal stack of a thread could not hold them, by a filter of system calls, or by a kernel
+/// older than 5.16. Returns 0, or a negative error number.
 pub(super) fn permission() -> i64 {
     const SYS_ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
@@ -122,8 +122,7 @@ mod tests {
         thread.join().expect("no assertion failed");
     }
 
-    /// Gives this thread a stack for its signals, of so many bytes, or takes it away. Returns 0, or an error's number
-    /// below 0.
+    /// Gives this thread a signal stack of some bytes, or removes it. Returns 0, or a negative error number.
     fn signal_stack(bytes: Option<usize>) -> i64 {
         const SIGALTSTACK: i64 = 131;
         const DISABLE: usize = 2;
@@ -140,8 +139,8 @@ mod tests {
         answer
     }
 
-    /// As `Level` says: after the permission a small stack for signals is refused; while there is one, the permission
-    /// is, for good.
+    /// As `Level` says: while a small signal stack exists, the permission is refused; after the permission, small
+    /// signal stacks are refused for good.
     #[test]
     fn small_signal_stacks_and_the_permission_exclude_each_other() {
         const CHILD: &str = "ATTN_TEST_SMALL_STACK";

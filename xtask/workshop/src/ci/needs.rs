@@ -1,4 +1,4 @@
-//! What several steps of CI need, and where they build.
+//! Needs that several steps of CI share, and the folders where they build.
 
 use crate::need::{NIGHTLY, Need};
 

@@ -1,4 +1,4 @@
-//! What a step of CI is: its name, its needs and the commands that it runs. [`steps`](super::steps) has them all.
+//! A step of CI: its name, its needs and the commands that it runs. [`steps`](super::steps) has them all.
 
 use crate::need::Need;
 

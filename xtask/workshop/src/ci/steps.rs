@@ -1,4 +1,4 @@
-//! The table of what `cargo xtask ci` runs: each step's name, what it proves, its limit, needs and commands.
+//! The table of the steps of `cargo xtask ci`: the name of each, what it proves, its limit, needs and commands.
 //!
 //! Benches are not built by a step of their own: clippy checks them like every other target.
 //!
@@ -15,6 +15,10 @@ use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
 use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
 
+/// The tests of attn-simd but for the model of AMX, one after the other.
+const SIMD_WITHOUT_AMX: &[&str] =
+    &["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -27,7 +31,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "tidy",
-        proves: "the house rules hold: file headers, where unsafe may stand, sizes, no machine paths",
+        proves: "the house rules hold: file headers, where unsafe may stand, sizes, no circles, no machine paths",
         minutes: 2,
         one_core: false,
         needs: &[],
@@ -449,13 +453,12 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
-            .with(&[
-                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
-                ("ATTN_EXPECT_LEVEL", "portable"),
-                ("ATTN_TEST_LEVELS", "portable"),
-                ("ATTN_EMULATED", "1"),
-            ])],
+        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
+            ("ATTN_EXPECT_LEVEL", "portable"),
+            ("ATTN_TEST_LEVELS", "portable"),
+            ("ATTN_EMULATED", "1"),
+        ])],
     },
     Step {
         name: "qemu-haswell",
@@ -463,13 +466,12 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(&["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "tiles"])
-            .with(&[
-                ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
-                ("ATTN_EXPECT_LEVEL", "avx2"),
-                ("ATTN_TEST_LEVELS", "portable,avx2"),
-                ("ATTN_EMULATED", "1"),
-            ])],
+        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
+            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
+            ("ATTN_EXPECT_LEVEL", "avx2"),
+            ("ATTN_TEST_LEVELS", "portable,avx2"),
+            ("ATTN_EMULATED", "1"),
+        ])],
     },
     Step {
         name: "aarch64",
@@ -494,7 +496,7 @@ pub(super) const STEPS: &[Step] = &[
             "--",
             "--test-threads=1",
             "--skip",
-            "tiles",
+            "amx_kernel",
         ])
         .with(&[
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
@@ -522,7 +524,7 @@ pub(super) const STEPS: &[Step] = &[
             "wasm32-wasip1",
             "--",
             "--skip",
-            "tiles",
+            "amx_kernel",
             "--no-capture", // a panic ends the program there, and with it what was captured
         ])
         .with(&[

@@ -1,4 +1,4 @@
-//! What a run found, for people and for programs.
+//! The results of a run, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

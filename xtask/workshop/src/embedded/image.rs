@@ -1,4 +1,4 @@
-//! What an image weighs, and what must not be in it.
+//! The size of an image, and the symbols that it must not contain.
 
 use std::fs;
 

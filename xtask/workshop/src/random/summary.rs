@@ -1,4 +1,4 @@
-//! What the calls took of the bound, by level, kernel and kind of data.
+//! The shares of the bound that calls used, by level, kernel and kind of data.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -4,14 +4,14 @@ use attn_core::{Align, Attention, Mask};
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Look {
+pub(crate) enum PageMask {
     /// Those up to itself.
     Causal,
     /// All.
     All,
 }
 
-impl Look {
+impl PageMask {
     pub(super) fn name(self) -> String {
         match self {
             Self::Causal => "causal",

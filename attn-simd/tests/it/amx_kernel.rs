@@ -103,7 +103,7 @@ fn wide(dims: AttnShape) -> Inputs<f32> {
     inputs
 }
 
-/// What f32 may cost on tiles: the gate of every engine, and no more than the vector kernel does, in the root mean
+/// What f32 may cost on AMX: the gate of every engine, and no more than the prefill kernel does, in the root mean
 /// square.
 #[test]
 fn f32_is_as_exact_as_on_vectors() {
@@ -117,8 +117,8 @@ fn f32_is_as_exact_as_on_vectors() {
         for (inputs, sigma) in &cases {
             let attn = Attention::new();
             let exact = oracle(&attn, inputs);
-            let (tiles, vectors) = (attend::<f32, f32>(level, &attn, inputs), attend(level.vectors(), &attn, inputs));
-            let worst = exact.check(ETA, &tiles, &(level, sigma));
+            let (amx, vectors) = (attend::<f32, f32>(level, &attn, inputs), attend(level.vectors(), &attn, inputs));
+            let worst = exact.check(ETA, &amx, &(level, sigma));
             let eta = |answer: &Answer<f32>| {
                 let sum: f64 = answer
                     .out
@@ -128,7 +128,7 @@ fn f32_is_as_exact_as_on_vectors() {
                     .sum();
                 (sum / answer.out.len() as f64).sqrt()
             };
-            let (ours, theirs) = (eta(&tiles), eta(&vectors));
+            let (ours, theirs) = (eta(&amx), eta(&vectors));
             println!(
                 "{level:?} {:?} {sigma}: {worst:.3} of the gate; rms eta {ours:.2e}, vectors {theirs:.2e}",
                 inputs.shape
@@ -158,10 +158,10 @@ fn fast_f32_is_as_good_as_it_says() {
     }
 }
 
-/// Values and keys at the ends of each type: the rows that meet them are computed by the vector kernel, bit for bit,
+/// Values and keys at the ends of each type: the rows that meet them are computed by the prefill kernel, bit for bit,
 /// and the others are what they are without.
 #[test]
-fn numbers_that_tiles_cannot_hold_go_to_the_vector_kernel() {
+fn numbers_that_parts_cannot_hold_go_to_the_prefill_kernel() {
     fn check<T: KernelElement + Number<Compute = f32>>(level: Level, extreme: f64) {
         let dims = shape((1, 1, 1, 70, 150, 33, 20));
         let plain = Inputs::<T>::plain(dims, 36);
@@ -174,14 +174,14 @@ fn numbers_that_tiles_cannot_hold_go_to_the_vector_kernel() {
             let at = tensor[place].index([0, 0, row, 5]);
             let [q, k, v] = tensor;
             [q, k, v][place].data[at] = T::from_f64(extreme);
-            let tiles = attend::<T, T>(level, &attn, &inputs);
+            let amx = attend::<T, T>(level, &attn, &inputs);
             let vectors = attend::<T, T>(level.vectors(), &attn, &inputs);
             let before = attend::<T, T>(level, &attn, &plain);
             for query in 0..70 {
                 let meets = if place == 0 { query == first } else { query >= first };
                 let want = if meets { &vectors } else { &before };
                 let row = query * 20..query * 20 + 20;
-                for (got, want) in tiles.out[row.clone()].iter().zip(&want.out[row]) {
+                for (got, want) in amx.out[row.clone()].iter().zip(&want.out[row]) {
                     let same = got.bits() == want.bits() || got.to_f64().is_nan() && want.to_f64().is_nan();
                     assert!(
                         same,
@@ -219,10 +219,10 @@ fn with_tiny<T: Number>(place: usize, tiny: f64) -> Inputs<T> {
     inputs
 }
 
-/// Tiny numbers cost nothing: beside others they stay on tiles (a row of the vector kernel has other bits) and within
+/// Tiny numbers cost nothing: beside others they stay on AMX (a row of the prefill kernel has other bits) and within
 /// the gate.
 #[test]
-fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
+fn tiny_numbers_stay_on_amx_and_within_the_gate() {
     fn check<T: KernelElement + Number<Compute = f32>>(level: Level, slack: f64) {
         let attn = Attention::new();
         for tiny in [1e-20, 1e-31, 1e-37, 1e-39] {
@@ -232,7 +232,7 @@ fn tiny_numbers_stay_on_tiles_and_within_the_gate() {
                 let what = (level, T::DTYPE, place, tiny);
                 oracle(&attn, &inputs).near_f32(slack, &ours, &what);
                 let vectors = attend::<T, f32>(level.vectors(), &attn, &inputs);
-                // Only a bf16 below the normal ones goes to the vector kernel, and only as a value (the numbers are
+                // Only a bf16 below the normal ones goes to the prefill kernel, and only as a value (the numbers are
                 // some tenths).
                 let odd = place == 2 && T::DTYPE == Dtype::Bf16 && tiny < 1e-36;
                 assert_eq!(ours.out == vectors.out, odd, "{what:?}");
@@ -314,9 +314,9 @@ fn fast_keeps_its_word_under_masks_groups_and_strides() {
     }
 }
 
-/// All of f16 fits into two bfloat16: the ends of its range stay on tiles and are as exact as anything else.
+/// All of f16 fits into two bfloat16: the ends of its range stay on AMX and are as exact as anything else.
 #[test]
-fn the_whole_range_of_f16_stays_on_tiles() {
+fn the_whole_range_of_f16_stays_on_amx() {
     let dims = shape((1, 1, 1, 40, 64, 16, 16));
     let mut inputs = Inputs::<f16>::plain(dims, 37);
     let mut paint = paint::Paint::new(38);
@@ -358,8 +358,8 @@ fn a_plan_says_what_runs_and_why_not_something_faster() {
         (explain.multiplies_bf16(), explain.to_string())
     };
     let attn = Attention::new();
-    let (tiles, text) = plan([1, 2, 100, 64], &attn, Dtype::F32);
-    assert!(tiles && text.contains("exact: bf16 on AMX, 6 products for scores and 6 for values"), "{text}");
+    let (amx, text) = plan([1, 2, 100, 64], &attn, Dtype::F32);
+    assert!(amx && text.contains("exact: bf16 on AMX, 6 products for scores and 6 for values"), "{text}");
     let (_, text) = plan([1, 2, 100, 64], &attn.precision(Precision::Fast), Dtype::Bf16);
     assert!(text.contains("fast: bf16 on AMX, 1 product for scores and 1 for values"), "{text}");
     let sizes = [1, 2, 100, 64];
@@ -374,10 +374,10 @@ fn a_plan_says_what_runs_and_why_not_something_faster() {
             assert!(text.contains(want), "{text}");
         }
     }
-    let (tiles, text) = plan([1, 2, 100, 1000], &attn, Dtype::F32);
-    assert!(!tiles && text.contains("not on AMX: rows of 1000, longer than 512"), "{text}");
-    let (tiles, text) = plan([1, 2, 100, 64], &attn.scale(1e10), Dtype::F16);
-    assert!(!tiles && text.contains("not on AMX: a scale above 2^16"), "{text}");
-    let (tiles, text) = plan([1, 2, 100, 64], &attn.reproducible(), Dtype::F16);
-    assert!(!tiles && text.contains("decode"), "{text}");
+    let (amx, text) = plan([1, 2, 100, 1000], &attn, Dtype::F32);
+    assert!(!amx && text.contains("not on AMX: rows of 1000, longer than 512"), "{text}");
+    let (amx, text) = plan([1, 2, 100, 64], &attn.scale(1e10), Dtype::F16);
+    assert!(!amx && text.contains("not on AMX: a scale above 2^16"), "{text}");
+    let (amx, text) = plan([1, 2, 100, 64], &attn.reproducible(), Dtype::F16);
+    assert!(!amx && text.contains("decode"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! What bits of a call on tiles may depend on: not on the cut, the thread, the other queries, or what a row does not
+//! What bits of a call on AMX may depend on: not on the cut, the thread, the other queries, or what a row does not
 //! see. In every type.
 
 use attn_core::half::{bf16, f16};
