@@ -223,7 +223,7 @@ mod tests {
         let (pairs, model) = (Pairs(unit), Pairs(PairModel(Portable { _proof: () })));
         let (mut seed, lanes) = (11, Portable::LANES);
         for sizes in [Sizes::Any, Sizes::Alike, Sizes::Tiny].repeat(40) {
-            let [a, b, c] = [(); 3].map(|()| tiles(1, &mut seed, sizes)[0].0);
+            let [a, b, c] = [(); 3].map(|()| operands(1, &mut seed, sizes)[0].0);
             let (mut ours, mut want) = ([0.0f32; 16], [0.0f32; 16]);
             let same = |ours: &[f32], want: &[f32]| {
                 let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
