@@ -38,11 +38,12 @@ impl Cluster {
     }
 
     /// Bytes that a rank needs for a prefill by the ring besides its tensors: two shards of keys and values, its rows
-    /// of the output as states, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next call.
+    /// of the output as states in f64, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next call.
     pub fn ring_memory(&self, shape: &AttnShape, queries: &Sharding, keys: &Sharding, element: usize) -> usize {
         let shard = shape.batch * shape.kv_heads * keys.longest() * (shape.head_dim + shape.value_dim) * element;
         let (heads, rows) = (shape.batch * shape.q_heads, queries.longest());
         let piece = rows.min(longest_piece(rows));
-        2 * shard + heads * (rows * (shape.value_dim + 2) + piece * (shape.value_dim + 1)) * size_of::<f32>()
+        let states = rows * (shape.value_dim + 2) * size_of::<f64>();
+        2 * shard + heads * (states + piece * (shape.value_dim + 1) * size_of::<f32>())
     }
 }

@@ -67,6 +67,7 @@ mod decode;
 mod error;
 mod explain;
 mod heads;
+mod line;
 mod link;
 mod nodes;
 mod part;

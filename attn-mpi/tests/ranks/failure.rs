@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
+use attn_mpi::mpi::topology::SimpleCommunicator;
 use attn_mpi::{Cluster, Error, Method, ShardedCache, Sharding};
 use attn_simd::Level;
 
@@ -54,12 +55,17 @@ pub(crate) fn disagree(cluster: Cluster) {
     // And a good call afterwards is a good call.
     call(&cluster, &good, 40, 8).expect("nothing is wrong with it");
 
+    // Gatherings of the program: as many bytes on every rank, and the same call.
+    check("the bytes of a gathering", cluster.all_gather(&vec![1; 8 + usize::from(odd)]).map(|_| ()));
+    let other = if odd { cluster.all_gather(&[1]).map(|_| ()) } else { call(&cluster, &good, 40, 8) };
+    check("the call", other);
+
     // Pieces of messages: also smaller than the record by which ranks agree.
     let mut cluster = cluster;
     for bytes in [1, 100, 1 << 20] {
         cluster = cluster.message_bytes(bytes + usize::from(odd));
         check("the bytes of a message", call(&cluster, &good, 40, 8));
-        let all = cluster.all_gather(&[me as u8; 300]);
+        let all = cluster.all_gather(&[me as u8; 300]).expect("as many bytes on each");
         assert!(all.chunks(300).enumerate().all(|(rank, one)| one == [rank as u8; 300]));
         let sharding = Sharding::even(40, ranks);
         let n = sharding.local_len(me);
@@ -121,13 +127,33 @@ pub(crate) fn as_busy_rank(cluster: Cluster) {
     call(&cluster, &Attention::new(), 40, 8).expect("the others waited");
 }
 
-/// Rank 1 makes another call than the others, so that all wait.
+/// Rank 1 calls two clusters of the same ranks in another order than the others, so that all wait.
 pub(crate) fn as_crossed_rank(cluster: Cluster) {
-    let cluster = cluster.timeout(PATIENCE);
-    if cluster.rank() == 1 {
-        cluster.all_gather(&[1]);
+    let first = cluster.timeout(PATIENCE);
+    let second = Cluster::new(&SimpleCommunicator::world()).timeout(PATIENCE);
+    let order = if first.rank() == 1 { [&second, &first] } else { [&first, &second] };
+    for cluster in order {
+        let _ = call(cluster, &Attention::new(), 40, 8);
     }
-    let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// Rank 0 waits for rank 1 in one cluster, while rank 1 computes in another for longer than the time-out.
+pub(crate) fn as_rank_of_two_clusters(cluster: Cluster) {
+    let all = cluster.timeout(PATIENCE).method(Method::Ring);
+    let one = Cluster::new(&SimpleCommunicator::self_comm()).timeout(PATIENCE).method(Method::Ring);
+    if all.rank() == 1 {
+        // Forty calls of the kernels, of four pairs each.
+        let sharding = Sharding::new(vec![(0..40).map(|n| n..n + 1).collect()]).expect("each position once");
+        let slow = Attention::new().mask(Mask::window(3, 0, Align::TopLeft)).score_mod(|score, _| {
+            std::thread::sleep(PATIENCE / 40);
+            score
+        });
+        let (x, mut out) = (vec![0.5f32; 40 * 8], vec![0.0f32; 40 * 8]);
+        let x = View::new(&x, Layout::Bhsd, [1, 1, 40, 8]).expect("made for it");
+        let to = ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).expect("made for it");
+        one.prefill(&slow, &sharding, &sharding, x, x, x, to).expect("a good call");
+    }
+    call(&all, &Attention::new(), 40, 8).expect("the others waited");
 }
 
 /// Rank 1 dies.
@@ -158,6 +184,18 @@ pub(crate) fn busy_rank() -> bool {
     let (what, output) = run("busy", 3);
     let good = output.status.success();
     println!("{what}, a rank that computes is {}", if good { "waited for" } else { "NOT WAITED FOR" });
+    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A rank that computes in another cluster is not taken for dead.
+pub(crate) fn two_clusters() -> bool {
+    let (what, output) = run("clusters", 3);
+    let good = output.status.success();
+    println!(
+        "{what}, a rank that computes in another cluster is {}",
+        if good { "waited for" } else { "NOT WAITED FOR" }
+    );
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
     good
 }

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 /// Jobs whose ranks compute for long, wait for each other, fall silent or die.
 fn broken() -> ExitCode {
-    let slow = failure::busy_rank() & failure::crossed_ranks();
+    let slow = failure::busy_rank() & failure::two_clusters() & failure::crossed_ranks();
     if slow & failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -74,6 +74,7 @@ fn as_rank(suite: &str) -> ExitCode {
         "vectors" => vectors::run(cluster),
         "disagree" => failure::disagree(cluster),
         "busy" => failure::as_busy_rank(cluster),
+        "clusters" => failure::as_rank_of_two_clusters(cluster),
         "crossed" => failure::as_crossed_rank(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),

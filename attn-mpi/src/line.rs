@@ -1,0 +1,61 @@
+//! The communicator of a cluster, and answers to ranks that ask for a sign of life.
+//!
+//! A rank answers for all clusters of its thread at once: one of them may wait for a rank that computes in another. Who
+//! asks, and when a job is given up, says `roll_call`.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator, Destination, Source};
+
+/// Tags of questions and of answers.
+pub(crate) const TAGS: [i32; 2] = [7, 11];
+
+thread_local! {
+    /// Those of all clusters of this thread.
+    static LINES: RefCell<Vec<Weak<Line>>> = const { RefCell::new(Vec::new()) };
+    /// Since when nothing has arrived, if this thread only waits, in whichever cluster.
+    static WAITS: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// A communicator of our own, so that no message meets one of the caller's, and how long nothing may arrive.
+pub(crate) struct Line {
+    pub(crate) comm: SimpleCommunicator,
+    pub(crate) timeout: Cell<Duration>,
+}
+
+impl Line {
+    pub(crate) fn new(comm: &impl Communicator) -> Rc<Self> {
+        let line = Rc::new(Self { comm: comm.duplicate(), timeout: Cell::new(Duration::from_secs(60)) });
+        LINES.with_borrow_mut(|lines| {
+            lines.retain(|line| line.strong_count() > 0);
+            lines.push(Rc::downgrade(&line));
+        });
+        line
+    }
+
+    fn answer(&self) {
+        let [question, answer] = TAGS;
+        while let Some(status) = self.comm.any_process().immediate_probe_with_tag(question) {
+            let asks = self.comm.process_at_rank(status.source_rank());
+            let mut round = [0u64];
+            asks.receive_into_with_tag(&mut round[..], question);
+            let stuck = WAITS.get().is_some_and(|since| since.elapsed() > self.timeout.get());
+            // A few bytes, which MPI takes over at once.
+            asks.send_with_tag(&[round[0], u64::from(stuck)][..], answer);
+        }
+    }
+}
+
+/// Answers the ranks that ask for a sign of life, in any cluster of this thread: with the number of the question, and
+/// whether this rank has only waited for longer than the time-out.
+pub(crate) fn answer() {
+    LINES.with_borrow(|lines| lines.iter().filter_map(Weak::upgrade).for_each(|line| line.answer()));
+}
+
+/// Notes since when nothing has arrived; `None` if this thread does not wait.
+pub(crate) fn waits_since(when: Option<Instant>) {
+    WAITS.set(when);
+}
