@@ -4,11 +4,15 @@
 //! asks, and when a job is given up, says `roll_call`.
 
 use std::cell::{Cell, RefCell};
+use std::io::Write;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Source};
+
+/// The exit code of a job that was given up.
+const GAVE_UP: i32 = 70;
 
 /// Tags of questions and of answers.
 pub(crate) const TAGS: [i32; 2] = [7, 11];
@@ -36,6 +40,14 @@ impl Line {
         line
     }
 
+    /// Writes why, and ends the job.
+    pub(crate) fn give_up(&self, why: &str) -> ! {
+        // In one piece: other ranks write to the same terminal.
+        let text = format!("attn-mpi: rank {} {why}. The job is aborted.\n", self.comm.rank());
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        self.comm.abort(GAVE_UP)
+    }
+
     fn answer(&self) {
         let [question, answer] = TAGS;
         while let Some(status) = self.comm.any_process().immediate_probe_with_tag(question) {
@@ -45,6 +57,23 @@ impl Line {
             let stuck = WAITS.get().is_some_and(|since| since.elapsed() > self.timeout.get());
             // A few bytes, which MPI takes over at once.
             asks.send_with_tag(&[round[0], u64::from(stuck)][..], answer);
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        drop(EndsPanicked(self));
+    }
+}
+
+/// Ends the job if its rank unwinds: the others would wait for its messages, and it for them in `MPI_Finalize`.
+pub(crate) struct EndsPanicked<'l>(pub(crate) &'l Line);
+
+impl Drop for EndsPanicked<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.0.comm.size() > 1 {
+            self.0.give_up("panicked");
         }
     }
 }

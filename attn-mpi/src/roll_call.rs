@@ -4,7 +4,6 @@
 //! waits on. If a rank does not answer within the time-out, or all ranks do nothing but wait for each other, the job is
 //! aborted, and the message says which.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use mpi::request::multiple_scope;
@@ -12,9 +11,6 @@ use mpi::traits::{Communicator, Destination, Source};
 
 use crate::line::{TAGS, answer};
 use crate::wire::Wire;
-
-/// The exit code of a job that was given up.
-const GAVE_UP: i32 = 70;
 
 impl Wire {
     /// Asks all ranks for a sign of life. Returns if one of them computes, or has heard from another not long ago, or
@@ -68,12 +64,7 @@ impl Wire {
         } else {
             format!("no sign of life from ranks {silent:?}")
         };
-        let (me, seconds) = (self.rank(), last.elapsed().as_secs_f64());
-        // In one piece: other ranks write to the same terminal.
-        let text = format!(
-            "attn-mpi: rank {me} waited {seconds:.1} s for {what} with ranks {waiting:?}; {found}. The job is aborted.\n"
-        );
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        self.line.comm.abort(GAVE_UP)
+        let seconds = last.elapsed().as_secs_f64();
+        self.line.give_up(&format!("waited {seconds:.1} s for {what} with ranks {waiting:?}; {found}"))
     }
 }

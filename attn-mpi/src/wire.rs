@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mpi::request::{RequestCollection, multiple_scope};
 use mpi::traits::{Communicator, Destination, Source};
 
-use crate::line::{self, Line};
+use crate::line::{self, EndsPanicked, Line};
 
 /// The most bytes of one message of MPI, unless all ranks have agreed on another number.
 const MOST: usize = 1 << 30;
@@ -79,6 +79,8 @@ impl Wire {
     ) -> (R, Traffic) {
         let most = most.max(1);
         multiple_scope(sends.len() + receives.len(), |scope, requests| {
+            // Before the requests are dropped, which must not be under way then.
+            let _ends = EndsPanicked(&self.line);
             let mut peers = Vec::new();
             for (from, bytes) in receives {
                 for piece in bytes.chunks_mut(most) {

@@ -166,6 +166,19 @@ pub(crate) fn as_killed_rank(cluster: Cluster) {
     let _ = call(&cluster, &Attention::new(), 40, 8);
 }
 
+/// Rank 1 panics in a function that the kernels call, and unwinds.
+pub(crate) fn as_panicked_rank(cluster: Cluster) {
+    let me = cluster.rank();
+    let cluster = cluster.timeout(Duration::from_secs(100)).method(Method::Ring);
+    let attn = Attention::new().score_mod(|score, _| if me == 1 { panic!("of the caller's") } else { score });
+    let sharding = Sharding::even(8, cluster.ranks());
+    let n = sharding.local_len(me);
+    let (x, mut out) = (vec![0.5f32; n * 8], vec![0.0f32; n * 8]);
+    let x = View::new(&x, Layout::Bhsd, [1, 1, n, 8]).expect("made for it");
+    let to = ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).expect("made for it");
+    let _ = cluster.prefill(&attn, &sharding, &sharding, x, x, x, to);
+}
+
 /// A rank that falls silent is named, and the job ends.
 pub(crate) fn silent_rank() -> bool {
     let start = Instant::now();
@@ -225,5 +238,18 @@ pub(crate) fn killed_rank() -> bool {
     println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
     let lines = said.lines().filter(|line| line.contains("rank 1") || line.contains("=   PID "));
     lines.for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A rank that panics ends the job at once, long before the time-out.
+pub(crate) fn panicked_rank() -> bool {
+    let start = Instant::now();
+    let (what, output) = run("panicked", 4);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let good = !output.status.success()
+        && said.contains("attn-mpi: rank 1 panicked")
+        && start.elapsed() < Duration::from_secs(50);
+    println!("{what}, a rank that panics is {}", if good { "named" } else { "NOT NAMED" });
+    said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
     good
 }
