@@ -38,7 +38,8 @@ impl Cluster {
     }
 
     /// Bytes that a rank needs for a prefill by the ring besides its tensors: two shards of keys and values, its rows
-    /// of the output as states in f64, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next call.
+    /// of the output as states in f64, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next
+    /// call.
     pub fn ring_memory(&self, shape: &AttnShape, queries: &Sharding, keys: &Sharding, element: usize) -> usize {
         let product = |factors: &[usize]| factors.iter().copied().fold(1, usize::saturating_mul);
         let (AttnShape { batch, q_heads, kv_heads, head_dim, value_dim, .. }, rows) = (*shape, queries.longest());
