@@ -20,8 +20,33 @@ pub(crate) const TAGS: [i32; 2] = [7, 11];
 thread_local! {
     /// Those of all clusters of this thread.
     static LINES: RefCell<Vec<Weak<Line>>> = const { RefCell::new(Vec::new()) };
-    /// Since when nothing has arrived, if this thread only waits, in whichever cluster.
-    static WAITS: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// For how long nothing has arrived, if this thread only waits, in whichever cluster.
+    static WAITS: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// The most that counts between two looks at a clock. More is time in which the process was stopped: whoever suspends a
+/// whole job stops all its ranks, and none of them is silent.
+const STEP: Duration = Duration::from_millis(100);
+
+/// How long this process has been awake.
+#[derive(Debug)]
+pub(crate) struct Awake {
+    last: Instant,
+    total: Duration,
+}
+
+impl Awake {
+    pub(crate) fn new() -> Self {
+        Self { last: Instant::now(), total: Duration::ZERO }
+    }
+
+    /// The time since the beginning, by clocks that are looked at often.
+    pub(crate) fn elapsed(&mut self) -> Duration {
+        let now = Instant::now();
+        self.total += (now - self.last).min(STEP);
+        self.last = now;
+        self.total
+    }
 }
 
 /// A communicator of our own, so that no message meets one of the caller's, and how long nothing may arrive.
@@ -54,7 +79,7 @@ impl Line {
             let asks = self.comm.process_at_rank(status.source_rank());
             let mut round = [0u64];
             asks.receive_into_with_tag(&mut round[..], question);
-            let stuck = WAITS.get().is_some_and(|since| since.elapsed() > self.timeout.get());
+            let stuck = WAITS.get().is_some_and(|waited| waited > self.timeout.get());
             // A few bytes, which MPI takes over at once.
             asks.send_with_tag(&[round[0], u64::from(stuck)][..], answer);
         }
@@ -84,7 +109,7 @@ pub(crate) fn answer() {
     LINES.with_borrow(|lines| lines.iter().filter_map(Weak::upgrade).for_each(|line| line.answer()));
 }
 
-/// Notes since when nothing has arrived; `None` if this thread does not wait.
-pub(crate) fn waits_since(when: Option<Instant>) {
-    WAITS.set(when);
+/// Notes for how long nothing has arrived; `None` if this thread does not wait.
+pub(crate) fn waits_for(waited: Option<Duration>) {
+    WAITS.set(waited);
 }

@@ -4,19 +4,19 @@
 //! waits on. If a rank does not answer within the time-out, or all ranks do nothing but wait for each other, the job is
 //! aborted, and the message says which.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi::request::multiple_scope;
 use mpi::traits::{Communicator, Destination, Source};
 
-use crate::line::{TAGS, answer};
+use crate::line::{Awake, TAGS, answer};
 use crate::wire::Wire;
 
 impl Wire {
     /// Asks all ranks for a sign of life. Returns if one of them computes, or has heard from another not long ago, or
     /// if what this rank waits for arrives: `arrives` lets MPI work, and gives the ranks that are waited for, `None` if
-    /// something has come from one. Else the job ends. `last`: when something arrived last.
-    pub(crate) fn roll_call(&self, what: &str, last: Instant, arrives: &mut dyn FnMut() -> Option<Vec<usize>>) {
+    /// something has come from one. Else the job ends. `quiet`: since something arrived last.
+    pub(crate) fn roll_call(&self, what: &str, quiet: &mut Awake, arrives: &mut dyn FnMut() -> Option<Vec<usize>>) {
         let ([question, answered], me, ranks) = (TAGS, self.rank(), self.ranks());
         let round = [self.round.replace(self.round.get() + 1)];
         // Whether a rank only waits; this one does.
@@ -26,11 +26,12 @@ impl Wire {
                 let other = self.line.comm.process_at_rank(rank as i32);
                 questions.add(other.immediate_send_with_tag(scope, &round[..], question));
             }
-            let (asked, mut sent) = (Instant::now(), Vec::new());
+            let (mut asked, mut sent) = (Awake::new(), Vec::new());
             loop {
                 if questions.incomplete() > 0 {
                     questions.test_some(&mut sent);
                 }
+                quiet.elapsed();
                 answer();
                 while let Some(status) = self.line.comm.any_process().immediate_probe_with_tag(answered) {
                     let rank = status.source_rank();
@@ -47,7 +48,7 @@ impl Wire {
                     return;
                 }
                 if all && !works || asked.elapsed() > self.line.timeout.get() {
-                    self.give_up(what, last, waiting.unwrap_or_default(), &signs);
+                    self.give_up(what, quiet.elapsed(), waiting.unwrap_or_default(), &signs);
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -55,7 +56,7 @@ impl Wire {
     }
 
     /// Says why, and ends the job.
-    fn give_up(&self, what: &str, last: Instant, mut waiting: Vec<usize>, signs: &[Option<bool>]) -> ! {
+    fn give_up(&self, what: &str, waited: Duration, mut waiting: Vec<usize>, signs: &[Option<bool>]) -> ! {
         waiting.sort_unstable();
         waiting.dedup();
         let silent: Vec<usize> = (0..signs.len()).filter(|&rank| signs[rank].is_none()).collect();
@@ -64,7 +65,7 @@ impl Wire {
         } else {
             format!("no sign of life from ranks {silent:?}")
         };
-        let seconds = last.elapsed().as_secs_f64();
+        let seconds = waited.as_secs_f64();
         self.line.give_up(&format!("waited {seconds:.1} s for {what} with ranks {waiting:?}; {found}"))
     }
 }

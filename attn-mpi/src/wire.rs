@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mpi::request::{RequestCollection, multiple_scope};
 use mpi::traits::{Communicator, Destination, Source};
 
-use crate::line::{self, EndsPanicked, Line};
+use crate::line::{self, Awake, EndsPanicked, Line};
 
 /// The most bytes of one message of MPI, unless all ranks have agreed on another number.
 const MOST: usize = 1 << 30;
@@ -110,24 +110,25 @@ impl Wire {
 
     /// Waits until all requests have completed, or gives the job up.
     fn wait(&self, what: &str, requests: &mut RequestCollection<'_, [u8]>, peers: &mut [Option<usize>]) {
-        let (mut last, mut left, mut polls) = (Instant::now(), requests.incomplete(), 0u32);
-        let mut asked = last;
-        line::waits_since(Some(last));
+        let (mut quiet, mut left, mut polls) = (Awake::new(), requests.incomplete(), 0u32);
+        let mut asked = Duration::ZERO;
         while left > 0 {
             progress(requests, peers);
             let now = requests.incomplete();
             if now != left {
-                (last, left, polls) = (Instant::now(), now, 0);
-                asked = last;
-                line::waits_since(Some(last));
-            } else if asked.elapsed() > self.line.timeout.get() {
+                (quiet, left, polls) = (Awake::new(), now, 0);
+                asked = Duration::ZERO;
+            }
+            let waited = quiet.elapsed();
+            line::waits_for(Some(waited));
+            if waited - asked > self.line.timeout.get() {
                 let peers_left = &mut *peers;
-                self.roll_call(what, last, &mut || {
+                self.roll_call(what, &mut quiet, &mut || {
                     progress(requests, peers_left);
                     let waiting = peers_left.iter().flatten().copied().collect();
                     if requests.incomplete() == left { Some(waiting) } else { None }
                 });
-                asked = Instant::now();
+                asked = quiet.elapsed();
             } else {
                 polls += 1;
                 if polls % 64 == 0 {
@@ -137,7 +138,7 @@ impl Wire {
                 if polls < 1000 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
             }
         }
-        line::waits_since(None);
+        line::waits_for(None);
     }
 
     /// What every rank has, in the order of the ranks; all have as many bytes. Takes `⌈log₂ ranks⌉` messages of each

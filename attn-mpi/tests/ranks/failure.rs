@@ -166,6 +166,21 @@ pub(crate) fn as_killed_rank(cluster: Cluster) {
     let _ = call(&cluster, &Attention::new(), 40, 8);
 }
 
+/// All ranks are stopped for longer than the time-out, again and again, while large messages are on their way.
+pub(crate) fn as_stopped_rank(cluster: Cluster) {
+    let cluster = cluster.timeout(PATIENCE / 2);
+    let stop = format!("for n in 1 2 3; do sleep 1; kill -STOP {0}; sleep 3; kill -CONT {0}; done", std::process::id());
+    let mut stopper = std::process::Command::new("sh").args(["-c", &stop]).spawn().expect("a shell");
+    let mine = vec![1u8; 1 << 22];
+    // Until the last stop is over on every rank.
+    let mut running = true;
+    while running {
+        let over = stopper.try_wait().expect("a child").is_some();
+        cluster.all_gather(&mine).expect("the others were stopped, too");
+        running = cluster.all_gather(&[u8::from(over)]).expect("one byte on each").contains(&0);
+    }
+}
+
 /// Rank 1 panics in a function that the kernels call, and unwinds.
 pub(crate) fn as_panicked_rank(cluster: Cluster) {
     let me = cluster.rank();
@@ -209,6 +224,15 @@ pub(crate) fn two_clusters() -> bool {
         "{what}, a rank that computes in another cluster is {}",
         if good { "waited for" } else { "NOT WAITED FOR" }
     );
+    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A job that somebody suspends as a whole goes on afterwards.
+pub(crate) fn stopped_job() -> bool {
+    let (what, output) = run("stopped", 3);
+    let good = output.status.success();
+    println!("{what}, a job that was suspended {}", if good { "goes on" } else { "DOES NOT GO ON" });
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
     good
 }

@@ -53,6 +53,7 @@ fn main() -> ExitCode {
 /// Jobs whose ranks compute for long, wait for each other, fall silent or die.
 fn broken() -> ExitCode {
     let slow = failure::busy_rank() & failure::two_clusters() & failure::crossed_ranks();
+    let slow = slow & failure::stopped_job();
     let dead = failure::silent_rank() & failure::killed_rank() & failure::panicked_rank();
     if slow & dead { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -81,6 +82,7 @@ fn as_rank(suite: &str) -> ExitCode {
         "crossed" => failure::as_crossed_rank(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),
+        "stopped" => failure::as_stopped_rank(cluster),
         "panicked" => failure::as_panicked_rank(cluster),
         _ => panic!("no suite {suite}"),
     }
