@@ -179,6 +179,7 @@ pub(crate) fn as_stopped_rank(cluster: Cluster) {
         cluster.all_gather(&mine).expect("the others were stopped, too");
         running = cluster.all_gather(&[u8::from(over)]).expect("one byte on each").contains(&0);
     }
+    stopper.wait().expect("it has ended");
 }
 
 /// Rank 1 panics in a function that the kernels call, and unwinds.

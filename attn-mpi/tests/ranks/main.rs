@@ -15,6 +15,7 @@ mod prefill;
 #[path = "../../../attn-testing/src/tolerance.rs"]
 #[allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     reason = "the one table of tolerances; the test crate itself would build a test framework"
 )]
