@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for n in 0..=samples {
         let [seconds, waited, sent] = if backward { job.backward()? } else { job.prefill()? };
         let mine: Vec<u8> = [seconds, waited, sent].iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = everyone.all_gather(&mine);
+        let all = everyone.all_gather(&mine)?;
         let all: Vec<f64> = all.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect();
         let [seconds, waited, sent] = [0, 1, 2].map(|at| all.iter().skip(at).step_by(3).copied().fold(0.0, f64::max));
         if n > 0 {

@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (ranks, attn) = (cluster.ranks(), Attention::new().mask(mask));
     // The others wait for rank 0.
     let alone = if cluster.rank() == 0 { one_rank(&attn, tokens)? } else { 0.0 };
-    let all = cluster.all_gather(&alone.to_le_bytes());
+    let all = cluster.all_gather(&alone.to_le_bytes())?;
     let alone = all.first_chunk().map_or(0.0, |bytes| f64::from_le_bytes(*bytes));
     let link = cluster.get_link();
     let cluster = cluster.link(link.flops(flops(tokens, mask.is_none()) / alone));

@@ -1,5 +1,7 @@
 //! The agreement of all ranks on a call: a small all-gather of numbers and hashes before anything is computed.
 
+use std::ops::Range;
+
 use attn_core::dropout::Dropout;
 use attn_core::mask::{Lengths, Term};
 use attn_core::score_mod::Mods;
@@ -54,9 +56,14 @@ impl Record {
 
     /// With all shards of a sequence.
     pub(crate) fn with_sharding(self, what: &'static str, sharding: &Sharding) -> Self {
+        self.with_ranges(what, (0..sharding.ranks()).map(|rank| sharding.of(rank)))
+    }
+
+    /// With the positions that each rank holds.
+    pub(crate) fn with_ranges<'r>(self, what: &'static str, ranks: impl Iterator<Item = &'r [Range<usize>]>) -> Self {
         let mut hash = Hash::default();
-        for rank in 0..sharding.ranks() {
-            sharding.of(rank).iter().for_each(|range| hash.numbers([rank, range.start, range.end]));
+        for (rank, ranges) in ranks.enumerate() {
+            ranges.iter().for_each(|range| hash.numbers([rank, range.start, range.end]));
         }
         self.with(what, hash.0)
     }

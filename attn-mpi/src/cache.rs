@@ -53,7 +53,8 @@ pub struct ShardedCache<T> {
 
 impl<T: Element + Pod> ShardedCache<T> {
     /// A cache without tokens. `sizes` are `[batch, kv_heads, head_dim, value_dim]`; each rank takes `block` tokens in
-    /// turn, rounded up to a multiple of 512. Large blocks mean fewer states for a reproducible step.
+    /// turn, rounded up to a multiple of 512. Large blocks mean fewer states for a reproducible step. Every rank passes
+    /// the same sizes and the same block; no message is sent, and [`Cluster::decode`] finds out if they differ.
     pub fn new(cluster: &Cluster, sizes: [usize; 4], block: usize) -> Self {
         let block = block.max(1).div_ceil(CHUNK).saturating_mul(CHUNK);
         let held = vec![Vec::new(); cluster.ranks()];
@@ -215,6 +216,17 @@ impl<T: Element + Pod> ShardedCache<T> {
     /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether the cache was made by this cluster or one of the same ranks, as far as numbers say.
+    pub(crate) fn check_ranks(&self, cluster: &Cluster) -> attn_core::Result<()> {
+        AttnError::check_size("ranks of the cache", cluster.ranks(), self.held.len())?;
+        AttnError::check_size("the rank of the cache", cluster.rank(), self.rank)
+    }
+
+    /// The positions of all ranks.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &[Range<usize>]> {
+        self.held.iter().map(Vec::as_slice)
     }
 
     /// The positions that a rank holds.

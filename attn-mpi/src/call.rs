@@ -7,6 +7,7 @@ use attn_simd::{KernelElement, Plan};
 use crate::cluster::Cluster;
 use crate::cost::Method;
 use crate::part::check_parts;
+use crate::ring::states_len;
 use crate::sharding::Sharding;
 use crate::split::Split;
 
@@ -27,7 +28,9 @@ impl<T: KernelElement, M: Mods + Sync> Call<'_, '_, T, M> {
     /// What this rank can see of the arguments of a prefill.
     pub(crate) fn check<O: KernelElement>(&self, outputs: &Outputs<'_, O>) -> attn_core::Result<()> {
         self.check_inputs()?;
-        outputs.check(&self.local()?)?;
+        let local = self.local()?;
+        outputs.check(&local)?;
+        states_len(&local)?;
         if outputs.weights.is_some() {
             return Err(AttnError::Unsupported { what: "weights over ranks (attn_core::weights with the lse)" });
         }

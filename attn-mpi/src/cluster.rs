@@ -5,7 +5,10 @@ use std::time::Duration;
 use attn_simd::Level;
 use mpi::traits::Communicator;
 
+use crate::agree::Record;
 use crate::cost::Method;
+use crate::error::Result;
+use crate::line;
 use crate::link::Link;
 use crate::scratch::Scratch;
 use crate::wire::{Traffic, Wire};
@@ -43,7 +46,7 @@ impl std::fmt::Debug for Cluster {
 
 impl Cluster {
     /// The ranks of a communicator. All of them call this, and measure the latency and the bandwidth of their links by
-    /// some messages.
+    /// some messages. MPI duplicates the communicator: a rank that never comes here is waited for without a time-out.
     pub fn new(comm: &impl Communicator) -> Self {
         let mut wire = Wire::new(comm);
         let link = Link::measure(&mut wire);
@@ -64,12 +67,15 @@ impl Cluster {
     /// with code 70 if a rank does not answer within this time, which is named on standard error, or if all ranks only
     /// wait for each other.
     ///
+    /// A rank may have several clusters, and computes in one of them while ranks of another wait for it: it answers for
+    /// all clusters that the same thread has made.
+    ///
     /// A rank that does something else between two calls of a cluster is silent: the time must be longer, or the rank
     /// calls [`sign_of_life`](Self::sign_of_life) now and then. It must also be longer than a link takes for a
     /// [message](Self::message_bytes).
     #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.wire.timeout = timeout;
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.wire.line.timeout.set(timeout);
         self
     }
 
@@ -133,15 +139,22 @@ impl Cluster {
         self.wire.ranks()
     }
 
-    /// Answers the ranks that wait for this one and ask whether it is alive. For programs that do other work for longer
-    /// than the [time-out](Self::timeout) between two calls of a cluster.
+    /// Answers the ranks that wait for this one and ask whether it is alive, in any cluster of this thread. For programs
+    /// that do other work for longer than the [time-out](Self::timeout) between two calls of a cluster.
     pub fn sign_of_life(&self) {
-        self.wire.answer();
+        line::answer();
     }
 
     /// What all ranks have, in their order; all have as many bytes. With the time-out of the cluster.
-    pub fn all_gather(&self, mine: &[u8]) -> Vec<u8> {
-        self.wire.all_gather_first("a gathering of the program", 2, mine).0
+    ///
+    /// # Errors
+    /// On every rank, if one has another number of bytes or makes another call.
+    pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<u8>> {
+        // Bytes are the same at every level.
+        Record::new("a gathering of the program", Level::portable(), true)
+            .with("the bytes of a gathering", mine.len() as u64)
+            .agree(&self.wire, Ok(()))?;
+        Ok(self.wire.all_gather_first("a gathering of the program", 2, mine).0)
     }
 }
 

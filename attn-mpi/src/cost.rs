@@ -117,8 +117,8 @@ pub fn predict(shape: &AttnShape, ranks: usize, bytes: [usize; 2], link: Link) -
         compute,
         // The last step transfers nothing.
         seconds: step + steps * step.max(link.message(shard)),
-        // Two shards, the states of its rows, and the outputs of a piece of them.
-        memory: tensors + 2.0 * shard + (states + piece * (real(shape.value_dim) + 1.0)) * 4.0,
+        // Two shards, the states of its rows in f64, and the outputs of a piece of them.
+        memory: tensors + 2.0 * shard + states * 8.0 + piece * (real(shape.value_dim) + 1.0) * 4.0,
     };
     let heads = Split::of(shape.q_heads, shape.kv_heads, ranks).map(|_| {
         // A key/value head that several ranks share is sent to each.

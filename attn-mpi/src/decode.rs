@@ -11,6 +11,7 @@ use crate::agree::{Record, text, view_hash};
 use crate::cache::ShardedCache;
 use crate::cluster::Cluster;
 use crate::error::Result;
+use crate::line;
 use crate::nodes::{Node, Nodes, cover, joined, keys_of, parts_of, whole_chunks};
 use crate::wire::Traffic;
 
@@ -52,6 +53,7 @@ impl Cluster {
         let ([batch, q_heads, q_len, head_dim], [.., value_dim]) = (q.sizes(), cache.sizes());
         let [kv_batch, kv_heads, k_dim, _] = cache.sizes();
         let check = || {
+            cache.check_ranks(self)?;
             let kv = [kv_batch, kv_heads, cache.len()];
             let (k, v) = ([kv[0], kv[1], kv[2], k_dim], [kv[0], kv[1], kv[2], value_dim]);
             let shape = AttnShape::new(q.sizes(), k, v)?;
@@ -80,6 +82,7 @@ impl Cluster {
             .with("whether an lse is wanted", u64::from(outputs.lse.is_some()))
             .with("the bytes of a message", self.wire.most as u64)
             .with("the queries", view_hash(q))
+            .with_ranges("which rank holds which tokens", cache.held())
             .with_options(attn)
             .agree(&self.wire, check().map_err(Into::into))?;
         let states = self.own_states(&plan, q, cache)?;
@@ -111,7 +114,7 @@ impl Cluster {
         let (own, mut states) = (own_nodes(cache, self.rank()), Vec::new());
         let at_once = AT_ONCE.max(rayon::current_num_threads());
         for some in own.chunks(at_once) {
-            self.wire.answer();
+            line::answer();
             let some = some.par_iter().map_init(Workspace::new, |workspace, &node| compute(workspace, node));
             states.extend(some.collect::<attn_core::Result<Vec<_>>>()?);
         }

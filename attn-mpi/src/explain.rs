@@ -38,11 +38,16 @@ impl Cluster {
     }
 
     /// Bytes that a rank needs for a prefill by the ring besides its tensors: two shards of keys and values, its rows
-    /// of the output as states, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next call.
+    /// of the output as states in f64, and the output of a piece: `O(n / ranks)`. The cluster keeps them for the next
+    /// call.
     pub fn ring_memory(&self, shape: &AttnShape, queries: &Sharding, keys: &Sharding, element: usize) -> usize {
-        let shard = shape.batch * shape.kv_heads * keys.longest() * (shape.head_dim + shape.value_dim) * element;
-        let (heads, rows) = (shape.batch * shape.q_heads, queries.longest());
+        let product = |factors: &[usize]| factors.iter().copied().fold(1, usize::saturating_mul);
+        let (AttnShape { batch, q_heads, kv_heads, head_dim, value_dim, .. }, rows) = (*shape, queries.longest());
+        let dims = head_dim.saturating_add(value_dim);
+        let shards = product(&[2, batch, kv_heads, keys.longest(), dims, element]);
+        let states = product(&[batch, q_heads, rows, value_dim.saturating_add(2), size_of::<f64>()]);
         let piece = rows.min(longest_piece(rows));
-        2 * shard + heads * (rows * (shape.value_dim + 2) + piece * (shape.value_dim + 1)) * size_of::<f32>()
+        let outputs = product(&[batch, q_heads, piece, value_dim.saturating_add(1), size_of::<f32>()]);
+        shards.saturating_add(states).saturating_add(outputs)
     }
 }

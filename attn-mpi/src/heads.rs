@@ -8,6 +8,7 @@ use attn_simd::KernelElement;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::call::Call;
+use crate::line;
 use crate::part::{Local, Part};
 use crate::ring::pieces::WORK;
 use crate::sharding::Sharding;
@@ -41,7 +42,7 @@ where
     let row = shape.batch * shape.q_heads * (shape.head_dim + shape.value_dim);
     let at_once = (WORK / row.saturating_mul(shape.kv_len).max(1)).max(64);
     for first in (0..shape.q_len).step_by(at_once) {
-        call.cluster.wire.answer();
+        line::answer();
         let queries = first..shape.q_len.min(first + at_once);
         let sizes = [shape.batch, shape.q_heads, queries.len(), dim];
         let strides = [shape.q_heads * shape.q_len * dim, shape.q_len * dim, dim, 1].map(usize::cast_signed);

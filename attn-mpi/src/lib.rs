@@ -44,16 +44,21 @@
 //!
 //! # Bits
 //!
-//! Without `reproducible()`, results depend on the shards by rounding, within the bounds of one process, twice.
+//! Without `reproducible()`, results depend on the shards by rounding, within the bounds of one process, twice. The
+//! weight of a part is known from its lse, an f32: if all scores of a row are as large as a mask value like `f32::MIN`,
+//! parts of different length count as much as each other. With `reproducible()`, or with a mask instead of such a bias,
+//! they do not.
 //! With it, the states of chunks of 512 keys are merged in a tree that is a function of positions alone. It costs the
-//! speed of the decode kernel, and in the ring the memory of up to `log₂(kv_len / 512)` states of a rank's rows.
+//! speed of the decode kernel, and in the ring the memory of some `log₂(kv_len / 512)` states of a rank's rows. Shards
+//! of many short ranges need more: up to all keys, if all ranges are shorter than a chunk.
 //! Gradients refuse it: they are sums in the order of the ring, so that their bits depend on the shards.
 //!
 //! # When a rank is silent
 //!
 //! A rank that has waited for [`Cluster::timeout`] asks all ranks for a sign of life. It waits on if one of them
 //! computes. If a rank does not answer for as long again, the waiting ranks name it and abort the job with code 70.
-//! They also abort if all ranks only wait for each other. The launcher notices the death of a process and ends the job.
+//! They also abort if all ranks only wait for each other. A rank that panics in a call ends the job at once. The
+//! launcher notices the death of a process and ends the job.
 //!
 //! MPI is called by the thread that calls this crate, and by no other: `mpi::initialize()` is enough.
 
@@ -67,6 +72,7 @@ mod decode;
 mod error;
 mod explain;
 mod heads;
+mod line;
 mod link;
 mod nodes;
 mod part;

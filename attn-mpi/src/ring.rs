@@ -10,6 +10,8 @@ pub(crate) mod gradients;
 mod merged;
 pub(crate) mod pieces;
 
+pub(crate) use merged::states_len;
+
 use attn_core::dropout::Dropout;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Outputs, Result, View};
@@ -33,12 +35,12 @@ where
     if call.attn.is_reproducible() {
         let mut blocks = fixed::Blocks::new(call);
         let traffic = travel(call, |owner, shard, poll| blocks.take(call, owner, shard, poll))?;
-        finish(call, &blocks.rows(call)?, true, outputs)?;
+        finish(call, &blocks.rows(call)?, outputs)?;
         return Ok(traffic);
     }
     let mut rows = merged::Rows::new(call)?;
     let traffic = travel(call, |owner, shard, poll| rows.take(call, owner, shard, poll))?;
-    finish(call, rows.states(), false, outputs)?;
+    rows.finish(call.attn.get_sinks(), outputs);
     Ok(traffic)
 }
 
@@ -78,8 +80,8 @@ where
     Ok(traffic)
 }
 
-/// Takes the sinks in, divides, and writes. `dropped`: whether weights still have to be multiplied by dropout's factor.
-fn finish<T, O, M>(call: &Call<'_, '_, T, M>, rows: &[f32], dropped: bool, outputs: Outputs<'_, O>) -> Result<()>
+/// Takes the sinks and dropout's factor in, divides, and writes.
+fn finish<T, O, M>(call: &Call<'_, '_, T, M>, rows: &[f32], outputs: Outputs<'_, O>) -> Result<()>
 where
     T: KernelElement,
     O: KernelElement,
@@ -89,7 +91,7 @@ where
     if let Some(sinks) = call.attn.get_sinks() {
         attn = attn.sinks(sinks);
     }
-    if let (true, Dropout::Keep { p, .. }) = (dropped, call.attn.get_dropout()) {
+    if let Dropout::Keep { p, .. } = call.attn.get_dropout() {
         attn = attn.dropout(Dropout::Keep { mask: View::broadcast(&[true], &[])?, p: *p });
     }
     let shape = AttnShape { q_len: call.q.sizes()[2], kv_len: 0, ..call.shape };

@@ -5,24 +5,22 @@
 //! rank asks all others for a sign of life: `roll_call`.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use mpi::request::{RequestCollection, multiple_scope};
-use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Source};
+
+use crate::line::{self, Awake, EndsPanicked, Line};
 
 /// The most bytes of one message of MPI, unless all ranks have agreed on another number.
 const MOST: usize = 1 << 30;
 
-/// A communicator of our own, so that no message meets one of the caller's.
+/// The messages of a cluster.
 pub(crate) struct Wire {
-    pub(crate) comm: SimpleCommunicator,
-    /// How long nothing may arrive.
-    pub(crate) timeout: Duration,
+    pub(crate) line: Rc<Line>,
     /// The most bytes of one message of MPI.
     pub(crate) most: usize,
-    /// Since when nothing has arrived, if this rank waits.
-    pub(crate) waits: Cell<Option<Instant>>,
     /// Number of the last roll call of this rank.
     pub(crate) round: Cell<u64>,
 }
@@ -45,16 +43,15 @@ impl Traffic {
 
 impl Wire {
     pub(crate) fn new(comm: &impl Communicator) -> Self {
-        let timeout = Duration::from_secs(60);
-        Self { comm: comm.duplicate(), timeout, most: MOST, waits: Cell::new(None), round: Cell::new(0) }
+        Self { line: Line::new(comm), most: MOST, round: Cell::new(0) }
     }
 
     pub(crate) fn rank(&self) -> usize {
-        usize::try_from(self.comm.rank()).unwrap_or(0)
+        usize::try_from(self.line.comm.rank()).unwrap_or(0)
     }
 
     pub(crate) fn ranks(&self) -> usize {
-        usize::try_from(self.comm.size()).unwrap_or(1)
+        usize::try_from(self.line.comm.size()).unwrap_or(1)
     }
 
     /// Sends and receives while `work` runs. `work` calls the function it is given now and then: MPI moves large
@@ -82,10 +79,12 @@ impl Wire {
     ) -> (R, Traffic) {
         let most = most.max(1);
         multiple_scope(sends.len() + receives.len(), |scope, requests| {
+            // Before the requests are dropped, which must not be under way then.
+            let _ends = EndsPanicked(&self.line);
             let mut peers = Vec::new();
             for (from, bytes) in receives {
                 for piece in bytes.chunks_mut(most) {
-                    let source = self.comm.process_at_rank(from as i32);
+                    let source = self.line.comm.process_at_rank(from as i32);
                     requests.add(source.immediate_receive_into_with_tag(scope, piece, tag));
                     peers.push(Some(from));
                 }
@@ -94,14 +93,14 @@ impl Wire {
             for &(to, bytes) in sends {
                 sent += bytes.len();
                 for piece in bytes.chunks(most) {
-                    let target = self.comm.process_at_rank(to as i32);
+                    let target = self.line.comm.process_at_rank(to as i32);
                     requests.add(target.immediate_send_with_tag(scope, piece, tag));
                     peers.push(Some(to));
                 }
             }
             let result = work(&mut || {
                 progress(requests, &mut peers);
-                self.answer();
+                line::answer();
             });
             let start = Instant::now();
             self.wait(what, requests, &mut peers);
@@ -111,34 +110,35 @@ impl Wire {
 
     /// Waits until all requests have completed, or gives the job up.
     fn wait(&self, what: &str, requests: &mut RequestCollection<'_, [u8]>, peers: &mut [Option<usize>]) {
-        let (mut last, mut left, mut polls) = (Instant::now(), requests.incomplete(), 0u32);
-        let mut asked = last;
-        self.waits.set(Some(last));
+        let (mut quiet, mut left, mut polls) = (Awake::new(), requests.incomplete(), 0u32);
+        let mut asked = Duration::ZERO;
         while left > 0 {
             progress(requests, peers);
             let now = requests.incomplete();
             if now != left {
-                (last, left, polls) = (Instant::now(), now, 0);
-                asked = last;
-                self.waits.set(Some(last));
-            } else if asked.elapsed() > self.timeout {
+                (quiet, left, polls) = (Awake::new(), now, 0);
+                asked = Duration::ZERO;
+            }
+            let waited = quiet.elapsed();
+            line::waits_for(Some(waited));
+            if waited - asked > self.line.timeout.get() {
                 let peers_left = &mut *peers;
-                self.roll_call(what, last, &mut || {
+                self.roll_call(what, &mut quiet, &mut || {
                     progress(requests, peers_left);
                     let waiting = peers_left.iter().flatten().copied().collect();
                     if requests.incomplete() == left { Some(waiting) } else { None }
                 });
-                asked = Instant::now();
+                asked = quiet.elapsed();
             } else {
                 polls += 1;
                 if polls % 64 == 0 {
-                    self.answer();
+                    line::answer();
                 }
                 // Whoever else has this core goes first: ranks may share cores.
                 if polls < 1000 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
             }
         }
-        self.waits.set(None);
+        line::waits_for(None);
     }
 
     /// What every rank has, in the order of the ranks; all have as many bytes. Takes `⌈log₂ ranks⌉` messages of each

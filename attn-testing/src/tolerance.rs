@@ -6,6 +6,7 @@
 //! score is known to some units of `u·S` and its exponential no better. The bounds are linear in `S` and in the unit
 //! roundoff `u` of the type that the engine computes in.
 
+#[path = "tolerance/torch_gradients.rs"] // attn-mpi takes this file by its path
 mod torch_gradients;
 
 use attn_core::{Dtype, Element};

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use attn_core::score_mod::Mods;
-use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, View, ViewMut};
-use attn_mpi::{Cluster, ShardedCache};
+use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
+use attn_mpi::mpi::topology::SimpleCommunicator;
+use attn_mpi::{Cluster, Error, ShardedCache};
 
 use crate::calls::{Inputs, Tables, numbers, rows_of};
 use crate::compare::{Result, alone, near, near_lse, same_bits, score_bound};
@@ -14,6 +15,7 @@ pub(crate) fn run(cluster: Cluster) {
     grown(&cluster);
     of_shards(&cluster);
     other_queries(&cluster);
+    other_caches(&cluster);
 }
 
 /// A cache that grows from nothing, over ends of chunks and blocks.
@@ -111,5 +113,34 @@ fn other_queries(cluster: &Cluster) {
     match cluster.decode(&Attention::new(), q, &cache, to) {
         Err(attn_mpi::Error::Disagree { what: "the queries", rank: 1, .. }) => assert_eq!(out, [7.0; 4]),
         other => assert!(cluster.ranks() == 1 && other.is_ok(), "{other:?}"),
+    }
+}
+
+/// Caches that do not belong together are an error on every rank.
+fn other_caches(cluster: &Cluster) {
+    let (me, ranks) = (cluster.rank(), cluster.ranks());
+    let tokens = vec![0.5f32; 1100 * 4];
+    let tokens = View::new(&tokens, Layout::Bhsd, [1, 1, 1100, 4]).expect("made for it");
+    let step = |mut cache: ShardedCache<f32>| {
+        cache.append(tokens, tokens).expect("tokens of its sizes");
+        let (q, mut out) = ([0.5f32; 4], [7.0f32; 4]);
+        let q = View::matrix(&q, 1, 4).expect("four numbers");
+        let result = cluster.decode(&Attention::new(), q, &cache, ViewMut::matrix(&mut out, 1, 4).expect("four"));
+        assert!(out == [if result.is_ok() { 0.5 } else { 7.0 }; 4]);
+        result.map(|_| ())
+    };
+    // Blocks that differ: some tokens would be on two ranks, others on none.
+    let block = if me + 1 == ranks && ranks > 1 { 1024 } else { 512 };
+    match step(ShardedCache::new(cluster, [1, 1, 4, 4], block)) {
+        Err(Error::Disagree { what: "which rank holds which tokens", rank, .. }) => assert_eq!(rank, ranks - 1),
+        other => assert!(ranks == 1 && other.is_ok(), "{other:?}"),
+    }
+    // The cache of a cluster of other ranks.
+    let alone = Cluster::new(&SimpleCommunicator::self_comm());
+    match step(ShardedCache::new(&alone, [1, 1, 4, 4], 512)) {
+        Err(Error::Attn(AttnError::Size { what: "ranks of the cache", expected, found: 1 })) => {
+            assert_eq!(expected, ranks)
+        }
+        other => assert!(ranks == 1 && other.is_ok(), "{other:?}"),
     }
 }

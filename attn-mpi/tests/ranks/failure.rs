@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
+use attn_mpi::mpi::topology::SimpleCommunicator;
 use attn_mpi::{Cluster, Error, Method, ShardedCache, Sharding};
 use attn_simd::Level;
 
@@ -54,12 +55,17 @@ pub(crate) fn disagree(cluster: Cluster) {
     // And a good call afterwards is a good call.
     call(&cluster, &good, 40, 8).expect("nothing is wrong with it");
 
+    // Gatherings of the program: as many bytes on every rank, and the same call.
+    check("the bytes of a gathering", cluster.all_gather(&vec![1; 8 + usize::from(odd)]).map(|_| ()));
+    let other = if odd { cluster.all_gather(&[1]).map(|_| ()) } else { call(&cluster, &good, 40, 8) };
+    check("the call", other);
+
     // Pieces of messages: also smaller than the record by which ranks agree.
     let mut cluster = cluster;
     for bytes in [1, 100, 1 << 20] {
         cluster = cluster.message_bytes(bytes + usize::from(odd));
         check("the bytes of a message", call(&cluster, &good, 40, 8));
-        let all = cluster.all_gather(&[me as u8; 300]);
+        let all = cluster.all_gather(&[me as u8; 300]).expect("as many bytes on each");
         assert!(all.chunks(300).enumerate().all(|(rank, one)| one == [rank as u8; 300]));
         let sharding = Sharding::even(40, ranks);
         let n = sharding.local_len(me);
@@ -121,13 +127,33 @@ pub(crate) fn as_busy_rank(cluster: Cluster) {
     call(&cluster, &Attention::new(), 40, 8).expect("the others waited");
 }
 
-/// Rank 1 makes another call than the others, so that all wait.
+/// Rank 1 calls two clusters of the same ranks in another order than the others, so that all wait.
 pub(crate) fn as_crossed_rank(cluster: Cluster) {
-    let cluster = cluster.timeout(PATIENCE);
-    if cluster.rank() == 1 {
-        cluster.all_gather(&[1]);
+    let first = cluster.timeout(PATIENCE);
+    let second = Cluster::new(&SimpleCommunicator::world()).timeout(PATIENCE);
+    let order = if first.rank() == 1 { [&second, &first] } else { [&first, &second] };
+    for cluster in order {
+        let _ = call(cluster, &Attention::new(), 40, 8);
     }
-    let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// Rank 0 waits for rank 1 in one cluster, while rank 1 computes in another for longer than the time-out.
+pub(crate) fn as_rank_of_two_clusters(cluster: Cluster) {
+    let all = cluster.timeout(PATIENCE).method(Method::Ring);
+    let one = Cluster::new(&SimpleCommunicator::self_comm()).timeout(PATIENCE).method(Method::Ring);
+    if all.rank() == 1 {
+        // Forty calls of the kernels, of four pairs each.
+        let sharding = Sharding::new(vec![(0..40).map(|n| n..n + 1).collect()]).expect("each position once");
+        let slow = Attention::new().mask(Mask::window(3, 0, Align::TopLeft)).score_mod(|score, _| {
+            std::thread::sleep(PATIENCE / 40);
+            score
+        });
+        let (x, mut out) = (vec![0.5f32; 40 * 8], vec![0.0f32; 40 * 8]);
+        let x = View::new(&x, Layout::Bhsd, [1, 1, 40, 8]).expect("made for it");
+        let to = ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).expect("made for it");
+        one.prefill(&slow, &sharding, &sharding, x, x, x, to).expect("a good call");
+    }
+    call(&all, &Attention::new(), 40, 8).expect("the others waited");
 }
 
 /// Rank 1 dies.
@@ -138,6 +164,35 @@ pub(crate) fn as_killed_rank(cluster: Cluster) {
         std::process::abort();
     }
     let _ = call(&cluster, &Attention::new(), 40, 8);
+}
+
+/// All ranks are stopped for longer than the time-out, again and again, while large messages are on their way.
+pub(crate) fn as_stopped_rank(cluster: Cluster) {
+    let cluster = cluster.timeout(PATIENCE / 2);
+    let stop = format!("for n in 1 2 3; do sleep 1; kill -STOP {0}; sleep 3; kill -CONT {0}; done", std::process::id());
+    let mut stopper = std::process::Command::new("sh").args(["-c", &stop]).spawn().expect("a shell");
+    let mine = vec![1u8; 1 << 22];
+    // Until the last stop is over on every rank.
+    let mut running = true;
+    while running {
+        let over = stopper.try_wait().expect("a child").is_some();
+        cluster.all_gather(&mine).expect("the others were stopped, too");
+        running = cluster.all_gather(&[u8::from(over)]).expect("one byte on each").contains(&0);
+    }
+    stopper.wait().expect("it has ended");
+}
+
+/// Rank 1 panics in a function that the kernels call, and unwinds.
+pub(crate) fn as_panicked_rank(cluster: Cluster) {
+    let me = cluster.rank();
+    let cluster = cluster.timeout(Duration::from_secs(100)).method(Method::Ring);
+    let attn = Attention::new().score_mod(|score, _| if me == 1 { panic!("of the caller's") } else { score });
+    let sharding = Sharding::even(8, cluster.ranks());
+    let n = sharding.local_len(me);
+    let (x, mut out) = (vec![0.5f32; n * 8], vec![0.0f32; n * 8]);
+    let x = View::new(&x, Layout::Bhsd, [1, 1, n, 8]).expect("made for it");
+    let to = ViewMut::new(&mut out, Layout::Bhsd, x.sizes()).expect("made for it");
+    let _ = cluster.prefill(&attn, &sharding, &sharding, x, x, x, to);
 }
 
 /// A rank that falls silent is named, and the job ends.
@@ -158,6 +213,27 @@ pub(crate) fn busy_rank() -> bool {
     let (what, output) = run("busy", 3);
     let good = output.status.success();
     println!("{what}, a rank that computes is {}", if good { "waited for" } else { "NOT WAITED FOR" });
+    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A rank that computes in another cluster is not taken for dead.
+pub(crate) fn two_clusters() -> bool {
+    let (what, output) = run("clusters", 3);
+    let good = output.status.success();
+    println!(
+        "{what}, a rank that computes in another cluster is {}",
+        if good { "waited for" } else { "NOT WAITED FOR" }
+    );
+    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A job that somebody suspends as a whole goes on afterwards.
+pub(crate) fn stopped_job() -> bool {
+    let (what, output) = run("stopped", 3);
+    let good = output.status.success();
+    println!("{what}, a job that was suspended {}", if good { "goes on" } else { "DOES NOT GO ON" });
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
     good
 }
@@ -187,5 +263,18 @@ pub(crate) fn killed_rank() -> bool {
     println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
     let lines = said.lines().filter(|line| line.contains("rank 1") || line.contains("=   PID "));
     lines.for_each(|line| println!("    {line}"));
+    good
+}
+
+/// A rank that panics ends the job at once, long before the time-out.
+pub(crate) fn panicked_rank() -> bool {
+    let start = Instant::now();
+    let (what, output) = run("panicked", 4);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let good = !output.status.success()
+        && said.contains("attn-mpi: rank 1 panicked")
+        && start.elapsed() < Duration::from_secs(50);
+    println!("{what}, a rank that panics is {}", if good { "named" } else { "NOT NAMED" });
+    said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
     good
 }

@@ -15,6 +15,7 @@ mod prefill;
 #[path = "../../../attn-testing/src/tolerance.rs"]
 #[allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     reason = "the one table of tolerances; the test crate itself would build a test framework"
 )]
@@ -52,18 +53,22 @@ fn main() -> ExitCode {
 
 /// Jobs whose ranks compute for long, wait for each other, fall silent or die.
 fn broken() -> ExitCode {
-    let slow = failure::busy_rank() & failure::crossed_ranks();
-    if slow & failure::silent_rank() & failure::killed_rank() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let slow = failure::busy_rank() & failure::two_clusters() & failure::crossed_ranks();
+    let slow = slow & failure::stopped_job();
+    let dead = failure::silent_rank() & failure::killed_rank() & failure::panicked_rank();
+    if slow & dead { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// One rank of a job.
 fn as_rank(suite: &str) -> ExitCode {
-    // A rank that unwinds would wait in `MPI_Finalize` for the others, and they for it, until the time-out.
+    // Backtraces of all ranks at once are hard to read: the first rank that panics ends the job.
     let say = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        say(info);
-        std::process::abort();
-    }));
+    if suite != "panicked" {
+        std::panic::set_hook(Box::new(move |info| {
+            say(info);
+            std::process::abort();
+        }));
+    }
     let universe = mpi::initialize().expect("MPI starts");
     let cluster = Cluster::new(&universe.world()).timeout(TIMEOUT).threads(1);
     match suite {
@@ -74,9 +79,12 @@ fn as_rank(suite: &str) -> ExitCode {
         "vectors" => vectors::run(cluster),
         "disagree" => failure::disagree(cluster),
         "busy" => failure::as_busy_rank(cluster),
+        "clusters" => failure::as_rank_of_two_clusters(cluster),
         "crossed" => failure::as_crossed_rank(cluster),
         "silent" => failure::as_silent_rank(cluster),
         "killed" => failure::as_killed_rank(cluster),
+        "stopped" => failure::as_stopped_rank(cluster),
+        "panicked" => failure::as_panicked_rank(cluster),
         _ => panic!("no suite {suite}"),
     }
     ExitCode::SUCCESS

@@ -47,7 +47,25 @@ pub(crate) fn run(mut cluster: Cluster) {
         }
         cluster = options(cluster, &inputs, s);
     }
-    empty(&cluster.method(Method::Ring));
+    let cluster = cluster.method(Method::Ring);
+    many_pieces(&cluster);
+    empty(&cluster);
+}
+
+/// As many pieces as there are keys: rounding does not add up. Equal weights give the value that all keys have.
+fn many_pieces(cluster: &Cluster) {
+    let shape = AttnShape::new([1, 1, 3, 4], [1, 1, 400, 4], [1, 1, 400, 32]).expect("good sizes");
+    let values: Vec<f32> = numbers(12, 32).into_iter().map(|x| x + 2.0).collect();
+    let inputs = Inputs { q: vec![0.0; 12], v: values.repeat(400), ..Inputs::new(shape) };
+    let ranks = cluster.ranks();
+    let of = |rank: usize| (rank..400).step_by(ranks).map(|at| at..at + 1).collect();
+    let keys = Sharding::new((0..ranks).map(of).collect()).expect("each position once");
+    let queries = Sharding::even(3, ranks);
+    // Every key is seen; a window gets a call for each range.
+    let attn = Attention::new().mask(Mask::window(400, 400, Align::TopLeft));
+    let got = over_ranks(cluster, &attn, &inputs, &queries, &keys);
+    let want = values.repeat(queries.local_len(cluster.rank()));
+    near("many pieces", &got.out, &want, &want, 0.0);
 }
 
 /// Every other option.

@@ -157,7 +157,7 @@ fn case_on(clusters: &[Cluster; 2], case: &Case<'_>) -> Verdict {
         (_, Some("bf16")) => ring::<bf16>(clusters, case),
         _ => return Verdict::Skipped("an unknown type"),
     };
-    let all = clusters[0].all_gather(&[u8::from(mine.is_err())]);
+    let all = clusters[0].all_gather(&[u8::from(mine.is_err())]).expect("one byte on each");
     match (all.iter().position(|&failed| failed != 0), mine) {
         (None, _) => Verdict::Passed,
         (_, Err(why)) => Verdict::Failed(why),
@@ -284,7 +284,7 @@ fn merged(cluster: &Cluster, case: &Case<'_>) -> Result<(), String> {
         }
         state::merge_states(&mut mine, &part, dim).expect("as many rows");
     }
-    let all = cluster.all_gather(bytemuck::cast_slice(&mine));
+    let all = cluster.all_gather(bytemuck::cast_slice(&mine)).expect("as many on each");
     let all: Vec<f32> = all.as_chunks::<4>().0.iter().map(|x| f32::from_ne_bytes(*x)).collect();
     let (first, others) = all.split_at(rows * row);
     let mut joined = first.to_vec();
