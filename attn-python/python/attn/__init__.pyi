@@ -1,5 +1,6 @@
 """Types of `attn`. A result is of query's library."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ._heatmap import Heatmap as Heatmap, heatmap as heatmap
@@ -11,7 +12,7 @@ __version__: str
 
 A = TypeVar("A")
 _Causal: TypeAlias = Literal["top_left", "bottom_right"] | int
-_Window: TypeAlias = tuple[int | None, int | None]
+_Window: TypeAlias = Sequence[int | None]
 
 @overload
 def sdpa(
@@ -75,7 +76,7 @@ def sdpa_backward(
     precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, return_dmask: bool = False,
     threads: int | None = None, level: str | None = None,
 ) -> tuple[Any, ...]: ...
-def merge(parts: list[tuple[A, A]]) -> tuple[A, A]: ...
+def merge(parts: Iterable[Sequence[A]]) -> tuple[A, A]: ...
 def rope(
     x: A, positions: Any = 0, *, base: float = 10000.0, pairing: Literal["half", "interleaved"] = "half",
     rotary_dim: int | None = None, out: Any | None = None,
@@ -104,6 +105,8 @@ class Cache:
     def dtype(self) -> str: ...
     def append(self, key: Any, value: Any, counts: Any | None = None) -> None: ...
     def truncate(self, sequence: int, length: int) -> None: ...
+    def __copy__(self) -> Cache: ...
+    def __deepcopy__(self, _memo: Any) -> Cache: ...
     @overload
     def decode(
         self, query: A, *, q_lens: Any | None = None, scale: float | None = None,
@@ -119,6 +122,8 @@ class Cache:
         threads: int | None = None, level: str | None = None, return_lse: Literal[True],
     ) -> tuple[A, A]: ...
     @overload
+    def decode(self, query: A, *, return_lse: bool, **options: Any) -> A | tuple[A, A]: ...
+    @overload
     def prefill(
         self, query: A, key: Any, value: Any, *, scale: float | None = None,
         window: _Window | None = None, softcap: float | None = None, temperature: float | None = None,
@@ -132,3 +137,5 @@ class Cache:
         sinks: Any | None = None, alibi: Any | bool | None = None, out: Any | None = None,
         threads: int | None = None, level: str | None = None, return_lse: Literal[True],
     ) -> tuple[A, A]: ...
+    @overload
+    def prefill(self, query: A, key: Any, value: Any, *, return_lse: bool, **options: Any) -> A | tuple[A, A]: ...
