@@ -78,7 +78,8 @@ mod module {
     /// precision: "exact", or "fast" where the processor multiplies bfloat16.
     /// reproducible: one order of sums for any number of queries.
     /// return_lse: also the log-sum-exp of each row, float32 (..., q_heads, q_len).
-    /// out: the array to write, of any of the three types. threads: at most so many. level: an instruction set of attn.levels().
+    /// out: the array to write, of any of the three types.
+    /// threads: at most so many. level: an instruction set of attn.levels().
     ///
     /// Raises ValueError and TypeError before anything is written. The interpreter's lock is released.
     ///

@@ -1,5 +1,5 @@
-//! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out. `fold` makes
-//! views of tensors.
+//! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out.
+//! `fold` makes views of tensors.
 
 use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::intern;

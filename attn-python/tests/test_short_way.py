@@ -25,10 +25,8 @@ def test_a_plain_call_takes_the_short_way(monkeypatch):
     attn.torch.sdpa(x, torch.nn.Parameter(x), x).sum().backward()
     attn.torch.sdpa(x, x, x, torch.zeros(5, 5, requires_grad=True)).sum().backward()
     assert not calls
-    for seen in (x.as_subclass(type("Derived", (torch.Tensor,), {})), x.to("meta")):
-        attn.torch.sdpa(seen, seen, seen)
-        assert calls
-        calls.clear()
+    attn.torch.sdpa(x.as_subclass(type("Derived", (torch.Tensor,), {})), x, x)
+    assert calls
 
 
 def test_modes_and_transforms_see_the_operator():

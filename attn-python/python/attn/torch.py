@@ -112,7 +112,8 @@ def _folded(name: str, tensor: torch.Tensor, lead: torch.Size) -> torch.Tensor:
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
     """As autocast does it: all floats but double."""
-    if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.is_floating_point() and tensor.dtype != torch.float64:
+    if (isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.is_floating_point()
+            and tensor.dtype != torch.float64):
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor
 
