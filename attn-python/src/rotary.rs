@@ -135,7 +135,7 @@ pub(crate) fn rope<'py>(
 }
 
 /// Numbers that are turned between two looks for signals: some ten milliseconds.
-const NUMBERS: usize = 1 << 23;
+const NUMBERS: usize = 1 << 21;
 
 /// Turns all tokens, in place if there is nothing to read, in parts between which signals are looked for.
 fn turn<T: Element<Compute = f32> + Plain>(

@@ -124,7 +124,7 @@ def test_merge():
 
 def test_rope():
     x = np.broadcast_to(np.float16(1.5), (1, 1, 1 << 21, 128))
-    assert interrupted(lambda: attn.rope(x)) < 1
+    assert interrupted(lambda: attn.rope(x)) < 2
 
 
 def test_threads_of_python_are_not_interrupted():
