@@ -10,8 +10,9 @@ use pyo3::prelude::*;
 use crate::cache::Cache;
 use crate::cache_call::part;
 use crate::call::with_kind;
+use crate::kind::Kind;
 use crate::options::raised;
-use crate::raw::{Kind, Tensor};
+use crate::raw::Tensor;
 use crate::store::{Place, Sizes, Store};
 
 /// Numbers that are appended between two looks for signals: some ten milliseconds.

@@ -10,11 +10,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::call::{Inputs, same_kind, with_kind};
+use crate::fold::Fold;
 use crate::interrupt;
+use crate::kind::Kind;
 use crate::options::{Options, raised};
 use crate::pool::Work;
-use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, empty, handed, read, shape};
+use crate::raw::{Out, Plain, Tensor};
+use crate::tensor::{empty, handed, read, shape};
 
 /// Computes the gradients, as objects of query's library.
 pub(crate) fn backward<'py>(

@@ -8,9 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::cache_call::{Call, four};
-use crate::options::{lengths, raised};
+use crate::kind::Kind;
+use crate::numbers::{lengths, size};
+use crate::options::raised;
 use crate::pages::Pages;
-use crate::raw::{Kind, Tensor};
+use crate::raw::Tensor;
 use crate::store::{Place, Sizes, Store, name_of};
 use crate::tensor::{read, shape};
 
@@ -29,7 +31,8 @@ const BATCH: usize = 1 << 24;
 /// "float8_e4m3fn" and "float8_e5m2" keep a byte for each number, with a scale for each token and head; "q8_0" and
 /// "q4_0" are ggml's blocks of 32 numbers with a scale each, in 34 and 18 bytes, for head_dim and value_dim that are
 /// multiples of 32. Tokens of these may be of any of the three types, and are encoded once. A dtype of NumPy or torch
-/// is taken by its name. The memory is allocated here, once.
+/// is taken by its name. The memory is allocated here, once. copy.copy and copy.deepcopy make a second cache with the
+/// same tokens. A cache is used by one thread at a time.
 ///
 /// >>> import attn, numpy as np
 /// >>> cache = attn.Cache(1, 2, 64, capacity=100)
@@ -57,18 +60,24 @@ impl Cache {
             sink_tokens=None, pages=None, page_size=None, dtype=\"float32\")"
     )]
     fn new(
-        batch: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        value_dim: Option<usize>,
-        capacity: Option<usize>,
-        window: Option<usize>,
-        sink_tokens: Option<usize>,
-        pages: Option<usize>,
-        page_size: Option<usize>,
+        batch: &Bound<'_, PyAny>,
+        kv_heads: &Bound<'_, PyAny>,
+        head_dim: &Bound<'_, PyAny>,
+        value_dim: Option<&Bound<'_, PyAny>>,
+        capacity: Option<&Bound<'_, PyAny>>,
+        window: Option<&Bound<'_, PyAny>>,
+        sink_tokens: Option<&Bound<'_, PyAny>>,
+        pages: Option<&Bound<'_, PyAny>>,
+        page_size: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let value_dim = value_dim.unwrap_or(head_dim);
+        let (batch, kv_heads) = (size("batch", batch)?, size("kv_heads", kv_heads)?);
+        let head_dim = size("head_dim", head_dim)?;
+        let given = |name, value: Option<&Bound<'_, PyAny>>| value.map(|value| size(name, value)).transpose();
+        let value_dim = given("value_dim", value_dim)?.unwrap_or(head_dim);
+        let (capacity, window) = (given("capacity", capacity)?, given("window", window)?);
+        let (sink_tokens, pages) = (given("sink_tokens", sink_tokens)?, given("pages", pages)?);
+        let page_size = given("page_size", page_size)?;
         if batch > BATCH {
             return Err(PyValueError::new_err(format!("batch is {batch}, at most {BATCH} is allowed")));
         }
@@ -190,6 +199,7 @@ impl Cache {
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut call = Call::read("decode", query, options, true, self.sizes.value_dim)?;
         let rows = call.rows();
+        call.check_held(&self.lens)?;
         self.compute(query.py(), &mut call, 0..rows)?;
         call.results(query)
     }
@@ -237,9 +247,10 @@ impl Cache {
 
     /// Forgets the tokens of one sequence from length on: the rejected end of a speculation, or all with 0. Pages that
     /// it does not need are free then.
-    fn truncate(&mut self, sequence: usize, length: usize) -> PyResult<()> {
+    fn truncate(&mut self, sequence: &Bound<'_, PyAny>, length: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (sequence, length) = (size("sequence", sequence)?, size("length", length)?);
         let Some(&held) = self.lens.get(sequence) else {
-            let text = format!("sequence is {sequence}, the cache has {}", self.lens.len());
+            let text = format!("sequence is {sequence}, below {} is allowed", self.lens.len());
             return Err(PyValueError::new_err(text));
         };
         if length > held {
@@ -253,6 +264,15 @@ impl Cache {
             pages.give_back(&self.lens);
         }
         Ok(())
+    }
+
+    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
+        let store = py.detach(|| self.store.copied())?;
+        Ok(Self { sizes: self.sizes, lens: self.lens.clone(), place: self.place.clone(), store })
+    }
+
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
+        self.__copy__(py)
     }
 
     fn __repr__(&self) -> String {

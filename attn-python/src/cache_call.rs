@@ -11,11 +11,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::with_kind;
+use crate::fold::{Fold, narrow, narrow_mut};
 use crate::interrupt;
-use crate::options::{Masks, Options, lengths, raised};
+use crate::kind::Kind;
+use crate::numbers::{flag, lengths, number};
+use crate::options::{Masks, Options, raised};
 use crate::pool::Work;
-use crate::raw::{Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, empty_as, handed, library, narrow, narrow_mut, read, shape};
+use crate::raw::{Out, Plain, Tensor};
+use crate::tensor::{Library, count_write, empty, empty_as, handed, library, read, shape};
 
 /// Keywords that have a meaning over a cache, besides those that a call reads itself.
 const OPTIONS: [&str; 7] = ["window", "softcap", "temperature", "sinks", "alibi", "threads", "level"];
@@ -43,9 +46,9 @@ impl<'py> Call<'py> {
         let (mut return_lse, mut out, mut q_lens, mut scale) = (false, None, None, None);
         let mut options = Options::read(function, 0.0, false, None, keywords, |key, value| {
             match key {
-                "return_lse" => return_lse = value.extract()?,
+                "return_lse" => return_lse = flag(key, value)?,
                 "out" => out = (!value.is_none()).then(|| value.clone()),
-                "scale" => scale = value.extract::<Option<f64>>()?,
+                "scale" => scale = if value.is_none() { None } else { Some(number(key, value)?) },
                 "q_lens" if ragged => q_lens = if value.is_none() { None } else { Some(lengths("q_lens", value)?) },
                 key if OPTIONS.contains(&key) => return Ok(false),
                 _ => {
@@ -96,6 +99,19 @@ impl<'py> Call<'py> {
     /// Queries of each sequence.
     pub(crate) fn rows(&self) -> usize {
         self.q.sizes[3]
+    }
+
+    /// Refuses more queries of a sequence than tokens that the cache holds of it: theirs are the last ones.
+    pub(crate) fn check_held(&self, held: &[usize]) -> PyResult<()> {
+        let rows = self.rows();
+        for (at, &held) in held.iter().enumerate() {
+            let count = self.q_lens.as_ref().map_or(rows, |lens| lens.get(at).map_or(0, |&len| len.min(rows)));
+            if count > held {
+                let text = format!("query has {count} tokens for sequence {at}, of which the cache has {held}");
+                return Err(PyValueError::new_err(text + "; their keys are appended before"));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses new tokens that share memory with the output.
@@ -162,7 +178,12 @@ impl<'py> Call<'py> {
     /// The results, of query's library; one that the caller gave is of NumPy or torch.
     pub(crate) fn results(self, query: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (out, lse, given) = self.objects;
-        let out = if given { out } else { handed(query, out)? };
+        let out = if given {
+            count_write(&out)?;
+            out
+        } else {
+            handed(query, out)?
+        };
         match lse {
             None => Ok(out),
             Some(lse) => Ok((out, handed(query, lse)?).into_pyobject(query.py())?.into_any()),

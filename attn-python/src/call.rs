@@ -9,11 +9,14 @@ use attn_simd::{KernelElement, Plan};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::fold::Fold;
 use crate::interrupt;
-use crate::options::{Blocks, Masks, Options, raised};
+use crate::kind::Kind;
+use crate::numbers::Blocks;
+use crate::options::{Masks, Options, raised};
 use crate::pool::Work;
-use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, empty_as, handed, library, read, shape};
+use crate::raw::{AXES, Out, Plain, Tensor};
+use crate::tensor::{Library, count_write, empty, empty_as, handed, library, read, shape};
 
 /// The number types that the kernels compute in, each with a piece of code.
 macro_rules! with_kind {
@@ -104,7 +107,21 @@ impl<'py> Inputs<'py> {
                 return Err(PyValueError::new_err(text));
             }
         }
-        Ok(Self { q, k, v, mask, blocks })
+        let this = Self { q, k, v, mask, blocks };
+        this.check_mask()?;
+        Ok(this)
+    }
+
+    /// Refuses a mask that does not broadcast to the scores. One of blocks is checked by the engines.
+    fn check_mask(&self) -> PyResult<()> {
+        let Some(mask) = &self.mask else { return Ok(()) };
+        let ([a, b, heads, queries, _], keys) = (self.q.sizes, self.k.sizes[3]);
+        let fits = |(&found, wanted): (&usize, usize)| found == 1 || found == wanted;
+        if mask.sizes.iter().zip([a, b, heads, queries, keys]).all(fits) {
+            return Ok(());
+        }
+        let (found, wanted) = (shape(mask), self.sizes(&[queries, keys]));
+        Err(PyValueError::new_err(format!("attn_mask has the shape {found:?}, which does not broadcast to {wanted:?}")))
     }
 
     /// How the leading axes fold, of these tensors and `others`.
@@ -232,7 +249,12 @@ pub(crate) fn forward<'py>(
     let written = to.out.tensor().kind;
     with_kind!(inputs.q.kind, |T| with_kind!(written, |O| run::<T, O>(py, inputs, options, fold, &mut to)))?;
     let handed = |object: Option<_>| object.map(|object| handed(query, object)).transpose();
-    let target = if out.is_some() { Some(target) } else { handed(Some(target))? };
+    let target = if out.is_some() {
+        count_write(&target)?;
+        Some(target)
+    } else {
+        handed(Some(target))?
+    };
     Ok([target, handed(lse_object)?, handed(weights_object)?])
 }
 

@@ -8,9 +8,11 @@ use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call::{Inputs, with_kind};
+use crate::fold::Fold;
+use crate::kind::Kind;
 use crate::options::{Options, raised};
-use crate::raw::{Kind, Plain, Tensor};
-use crate::tensor::{Fold, shape};
+use crate::raw::{Plain, Tensor};
+use crate::tensor::shape;
 
 /// Numbers that a page may hold: more make it slower than a browser's users wait.
 const NUMBERS: usize = 1 << 21;

@@ -1,21 +1,26 @@
 //! `attn._attn`: the native part of the Python package `attn`, exact attention on arrays in place.
 //!
-//! `raw` turns DLPack capsules into slices, `tensor` turns objects into tensors and results into objects, `options`
-//! turns keywords into [`attn_core::Attention`]. `call` and `backward` compute, on the threads of `pool`; `interrupt`
-//! stops them on Ctrl-C; `heatmap` draws. Python shows the docstrings and signatures of this file.
+//! `raw` turns DLPack capsules into slices, `tensor` turns objects into tensors and results into objects, `fold` turns
+//! tensors into views, `numbers` and `options` turn keywords into [`attn_core::Attention`]. `call` and `backward`
+//! compute, on the threads of `pool`; `interrupt` stops them on Ctrl-C; `heatmap` draws. Python shows the docstrings and
+//! signatures of this file.
 
 mod append;
 mod backward;
 mod cache;
 mod cache_call;
 mod call;
+mod fold;
 mod heatmap;
 mod interrupt;
+mod kind;
+mod numbers;
 mod options;
 mod pages;
 mod parts;
 mod pool;
 mod raw;
+mod rotary;
 mod store;
 mod tensor;
 
@@ -31,9 +36,12 @@ mod module {
     use crate::backward::backward;
     use crate::call::{Inputs, forward, with_kind};
     use crate::heatmap::{self, Texts};
+    use crate::kind::Kind;
+    use crate::numbers::flag;
     use crate::options::{Masks, Options, raised};
-    use crate::parts::{self, Places};
-    use crate::raw::{Kind, Plain};
+    use crate::parts;
+    use crate::raw::Plain;
+    use crate::rotary::{self, Places};
 
     #[pymodule_export]
     use crate::cache::Cache;
@@ -55,23 +63,24 @@ mod module {
     /// (..., q_heads, q_len, value_dim) and is of query's library; NumPy for buffers.
     ///
     /// attn_mask broadcasts to (..., q_heads, q_len, kv_len): bool, where True attends; or floats, which are added.
-    /// dropout_p: the probability that a weight is dropped; it needs seed.
+    /// dropout_p: the probability that a weight is dropped, below 1; it needs seed.
     /// is_causal: query i sees keys up to i (the same as causal="top_left").
     /// scale: the factor of q·k; 1/√head_dim by default.
     /// enable_gqa: kv_heads may be a divisor of q_heads.
     /// causal: "top_left", "bottom_right" (the last query sees the last key), or the key position of query 0.
     /// window: (left, right), inclusive distances; None or -1 is no bound. Aligned as causal, else at the bottom right.
-    /// softcap: c·tanh(s/c) on the scores. temperature divides them.
+    /// softcap: c·tanh(s/c) on the scaled products. temperature divides the scores, with what masks and alibi added.
     /// sinks: (q_heads,), a logit that takes part in the denominator only.
     /// alibi: True for the published slopes, or (q_heads,) slopes. Aligned as causal, else at the bottom right.
     /// kv_lens, q_lens: (batch,), where padding begins. Padded queries give rows of 0. kv_starts: where keys begin.
     /// block_mask: (blocks, n, m), a bool array (batch or 1, q_heads or 1, ⌈q_len/n⌉, ⌈kv_len/m⌉): True attends.
     /// cu_seqlens_q, cu_seqlens_k: bounds of packed sequences, with causal and window inside each.
-    /// seed: that of the dropout; the same seed drops the same weights.
+    /// seed: that of the dropout; the same seed drops the same weights, so each layer and step takes another one.
     /// precision: "exact", or "fast" where the processor multiplies bfloat16.
     /// reproducible: one order of sums for any number of queries.
     /// return_lse: also the log-sum-exp of each row, float32 (..., q_heads, q_len).
-    /// out: the array to write. threads: at most so many. level: an instruction set of attn.levels().
+    /// out: the array to write, of any of the three types.
+    /// threads: at most so many. level: an instruction set of attn.levels().
     ///
     /// Raises ValueError and TypeError before anything is written. The interpreter's lock is released.
     ///
@@ -105,7 +114,7 @@ mod module {
         let (mut return_lse, mut out) = (false, None);
         let mut options = Options::read("sdpa", dropout_p, is_causal, scale, options, |key, value| {
             match key {
-                "return_lse" => return_lse = value.extract()?,
+                "return_lse" => return_lse = flag(key, value)?,
                 "out" => out = (!value.is_none()).then(|| value.clone()),
                 _ => return Ok(false),
             }
@@ -191,7 +200,7 @@ mod module {
         let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |name, value| {
             let ours = name == "return_dmask";
             if ours {
-                return_dmask = value.extract()?;
+                return_dmask = flag(name, value)?;
             }
             Ok(ours)
         })?;
@@ -297,9 +306,7 @@ mod module {
     /// >>> bool(np.allclose(out, attn.sdpa(q, k, k)))
     /// True
     #[pyfunction]
-    fn merge<'py>(
-        parts: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    fn merge<'py>(parts: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         parts::merge(parts)
     }
 
@@ -324,7 +331,7 @@ mod module {
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let places = positions.map_or(Ok(Places::Offset(0)), Places::read)?;
-        parts::rope(x, &places, (pairing, base, rotary_dim), out)
+        rotary::rope(x, &places, (pairing, base, rotary_dim), out)
     }
 
     fn dtype<T: attn_core::Element + Plain>() -> attn_core::Dtype {

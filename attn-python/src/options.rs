@@ -1,4 +1,4 @@
-//! The options that every function shares, read from keywords, and [`Attention`] made of them.
+//! The options that every function shares, read from keywords, and [`Attention`] made of them. `numbers` reads values.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,10 +10,13 @@ use attn_parallel::Runner;
 use attn_simd::Level;
 use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use pyo3::types::{PyDict, PyString};
 
+use crate::fold::Fold;
+use crate::numbers::{
+    Blocks, Slopes, align, bad, blocks, flag, floats, integer, lengths, number, seed, slopes, text, window,
+};
 use crate::pool::Work;
-use crate::tensor::{Fold, Library, library, refuse_gradient};
 
 /// The error of Python for one of ours.
 pub(crate) fn raised(error: AttnError) -> PyErr {
@@ -25,17 +28,6 @@ pub(crate) fn raised(error: AttnError) -> PyErr {
     }
 }
 
-fn bad(text: impl Into<String>) -> PyErr {
-    PyValueError::new_err(text.into())
-}
-
-/// The slopes of ALiBi.
-enum Slopes {
-    /// The published ones for that many heads.
-    Published,
-    Given(Vec<f32>),
-}
-
 /// Tensors that hide keys or change scores, of one call.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Masks<'a> {
@@ -43,9 +35,6 @@ pub(crate) struct Masks<'a> {
     pub(crate) bias: Option<Bias<'a>>,
     pub(crate) blocks: Option<BlockSparse<'a>>,
 }
-
-/// A mask of whole blocks: the array, and the queries and keys of a block.
-pub(crate) type Blocks = (Py<PyAny>, usize, usize);
 
 /// Options without tensors.
 #[derive(Default)]
@@ -103,8 +92,8 @@ impl Options {
             "causal" if is_causal => return Err(bad("is_causal and causal are both given; is_causal is \"top_left\"")),
             "causal" => self.causal = Some(align(value)?),
             "window" => self.window = Some(window(value)?),
-            "softcap" => self.softcap = Some(value.extract()?),
-            "temperature" => self.temperature = Some(value.extract()?),
+            "softcap" => self.softcap = Some(number(key, value)?),
+            "temperature" => self.temperature = Some(number(key, value)?),
             "sinks" => self.sinks = Some(floats("sinks", value)?),
             "alibi" => self.alibi = slopes(value)?,
             "kv_lens" => self.kv_lens = Some(lengths("kv_lens", value)?),
@@ -113,21 +102,21 @@ impl Options {
             "q_lens" => self.q_lens = Some(lengths("q_lens", value)?),
             "cu_seqlens_q" => self.cu_q = Some(lengths("cu_seqlens_q", value)?),
             "cu_seqlens_k" => self.cu_k = Some(lengths("cu_seqlens_k", value)?),
-            "seed" => self.seed = Some(value.extract()?),
-            "reproducible" => self.reproducible = value.extract()?,
+            "seed" => self.seed = Some(seed(value)?),
+            "reproducible" => self.reproducible = flag(key, value)?,
             "precision" => {
-                self.fast = match &*value.extract::<String>()? {
+                self.fast = match &*text(key, value)? {
                     "exact" => false,
                     "fast" => true,
                     other => return Err(bad(format!("precision is {other:?}; \"exact\" and \"fast\" are allowed"))),
                 }
             }
-            "threads" => match value.extract::<usize>() {
-                Ok(threads) if threads > 0 => self.threads = Some(threads),
-                _ => return Err(bad(format!("threads is {value}, at least 1 is allowed"))),
+            "threads" => match integer(key, value)? {
+                threads @ 1.. => self.threads = Some(threads.unsigned_abs()),
+                threads => return Err(bad(format!("threads is {threads}, at least 1 is allowed"))),
             },
             "level" => {
-                let name = value.extract::<String>()?;
+                let name = text(key, value)?;
                 self.level = Some(Level::by_name(&name).map_err(|error| bad(error.to_string()))?);
             }
             _ => return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{key}'"))),
@@ -140,12 +129,16 @@ impl Options {
         if self.cu_q.is_some() != self.cu_k.is_some() {
             return Err(bad("cu_seqlens_q and cu_seqlens_k are given together or not at all"));
         }
-        // Not "above 0": a negative or NaN probability goes on, and is refused by name.
-        match (self.dropout_p != 0.0, self.seed) {
-            (true, None) => Err(bad("dropout_p is given without seed: the same seed drops the same weights")),
-            (false, Some(_)) => Err(bad("seed is given, but dropout_p is 0")),
-            _ => Ok(()),
+        let p = self.dropout_p;
+        if !(0.0..1.0).contains(&p) {
+            return Err(bad(format!("dropout_p is {p}, at least 0 and below 1 is allowed")));
         }
+        if p == 0.0 {
+            self.seed = None; // a training hands its seed to the evaluation, too
+        } else if self.seed.is_none() {
+            return Err(bad("dropout_p is given without seed: the same seed drops the same weights"));
+        }
+        Ok(())
     }
 
     /// Fills in what depends on the sizes: published slopes, and that tables of lengths fit the folded batch.
@@ -301,65 +294,3 @@ const KEYWORDS: &[&str] = &[
     "threads",
     "level",
 ];
-
-fn align(value: &Bound<'_, PyAny>) -> PyResult<Align> {
-    if value.is_instance_of::<PyBool>() {
-        return Err(PyTypeError::new_err("causal is a bool; \"top_left\", \"bottom_right\" or an offset is wanted"));
-    }
-    if value.is_instance_of::<PyInt>() {
-        return Ok(Align::Offset(value.extract()?));
-    }
-    match value.extract::<String>().as_deref() {
-        Ok("top_left") => Ok(Align::TopLeft),
-        Ok("bottom_right") => Ok(Align::BottomRight),
-        _ => Err(bad(format!("causal is {value}; \"top_left\", \"bottom_right\" or an offset is wanted"))),
-    }
-}
-
-/// A window's two distances; None or −1 is no bound.
-fn window(value: &Bound<'_, PyAny>) -> PyResult<(Option<usize>, Option<usize>)> {
-    let (left, right) = value
-        .extract::<(Option<isize>, Option<isize>)>()
-        .map_err(|_| PyTypeError::new_err(format!("window is {value}; (left, right) is wanted")))?;
-    let side = |distance: Option<isize>| match distance {
-        None | Some(-1) => Ok(None),
-        Some(n) => usize::try_from(n).map(Some).map_err(|_| bad(format!("window is {value}; at least -1 is allowed"))),
-    };
-    Ok((side(left)?, side(right)?))
-}
-
-fn blocks(value: &Bound<'_, PyAny>) -> PyResult<Blocks> {
-    let found = value.extract::<(Py<PyAny>, usize, usize)>();
-    found.map_err(|_| PyTypeError::new_err("block_mask must be (blocks, queries of a block, keys of a block)"))
-}
-
-/// The numbers of a table: a sequence, or an array of one axis.
-pub(crate) fn listed<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    if library(value) == Library::Torch {
-        refuse_gradient(name, value)?;
-    }
-    if value.hasattr("tolist")? { value.call_method0("tolist") } else { Ok(value.clone()) }
-}
-
-pub(crate) fn lengths(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    let numbers = listed(name, value)?
-        .extract::<Vec<isize>>()
-        .map_err(|_| PyTypeError::new_err(format!("{name} must be integers along one axis")))?;
-    let checked = |(at, n): (usize, isize)| {
-        usize::try_from(n).map_err(|_| bad(format!("{name}[{at}] is {n}, at least 0 is allowed")))
-    };
-    numbers.into_iter().enumerate().map(checked).collect()
-}
-
-fn floats(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
-    listed(name, value)?
-        .extract::<Vec<f32>>()
-        .map_err(|_| PyTypeError::new_err(format!("{name} must be numbers along one axis")))
-}
-
-fn slopes(value: &Bound<'_, PyAny>) -> PyResult<Option<Slopes>> {
-    if value.is_instance_of::<PyBool>() {
-        return Ok(value.is_truthy()?.then_some(Slopes::Published));
-    }
-    Ok(Some(Slopes::Given(floats("alibi", value)?)))
-}

@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
 /// Pages of a fixed number of tokens, that sequences take from a common stock and give back.
+#[derive(Clone)]
 pub(crate) struct Pages {
     page_size: usize,
     /// A row of `width` entries for each sequence; those behind its last page are −1.

@@ -1,24 +1,24 @@
-//! Two functions beside a call: `merge` joins results over parts of the keys, `rope` applies rotary positions.
+//! `merge`: joins results over parts of the keys.
 
 use std::sync::atomic::Ordering;
 
 use attn_core::half::{bf16, f16};
-use attn_core::position::Positions;
-use attn_core::position::rope::{Pairing, Rope};
 use attn_core::{AttnError, Element, View, state};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyInt;
+use pyo3::types::{PyList, PyTuple};
 
-use crate::call::{same_kind, with_kind};
+use crate::call::with_kind;
+use crate::fold::Fold;
 use crate::interrupt;
-use crate::options::{listed, raised};
+use crate::kind::Kind;
+use crate::options::raised;
 use crate::pool::Work;
-use crate::raw::{AXES, Kind, Out, Plain, Tensor};
-use crate::tensor::{Fold, Library, empty, handed, library, read, shape};
+use crate::raw::{AXES, Out, Plain, Tensor};
+use crate::tensor::{empty, handed, read, shape, type_name};
 
 /// Reads a tensor of 2 to 5 axes in one of the kernels' types.
-fn read_numbers<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
+pub(crate) fn read_numbers<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
     let tensor = read(name, object)?;
     if !matches!(tensor.kind, Kind::F32 | Kind::F16 | Kind::Bf16) {
         let text = format!("{name} is {}; float32, float16 and bfloat16 are supported", tensor.kind.name());
@@ -30,7 +30,7 @@ fn read_numbers<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult
     Ok(tensor)
 }
 
-fn same_shape(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
+pub(crate) fn same_shape(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
     if shape(tensor) == wanted {
         return Ok(());
     }
@@ -38,26 +38,58 @@ fn same_shape(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
     Err(PyValueError::new_err(format!("{name} has the shape {found:?}, {wanted:?} is wanted")))
 }
 
+/// The objects of out and lse, of each part.
+fn pairs<'py>(parts: &Bound<'py, PyAny>) -> PyResult<Vec<[Bound<'py, PyAny>; 2]>> {
+    let iterator = parts
+        .try_iter()
+        .map_err(|_| PyTypeError::new_err(format!("parts is {}, a list of (out, lse) is wanted", type_name(parts))))?;
+    let mut pairs = Vec::new();
+    for (n, part) in iterator.enumerate() {
+        let part = part?;
+        let is_pair = part.is_instance_of::<PyTuple>() || part.is_instance_of::<PyList>();
+        match if is_pair { part.extract() } else { Err(PyTypeError::new_err("")) } {
+            Ok(pair) => pairs.push(pair),
+            Err(_) => {
+                let text = format!("parts[{n}] is {}, (out, lse) is wanted", type_name(&part));
+                return Err(PyTypeError::new_err(text));
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// Out and lse of a part, which must fit a first one's.
+fn read_part<'py>(
+    [out, lse]: &[Bound<'py, PyAny>; 2],
+    first: Option<&(Tensor<'py>, Tensor<'py>)>,
+) -> PyResult<(Tensor<'py>, Tensor<'py>)> {
+    let (out, lse) = (read_numbers("out", out)?, read("lse", lse)?);
+    if lse.kind != Kind::F32 {
+        return Err(PyTypeError::new_err(format!("lse is {}, float32 is wanted", lse.kind.name())));
+    }
+    same_shape(&lse, &shape(&out)[..out.axes - 1])?;
+    if let Some((known, _)) = first {
+        same_shape(&out, shape(known))?;
+        if known.kind != out.kind {
+            let (found, wanted) = (out.kind.name(), known.kind.name());
+            return Err(PyTypeError::new_err(format!("out is {found}, that of parts[0] is {wanted}")));
+        }
+    }
+    Ok((out, lse))
+}
+
 /// As `attn.merge`, with the objects of out and lse.
-pub(crate) fn merge<'py>(
-    parts: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
-) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    let Some((first, _)) = parts.first() else {
+pub(crate) fn merge<'py>(parts: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let (py, parts) = (parts.py(), pairs(parts)?);
+    let Some([first, _]) = parts.first() else {
         return Err(PyValueError::new_err("parts is empty, at least one is wanted"));
     };
-    let py = first.py();
     let mut read_parts = Vec::with_capacity(parts.len());
-    for (out, lse) in &parts {
-        let (out, lse) = (read_numbers("out", out)?, read("lse", lse)?);
-        if lse.kind != Kind::F32 {
-            return Err(PyTypeError::new_err(format!("lse is {}, float32 is wanted", lse.kind.name())));
-        }
-        same_shape(&lse, &shape(&out)[..out.axes - 1])?;
-        if let Some((known, _)) = read_parts.first() {
-            same_shape(&out, shape(known))?;
-            same_kind(known, &out)?;
-        }
-        read_parts.push((out, lse));
+    for (n, part) in parts.iter().enumerate() {
+        let part = read_part(part, read_parts.first());
+        read_parts.push(
+            part.map_err(|error| PyErr::from_type(error.get_type(py), format!("parts[{n}]: {}", error.value(py))))?,
+        );
     }
     let (known, known_lse) = &read_parts[0];
     let objects = (empty(first, known.kind, false, shape(known))?, empty(first, Kind::F32, true, shape(known_lse))?);
@@ -119,91 +151,4 @@ fn lse_rows<'a>(lse: &'a Tensor<'_>, outer: usize) -> PyResult<View<'a, f32>> {
     let data = lse.slice::<f32>().ok_or_else(|| PyTypeError::new_err("lse is not float32"))?;
     let offset = lse.offset.wrapping_add_signed(if a > 1 { sa * outer as isize } else { 0 });
     View::strided(data, [b, h, s, 1], [sb, sh, ss, 0], offset).map_err(raised)
-}
-
-/// Where tokens stand.
-pub(crate) enum Places {
-    Offset(isize),
-    Shared(Vec<isize>),
-    Each(Vec<isize>),
-}
-
-impl Places {
-    /// An offset, positions along one axis, or along (batch, tokens).
-    pub(crate) fn read(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if object.is_instance_of::<PyInt>() {
-            return Ok(Self::Offset(object.extract()?));
-        }
-        let list = listed("positions", object)?;
-        if let Ok(positions) = list.extract::<Vec<isize>>() {
-            return Ok(Self::Shared(positions));
-        }
-        let rows = list
-            .extract::<Vec<Vec<isize>>>()
-            .map_err(|_| PyTypeError::new_err("positions must be an integer, or integers along one or two axes"))?;
-        if let Some(row) = rows.iter().find(|row| row.len() != rows[0].len()) {
-            let text = format!("positions has rows of {} and {} integers", rows[0].len(), row.len());
-            return Err(PyValueError::new_err(text));
-        }
-        Ok(Self::Each(rows.concat()))
-    }
-}
-
-/// As `attn.rope`.
-pub(crate) fn rope<'py>(
-    object: &Bound<'py, PyAny>,
-    places: &Places,
-    (pairing, base, rotary_dim): (&str, f64, Option<usize>),
-    out: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = object.py();
-    let x = read_numbers("x", object)?;
-    let mut rope = Rope::new(match pairing {
-        "half" => Pairing::Half,
-        "interleaved" => Pairing::Interleaved,
-        other => {
-            let text = format!("pairing is {other:?}; \"half\" and \"interleaved\" are allowed");
-            return Err(PyValueError::new_err(text));
-        }
-    });
-    rope = rope.base(base);
-    if let Some(dim) = rotary_dim {
-        rope = rope.rotary_dim(dim);
-    }
-    let target = match out {
-        Some(out) if library(out) == Library::Other => {
-            return Err(PyTypeError::new_err("out must be an array of NumPy or a tensor of torch"));
-        }
-        Some(out) => out.clone(),
-        None => empty(object, x.kind, false, shape(&x))?,
-    };
-    let written = read("out", &target)?;
-    same_shape(&written, shape(&x))?;
-    same_kind(&x, &written)?;
-    let fold = Fold::of(&[&x, &written], None)?;
-    let table = match places {
-        Places::Offset(offset) => Positions::Offset(*offset),
-        Places::Shared(positions) => Positions::Shared(positions),
-        Places::Each(positions) => Positions::Each(positions),
-    };
-    if fold.calls != 1 && matches!(places, Places::Each(_)) {
-        return Err(PyValueError::new_err("x: leading axes that do not fold take positions along one axis"));
-    }
-    // In place if it is the same array; any other one must be apart.
-    let in_place = target.is(object);
-    let others = [&x];
-    let mut to = Out::new(written, if in_place { &[] } else { &others })?;
-    with_kind!(x.kind, |T| {
-        for call in 0..fold.calls {
-            let mut to = fold.view_mut::<T>(&mut to, call)?;
-            if in_place {
-                py.detach(|| rope.apply_in_place(&mut to, table)).map_err(raised)?;
-            } else {
-                let x = fold.view::<T>(&x, call)?;
-                py.detach(|| rope.apply(x, &mut to, table)).map_err(raised)?;
-            }
-        }
-        Ok::<(), PyErr>(())
-    })?;
-    if out.is_some() { Ok(target) } else { handed(object, target) }
 }

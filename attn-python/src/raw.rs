@@ -17,39 +17,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::kind::Kind;
+
 /// Most axes of a tensor.
 pub(crate) const AXES: usize = 5;
-
-/// The number types that tensors may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    F64,
-    F32,
-    F16,
-    Bf16,
-    Bool,
-}
-
-impl Kind {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "float64",
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-            Self::Bool => "bool",
-        }
-    }
-
-    const fn bytes(self) -> usize {
-        match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Bool => 1,
-        }
-    }
-}
 
 /// A number type of the kernels and masks.
 ///
@@ -229,7 +200,7 @@ impl<'py> Tensor<'py> {
             let device = tensor.device_type;
             return Err(PyValueError::new_err(format!("{name} is on device type {device}; the CPU is wanted")));
         }
-        let kind = kind(name, tensor, as_bf16)?;
+        let kind = Kind::of_dlpack(name, (tensor.code, tensor.bits, tensor.lanes), as_bf16)?;
         let axes = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         if axes > AXES {
             return Err(PyValueError::new_err(format!("{name} has {axes} axes, at most {AXES} are allowed")));
@@ -338,23 +309,6 @@ impl<'py> Tensor<'py> {
     fn bytes(&self) -> Range<usize> {
         let start = self.start.addr();
         start..start + self.count * self.kind.bytes()
-    }
-}
-
-fn kind(name: &str, tensor: &DlTensor, as_bf16: bool) -> PyResult<Kind> {
-    match (tensor.code, tensor.bits, tensor.lanes) {
-        (2, 64, 1) => Ok(Kind::F64),
-        (2, 32, 1) => Ok(Kind::F32),
-        (2, 16, 1) => Ok(Kind::F16),
-        (4, 16, 1) => Ok(Kind::Bf16),
-        (0, 16, 1) if as_bf16 => Ok(Kind::Bf16),
-        (6, 8, 1) => Ok(Kind::Bool),
-        (code, bits, lanes) => {
-            let what = ["int", "uint", "float", "handle", "bfloat", "complex", "bool"];
-            let what = what.get(usize::from(code)).copied().unwrap_or("unknown type of ");
-            let lanes = if lanes == 1 { String::new() } else { format!("x{lanes}") };
-            Err(PyTypeError::new_err(format!("{name} is {what}{bits}{lanes}; this type is not supported")))
-        }
     }
 }
 

@@ -14,9 +14,9 @@ use half::vec::HalfBitsVecExt;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::kind::Kind;
 use crate::options::raised;
 use crate::pages::Pages;
-use crate::raw::Kind;
 
 /// Formats of bytes by their names in Python, which for fp8 are those of torch and ml_dtypes.
 const FORMATS: [(&str, Format); 5] = [
@@ -45,6 +45,7 @@ pub(crate) struct Bytes {
 }
 
 /// Where tokens are.
+#[derive(Clone)]
 pub(crate) enum Place {
     /// In the first slots of each sequence.
     Slots,
@@ -85,7 +86,16 @@ impl Store {
             "float16" => Ok(Self::F16([zeros::<u16>(k)?.reinterpret_into(), zeros::<u16>(v)?.reinterpret_into()])),
             "bfloat16" => Ok(Self::Bf16([zeros::<u16>(k)?.reinterpret_into(), zeros::<u16>(v)?.reinterpret_into()])),
             _ => match FORMATS.into_iter().find(|(name, _)| *name == dtype) {
-                Some((_, format)) => Ok(Self::Bytes([Bytes::new(format, k)?, Bytes::new(format, v)?])),
+                Some((name, format)) => {
+                    for (what, dim) in [("head_dim", k[3]), ("value_dim", v[3])] {
+                        let block = format.block();
+                        if !dim.is_multiple_of(block) {
+                            let text = format!("{what} is {dim}; a multiple of {block} is wanted for {name}");
+                            return Err(PyValueError::new_err(text));
+                        }
+                    }
+                    Ok(Self::Bytes([Bytes::new(format, k)?, Bytes::new(format, v)?]))
+                }
                 None => {
                     let known = FORMATS.map(|(name, _)| format!("\"{name}\"")).join(", ");
                     let text =
@@ -94,6 +104,16 @@ impl Store {
                 }
             },
         }
+    }
+
+    /// The same in memory of its own.
+    pub(crate) fn copied(&self) -> PyResult<Self> {
+        Ok(match self {
+            Self::F32([k, v]) => Self::F32([copy(k)?, copy(v)?]),
+            Self::F16([k, v]) => Self::F16([copy(k)?, copy(v)?]),
+            Self::Bf16([k, v]) => Self::Bf16([copy(k)?, copy(v)?]),
+            Self::Bytes([k, v]) => Self::Bytes([k.copied()?, v.copied()?]),
+        })
     }
 
     /// The name of the type in which numbers are kept.
@@ -227,6 +247,10 @@ impl Bytes {
         Ok(Self { format, sizes, data: zeros(sizes)?, scales })
     }
 
+    fn copied(&self) -> PyResult<Self> {
+        Ok(Self { format: self.format, sizes: self.sizes, data: copy(&self.data)?, scales: copy(&self.scales)? })
+    }
+
     fn of_scales(&self) -> [usize; 4] {
         let [rows, heads, slots, _] = self.sizes;
         [rows, heads, slots, 1]
@@ -267,6 +291,17 @@ pub(crate) fn name_of(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
     }
     let text = dtype.str()?.to_string();
     Ok(text.strip_prefix("torch.").unwrap_or(&text).to_owned())
+}
+
+/// A copy, or an error that names its size.
+fn copy<T: Copy>(all: &[T]) -> PyResult<Vec<T>> {
+    let mut copy = Vec::new();
+    if copy.try_reserve_exact(all.len()).is_err() {
+        let text = format!("a copy of {} bytes cannot be allocated", size_of_val(all));
+        return Err(PyMemoryError::new_err(text));
+    }
+    copy.extend_from_slice(all);
+    Ok(copy)
 }
 
 /// Zeros for a tensor, or an error that names their size. The system gives the memory when tokens are written.

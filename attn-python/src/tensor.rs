@@ -1,15 +1,14 @@
 //! Objects of Python as tensors, and results of the caller's kind: NumPy in, NumPy out; torch in, torch out.
+//! `fold` makes views of tensors.
 
-use std::ops::Range;
-
-use attn_core::{AttnError, View, ViewMut};
 use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::raw::{AXES, Exchange, Kind, Out, Plain, Tensor};
+use crate::kind::Kind;
+use crate::raw::{AXES, Exchange, Tensor};
 
 /// The library that an array belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +30,10 @@ struct Known {
     exchange: Option<Exchange>,
     /// `torch.empty_like`.
     empty_like: Option<Py<PyAny>>,
+    /// `torch.is_grad_enabled`.
+    is_grad_enabled: Option<Py<PyAny>>,
+    /// `torch.autograd.graph.increment_version`.
+    count_write: Option<Py<PyAny>>,
     /// The data types float32, float16 and bfloat16.
     types: [Option<Py<PyAny>>; 3],
 }
@@ -49,8 +52,12 @@ fn loaded<'a>(py: Python<'_>, lock: &'a PyOnceLock<Known>, name: &str, array: &s
     let known = Known {
         exchange: Exchange::of(&class),
         empty_like: module.getattr("empty_like").ok().map(Bound::unbind),
+        count_write: (|| module.getattr("autograd")?.getattr("graph")?.getattr("increment_version"))()
+            .ok()
+            .map(Bound::unbind),
         array: class.cast_into::<PyType>().ok()?.unbind(),
         empty: module.getattr("empty").ok()?.unbind(),
+        is_grad_enabled: module.getattr("is_grad_enabled").ok().map(Bound::unbind),
         pack: module.getattr("to_dlpack").ok().map(Bound::unbind),
         types: ["float32", "float16", "bfloat16"].map(|name| module.getattr(name).ok().map(Bound::unbind)),
     };
@@ -155,18 +162,43 @@ fn exported<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, 
 
 fn cause(name: &str, error: PyErr, object: &Bound<'_, PyAny>) -> PyErr {
     let py = object.py();
+    if let Ok(device) = object.getattr("device").and_then(|device| device.getattr("type")?.extract::<String>())
+        && device != "cpu"
+    {
+        return PyValueError::new_err(format!("{name} is on the device {device}; the CPU is wanted"));
+    }
     let layout = object.getattr("layout").map_or_else(|_| "a tensor".into(), |layout| layout.to_string());
     let wrapped = PyValueError::new_err(format!("{name} ({layout}): {}", error.value(py)));
     wrapped.set_cause(py, Some(error));
     wrapped
 }
 
-/// Refuses a tensor of torch that records gradients, which our results would lose.
+/// Refuses a tensor of torch that records gradients, which our results would lose. Under `no_grad` none does.
 pub(crate) fn refuse_gradient(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
-    if object.getattr(intern!(object.py(), "requires_grad"))?.is_truthy()? {
-        return Err(PyValueError::new_err(format!("{name} requires grad, which this function does not record")));
+    let py = object.py();
+    if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        return Ok(());
+    }
+    let recorded = match torch(py).and_then(|torch| torch.is_grad_enabled.as_ref()) {
+        Some(is_grad_enabled) => is_grad_enabled.bind(py).call0()?.is_truthy()?,
+        None => true,
+    };
+    if recorded {
+        let text = format!("{name} requires grad, which this function does not record; attn.torch.sdpa does");
+        return Err(PyValueError::new_err(text));
     }
     Ok(())
+}
+
+/// Tells torch that a tensor of the caller was written: what autograd had saved of it is stale.
+pub(crate) fn count_write(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    if library(object) != Library::Torch || object.call_method0(intern!(object.py(), "is_inference"))?.is_truthy()? {
+        return Ok(()); // tensors of inference mode do not count
+    }
+    match torch(object.py()).and_then(|torch| torch.count_write.as_ref()) {
+        Some(count_write) => count_write.bind(object.py()).call1((object,)).map(|_| ()),
+        None => Ok(()),
+    }
 }
 
 fn refuse_masked(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -181,7 +213,7 @@ fn is_bf16(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     object.getattr("dtype")?.getattr("name")?.eq("bfloat16")
 }
 
-fn type_name(object: &Bound<'_, PyAny>) -> String {
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
     object.get_type().fully_qualified_name().map_or_else(|_| "an object".into(), |name| name.to_string())
 }
 
@@ -259,110 +291,6 @@ pub(crate) fn handed<'py>(like: &Bound<'py, PyAny>, result: Bound<'py, PyAny>) -
     namespace
         .call_method1(intern!(py, "from_dlpack"), (&result,))
         .or_else(|_| namespace.call_method1(intern!(py, "asarray"), (&result,)))
-}
-
-/// How the two leading axes become the batch of a call: as one axis, or one call for each index of the first.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fold {
-    /// Calls.
-    pub(crate) calls: usize,
-    whole: bool,
-}
-
-impl Fold {
-    /// All leading axes are one batch.
-    pub(crate) const ONE: Self = Self { calls: 1, whole: true };
-
-    /// One call for each index of the first axis.
-    pub(crate) fn each(calls: usize) -> Self {
-        Self { calls, whole: false }
-    }
-
-    /// For tensors with the same two leading axes, and masks that may broadcast over them.
-    pub(crate) fn of<'t>(tensors: &[&Tensor<'_>], masks: impl IntoIterator<Item = &'t Tensor<'t>>) -> PyResult<Self> {
-        let (a, b) = tensors.first().map_or((1, 1), |tensor| (tensor.sizes[0], tensor.sizes[1]));
-        let folds = |tensor: &&Tensor<'_>| {
-            let [outer, inner, ..] = tensor.strides;
-            let empty = tensor.sizes.contains(&0);
-            empty || a <= 1 || b <= 1 || inner.checked_mul(b as isize) == Some(outer)
-        };
-        let mut whole = tensors.iter().all(folds);
-        for mask in masks {
-            let [outer, inner, ..] = mask.sizes;
-            if outer != 1 && outer != a {
-                let text = format!("{}: axis 0 has size {outer}, which does not broadcast to {a}", mask.name);
-                return Err(PyValueError::new_err(text));
-            }
-            whole &= a <= 1 || (outer == 1 && inner == 1) || (outer == a && inner == b && folds(&mask));
-        }
-        Ok(Self { calls: if whole { 1 } else { a }, whole })
-    }
-
-    /// Sizes, strides and first element of one call.
-    fn part(self, tensor: &Tensor<'_>, call: usize) -> ([usize; 4], [isize; 4], usize) {
-        let ([a, b, h, s, d], [outer, inner, sh, ss, sd]) = (tensor.sizes, tensor.strides);
-        if self.whole {
-            let stride = if b == 1 { outer } else { inner };
-            return ([a.saturating_mul(b), h, s, d], [stride, sh, ss, sd], tensor.offset);
-        }
-        let index = if a == 1 { 0 } else { call };
-        ([b, h, s, d], [inner, sh, ss, sd], tensor.offset.wrapping_add_signed(index as isize * outer))
-    }
-
-    /// The tensor of one call.
-    pub(crate) fn view<'a, T: Plain>(self, tensor: &'a Tensor<'_>, call: usize) -> PyResult<View<'a, T>> {
-        let data = tensor.slice::<T>().ok_or_else(|| wrong_kind(tensor))?;
-        let (sizes, strides, offset) = self.part(tensor, call);
-        View::strided(data, sizes, strides, offset).map_err(|error| named(tensor.name, error))
-    }
-
-    /// As [`view`](Self::view) of booleans, whose bytes [`Tensor::bools`] checked.
-    pub(crate) fn bools<'a>(self, tensor: &Tensor<'_>, data: &'a [bool], call: usize) -> PyResult<View<'a, bool>> {
-        let (sizes, strides, offset) = self.part(tensor, call);
-        View::strided(data, sizes, strides, offset).map_err(|error| named(tensor.name, error))
-    }
-
-    /// The output of one call.
-    pub(crate) fn view_mut<'a, T: Plain>(self, out: &'a mut Out<'_>, call: usize) -> PyResult<ViewMut<'a, T>> {
-        let name = out.tensor().name;
-        let (sizes, strides, offset) = self.part(out.tensor(), call);
-        let wrong = wrong_kind(out.tensor());
-        let data = out.slice_mut::<T>().ok_or(wrong)?;
-        ViewMut::strided(data, sizes, strides, offset).map_err(|error| named(name, error))
-    }
-}
-
-/// Some places along one axis of a view.
-pub(crate) fn narrow<T: Copy>(view: View<'_, T>, axis: usize, range: Range<usize>) -> Result<View<'_, T>, AttnError> {
-    let (mut sizes, strides) = (view.sizes(), view.strides());
-    if range == (0..sizes[axis]) || view.is_empty() {
-        return Ok(view);
-    }
-    sizes[axis] = range.len();
-    View::strided(view.data(), sizes, strides, view.offset().wrapping_add_signed(strides[axis] * range.start as isize))
-}
-
-/// Some places along one axis of an output.
-pub(crate) fn narrow_mut<T: Copy>(
-    view: ViewMut<'_, T>,
-    axis: usize,
-    range: Range<usize>,
-) -> Result<ViewMut<'_, T>, AttnError> {
-    let (mut sizes, strides) = (view.sizes(), view.strides());
-    if range == (0..sizes[axis]) || view.is_empty() {
-        return Ok(view);
-    }
-    sizes[axis] = range.len();
-    let offset = view.offset().wrapping_add_signed(strides[axis] * range.start as isize);
-    ViewMut::strided(view.into_data(), sizes, strides, offset)
-}
-
-fn wrong_kind(tensor: &Tensor<'_>) -> PyErr {
-    PyTypeError::new_err(format!("{} is {}; this type is not supported here", tensor.name, tensor.kind.name()))
-}
-
-fn named(name: &str, error: AttnError) -> PyErr {
-    PyValueError::new_err(format!("{name}: {error}"))
 }
 
 /// The sizes of a tensor as its caller has them.

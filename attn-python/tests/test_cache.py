@@ -328,11 +328,13 @@ REFUSED = [
     (dict(batch=2**40, kv_heads=0, capacity=1), ValueError, "batch is 1099511627776, at most 16777216 is allowed"),
     (dict(batch=2**40, kv_heads=0, pages=1), ValueError, "batch is 1099511627776"),
     (dict(pages=4, page_size=2**60), MemoryError, "cannot be allocated"),
-    (dict(capacity=-1), OverflowError, "negative"),
-    (dict(capacity=4, value_dim=40, dtype="q8_0"), ValueError, "a whole number of blocks.*expected 32, found 40"),
+    (dict(capacity=-1), ValueError, "capacity is -1, at least 0 is allowed"),
+    (dict(capacity=1.5), TypeError, "capacity is float, an integer is wanted"),
+    (dict(batch="2", capacity=1), TypeError, "batch is str, an integer is wanted"),
+    (dict(capacity=4, value_dim=40, dtype="q8_0"), ValueError, "value_dim is 40; a multiple of 32 is wanted for q8_0"),
     (dict(capacity=2**61), MemoryError, "cannot be allocated"),
     (dict(capacity=2**40), MemoryError, "cannot be allocated"),
-    (dict(window=2**64 - 1, sink_tokens=1), ValueError, "too large"),
+    (dict(window=2**64 - 1, sink_tokens=1), ValueError, "window is 18446744073709551615, at most 9223372036854775807"),
 ]
 
 
@@ -366,8 +368,15 @@ def test_refusals_append_nothing(tensors):
             with pytest.raises(error, match=text):
                 one.prefill(*arguments, **options)
             assert one.lens == [0, 0]
-    with pytest.raises(ValueError):
-        cache.decode(q)  # more queries than tokens
+    text = "query has 3 tokens for sequence 0, of which the cache has 0; their keys are appended before"
+    with pytest.raises(ValueError, match=text):
+        cache.decode(q)
+    for arguments, error, text in [((2, 0), ValueError, "sequence is 2, below 2 is allowed"),
+                                   ((-1, 0), ValueError, "sequence is -1, at least 0"),
+                                   ((0, -1), ValueError, "length is -1, at least 0"),
+                                   ((0, 1), ValueError, "length is 1, at most 0")]:
+        with pytest.raises(error, match=text):
+            cache.truncate(*arguments)
 
 
 def test_examples_of_docstrings():

@@ -122,6 +122,11 @@ def test_merge():
     assert interrupted(lambda: attn.merge(parts)) < 1
 
 
+def test_rope():
+    x = np.broadcast_to(np.float16(1.5), (1, 1, 1 << 21, 128))
+    assert interrupted(lambda: attn.rope(x)) < 2
+
+
 def test_threads_of_python_are_not_interrupted():
     """Python runs handlers on its main thread only: a call of another thread comes to its end."""
     x, found = tokens(1 << 13), []

@@ -268,6 +268,15 @@ def test_threads_call_at_once():
         np.testing.assert_array_equal(out, want)
 
 
+def test_integers_of_numpy_and_lists():
+    x = normal(np.random.default_rng(1), 1, 2, 5, 8)
+    same = np.testing.assert_array_equal
+    same(attn.sdpa(x, x, x, causal=np.int64(1), threads=np.int32(1)), attn.sdpa(x, x, x, causal=1))
+    same(attn.sdpa(x, x, x, window=[2, None]), attn.sdpa(x, x, x, window=(2, None)))
+    # A training hands its seed to the evaluation, too.
+    same(attn.sdpa(x, x, x, dropout_p=0.0, seed=3), attn.sdpa(x, x, x))
+
+
 X = np.ones((1, 4, 5, 8), np.float32)
 REFUSED = [
     ((X, X[..., :4], X), {}, ValueError, "k head_dim against q head_dim: expected 8, found 4"),
@@ -284,10 +293,12 @@ REFUSED = [
     ((X[None, None],) * 3, {}, ValueError, "query has 6 axes, at most 5"),
     ((np.ma.masked_array(X), X, X), {}, TypeError, "whose mask would be lost"),
     ((X.astype(">f4"),) * 3, {}, ValueError, "query: "),
-    ((X, X, X, np.ones((5, 4), bool)), {}, ValueError, "axis 3 has size 4, which does not broadcast to 5"),
-    ((X, X, X, np.ones((5, 5), np.int64)), {}, TypeError, "attn_mask is int64"),
-    ((X, X, X), {"causal": True}, TypeError, "causal is a bool"),
-    ((X, X, X), {"causal": "middle"}, ValueError, "causal is middle"),
+    ((X, X, X, np.ones((5, 4), bool)), {}, ValueError,
+     r"attn_mask has the shape \[5, 4\], which does not broadcast to \[1, 4, 5, 5\]"),
+    ((X, X, X, np.ones((5, 5), np.int64)), {}, TypeError,
+     "attn_mask is int64; bool, float64, float32, float16 and bfloat16 are supported"),
+    ((X, X, X), {"causal": True}, TypeError, "causal is bool; .* or an offset is wanted"),
+    ((X, X, X), {"causal": "middle"}, ValueError, "causal is \"middle\"; \"top_left\""),
     ((X, X, X), {"causal": "top_left", "is_causal": True}, ValueError, "both given"),
     ((X, X, X), {"window": 3}, TypeError, "window is 3"),
     ((X, X, X), {"window": (-2, 0)}, ValueError, "at least -1"),
@@ -303,8 +314,17 @@ REFUSED = [
     ((X, X, X), {"cu_seqlens_q": [0, 5]}, ValueError, "given together"),
     ((X, X, X), {"cu_seqlens_q": [0, 5], "cu_seqlens_k": [0, 6]}, ValueError, "at most 5"),
     ((X, X, X), {"dropout_p": 0.1}, ValueError, "without seed"),
-    ((X, X, X), {"dropout_p": 1.5, "seed": 1}, ValueError, "dropout"),
-    ((X, X, X), {"seed": 1}, ValueError, "dropout_p is 0"),
+    ((X, X, X), {"dropout_p": 1.5, "seed": 1}, ValueError, "dropout_p is 1.5, at least 0 and below 1 is allowed"),
+    ((X, X, X), {"dropout_p": -0.5}, ValueError, "dropout_p is -0.5"),
+    ((X, X, X), {"dropout_p": 0.5, "seed": -1}, ValueError, "seed is -1, 0 to"),
+    ((X, X, X), {"dropout_p": 0.5, "seed": 0.5}, TypeError, "seed is float, an integer is wanted"),
+    ((X, X, X), {"softcap": "a"}, TypeError, "softcap is str, a number is wanted"),
+    ((X, X, X), {"return_lse": None}, TypeError, "return_lse is NoneType, a bool is wanted"),
+    ((X, X, X), {"reproducible": 1}, TypeError, "reproducible is int, a bool is wanted"),
+    ((X, X, X), {"level": 5}, TypeError, "level is int, a str is wanted"),
+    ((X, X, X), {"threads": "a"}, TypeError, "threads is str, an integer is wanted"),
+    ((X, X, X), {"causal": 10**30}, ValueError, "causal is 10{30}, at most"),
+    ((X.astype(np.complex64), X, X), {}, TypeError, "query is complex64; float32, float16 and bfloat16 are supported"),
     ((X, X, X), {"precision": "best"}, ValueError, "precision is"),
     ((X, X, X), {"threads": 0}, ValueError, "threads is 0"),
     ((X, X, X), {"level": "sse9"}, ValueError, "level"),
@@ -327,7 +347,7 @@ REFUSED = [
 def test_refusals_say_why(arrays, options, error, text):
     with pytest.raises(error, match=text):
         attn.sdpa(*arrays, **options)
-    if not {"out"} & options.keys():
+    if not {"out", "return_lse"} & options.keys():
         with pytest.raises(error, match=text):
             attn.explain(*arrays, **options)
 

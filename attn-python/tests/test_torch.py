@@ -115,6 +115,22 @@ def test_gradients_are_not_lost():
     alibi = torch.zeros(q.shape[1], requires_grad=True)
     with pytest.raises(NotImplementedError, match="the gradient of alibi"):
         attn.torch.sdpa(q, k, v, alibi=alibi, is_causal=True)
+    with torch.no_grad():  # none are recorded, so none are lost
+        assert torch.equal(attn.sdpa(q, k, v), attn.sdpa(q.detach(), k, v))
+
+
+def test_a_write_is_counted():
+    """Autograd sees that a tensor that it had saved was overwritten by out=."""
+    x = torch.randn(1, 2, 3, 4)
+    weight = torch.ones(1, 2, 3, 4, requires_grad=True)
+    for write in (lambda saved: attn.sdpa(x, x, x, out=saved), lambda saved: attn.rope(saved, out=saved)):
+        saved = torch.zeros(1, 2, 3, 4)
+        loss = (saved * weight).sum()
+        assert write(saved) is saved
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():
+        attn.sdpa(x, x, x, out=torch.zeros(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("sizes", [(9, 13), (1, 13), (9, 1), (4, 9, 13), (2, 1, 9, 13), (2, 4, 1, 13), (1, 1, 1, 1)])
@@ -234,10 +250,7 @@ def test_opcheck_of_a_learned_mask():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_opcheck(dtype, options):
     q, k, v = (x.requires_grad_() for x in qkv(dtype))
-    names = attn.torch._NAMES
-    given = [options.get(name) for name in names]
-    defaults = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "precision": "exact", "reproducible": False}
-    given = [defaults.get(name) if x is None else x for name, x in zip(names, given)]
+    given = attn._operators.given(options)
     torch.library.opcheck(torch.ops.attn.sdpa.default, (q, k, v, *given))
     plain = [x.detach() for x in (q, k, v)]
     out, lse = torch.ops.attn.sdpa(*plain, *given)
@@ -256,6 +269,26 @@ def test_compile_keeps_one_graph(options):
     want, found = (torch.autograd.grad(f(*inputs), inputs) for f in (loss, compiled))
     for a, b in zip(want, found):
         torch.testing.assert_close(a, b)
+
+
+def test_what_is_not_a_tensor_is_refused():
+    x = torch.ones(1, 2, 3, 4)
+    for arguments, text in [((x.numpy(), x, x), "query is ndarray"), ((x, x, [1.0]), "value is list"),
+                            ((x, x, x, [[True]]), "attn_mask is list")]:
+        with pytest.raises(TypeError, match=text + ", a tensor of torch is wanted"):
+            attn.torch.sdpa(*arguments)
+
+
+def test_options_are_those_of_the_native_function():
+    q, k, v = qkv(heads=6, kv_heads=6)
+    for options in (dict(alibi=True), dict(alibi=False), dict(kv_starts=[2, 0]), dict(window=[3, None]),
+                    dict(causal=3), dict(softcap=2.0, sinks=[0.5] * 6), dict(dropout_p=0.5, seed=2**64 - 1)):
+        want, recorded = attn.sdpa(q, k, v, **options), q.clone().requires_grad_()
+        assert torch.equal(attn.torch.sdpa(q, k, v, **options), want)
+        assert torch.equal(attn.torch.sdpa(recorded, k, v, **options), want)
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda q: attn.torch.sdpa(q, k, v, **options), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(q), want)
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 5)])
@@ -328,6 +361,10 @@ def test_enabled_replaces_and_restores():
     with pytest.raises(TypeError), attn.torch.enabled(strict=True):
         F.scaled_dot_product_attention(q, k, v)
     assert F.scaled_dot_product_attention is own
+    x = torch.ones(1, 2, 3, 4)
+    with attn.torch.enabled() as calls:
+        assert not F.scaled_dot_product_attention(x, x, x, dropout_p=1.0).any()
+    assert (calls.computed, calls.passed_on) == (0, 1)
 
 
 def test_a_model_learns_the_same():

@@ -11,124 +11,28 @@ bfloat16.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from . import _attn
+from . import _attn, _operators, _recorded
 
 __all__ = ["Calls", "enabled", "sdpa", "varlen_attn"]
 
-# Arguments behind the tensors, with their defaults. None is keyword-only: torch's autograd would refuse tensors there.
-_OPTIONS = ("Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
-            "bool enable_gqa=False, str? causal=None, int[]? window=None, float? softcap=None, "
-            "float? temperature=None, Tensor? sinks=None, Tensor? alibi=None, Tensor? kv_lens=None, "
-            "Tensor? q_lens=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? seed=None, "
-            'str precision="exact", bool reproducible=False, int? threads=None')
-_NAMES = tuple(option.split("=")[0].split()[1] for option in _OPTIONS.split(", "))
-_MASK, _SINKS, _ALIBI = (_NAMES.index(name) for name in ("attn_mask", "sinks", "alibi"))
-
-_library = torch.library.Library("attn", "DEF")
-_library.define(f"sdpa(Tensor query, Tensor key, Tensor value, {_OPTIONS}) -> (Tensor, Tensor)")
-_library.define("sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-                f"{_OPTIONS}, bool return_dmask=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-
-
-def _native(given: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-    """The operators' options as keywords of the native functions."""
-    options = dict(zip((*_NAMES, "return_dmask"), given), **named)
-    for name, value in options.items():
-        if isinstance(value, torch.Tensor):
-            options[name] = value.detach()
-    causal, window = options.get("causal"), options.get("window")
-    if causal is not None and causal.lstrip("-").isdigit():
-        options["causal"] = int(causal)
-    if window is not None:
-        options["window"] = tuple(window)
-    return options
-
-
-def _forward(query, key, value, *given, **named):
-    return _attn.sdpa(query.detach(), key.detach(), value.detach(), return_lse=True, **_native(given, named))
-
-
-def _backward(grad_out, query, key, value, out, lse, *given, **named):
-    tensors = (tensor.detach() for tensor in (grad_out, query, key, value, out, lse))
-    options = _native(given, named)
-    found = _attn.sdpa_backward(*tensors, **options)
-    sinks, mask = options.get("sinks"), options.get("attn_mask")
-    dsinks = query.new_empty(0) if sinks is None else torch.tensor(found[3], dtype=sinks.dtype)
-    dmask = found[-1].to(mask.dtype) if options.get("return_dmask") else query.new_empty(0)
-    return *found[:3], dsinks, dmask
-
-
-_library.impl("sdpa", _forward, "CPU")
-_library.impl("sdpa_backward", _backward, "CPU")
-
-
-@torch.library.register_fake("attn::sdpa", lib=_library)
-def _(query, key, value, *_, **__):
-    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
-
-
-@torch.library.register_fake("attn::sdpa_backward", lib=_library)
-def _(grad_out, query, key, value, out, lse, *given, **named):
-    options = dict(zip((*_NAMES, "return_dmask"), given), **named)
-    sinks, mask = options.get("sinks"), options.get("attn_mask")
-    dsinks = query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    dmask = mask.new_empty(mask.shape) if options.get("return_dmask") else query.new_empty(0)
-    return *(tensor.new_empty(tensor.shape) for tensor in (query, key, value)), dsinks, dmask
-
-
-def _save(ctx, inputs, output):
-    query, key, value, *given = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.given = [None if isinstance(x, torch.Tensor) else x for x in given]
-    ctx.tables = [at for at, x in enumerate(given) if isinstance(x, torch.Tensor)]
-    ctx.save_for_backward(query, key, value, out, lse, *(given[at] for at in ctx.tables))
-
-
-def _gradients(ctx, grad_out, _):
-    tensors, tables = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    needed = ctx.needs_input_grad[3:]  # without trailing arguments that had their defaults
-    if any(needed[_ALIBI:_ALIBI + 1]):
-        raise NotImplementedError("not supported: the gradient of alibi")
-    given = list(ctx.given)
-    for at, table in zip(ctx.tables, tables):
-        given[at] = table
-    by_mask = any(needed[_MASK:_MASK + 1])
-    *found, sinks, mask = torch.ops.attn.sdpa_backward(grad_out, *tensors, *given, return_dmask=by_mask)
-    of = {_SINKS: sinks, _MASK: mask}
-    return *found, *(of.get(at) if needs else None for at, needs in enumerate(needed))
-
-
-torch.library.register_autograd("attn::sdpa", _gradients, setup_context=_save, lib=_library)
-
-
-def _refuse(*_):
-    raise NotImplementedError("not supported: gradients of gradients")
-
-
-# Without this torch would take them for zero.
-torch.library.register_autograd("attn::sdpa_backward", _refuse, lib=_library)
-
 
 def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
-         causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, q_lens=None,
-         cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False, return_lse=False,
-         threads=None):
+         causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, kv_lens=None, kv_starts=None,
+         q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, seed=None, precision="exact", reproducible=False,
+         return_lse=False, threads=None):
     """Attention on tensors, with gradients by query, key, value, attn_mask and sinks.
 
-    The signature is torch's, and the options are those of `attn.sdpa`.
+    The signature is torch's, and the options are those of `attn.sdpa` but block_mask, out and level.
 
     query: (..., q_heads, q_len, head_dim), any number of leading axes; the options' shapes are those of `attn.sdpa`.
     Tables (sinks, alibi, kv_lens, ...) are tensors or sequences. With dropout_p and without seed, torch's generator
-    draws one. The lse, on request, has no gradient.
+    draws one. The lse, on request, has no gradient. Under torch.autocast query, key and value are cast, as by torch.
 
     >>> import torch, attn.torch
     >>> q = torch.ones(1, 8, 5, 64, requires_grad=True)
@@ -136,50 +40,68 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     >>> tuple(q.grad.shape)
     (1, 8, 5, 64)
     """
-    compiling = torch.compiler.is_compiling()
-    if not compiling and (
-            causal is window is softcap is temperature is sinks is alibi is kv_lens is q_lens is cu_seqlens_q
-            is cu_seqlens_k is seed is threads is None) and (
-            dropout_p == 0.0 and precision == "exact" and not reproducible and not return_lse):
-        if _is_plain(query, key, value) and (attn_mask is None or _is_plain(attn_mask)):
-            return _attn.sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
-    if not compiling and forward_ad._current_level >= 0:
-        for tensor in (query, key, value, attn_mask, sinks):
-            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise NotImplementedError("not supported: tangents of forward-mode differentiation")
-    if dropout_p > 0.0 and seed is None:
-        seed = int(torch.randint(2**62, ()))
-    if torch.is_grad_enabled() and isinstance(alibi, torch.Tensor) and alibi.requires_grad:
-        raise NotImplementedError("not supported: the gradient of alibi")
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = _cast(query), _cast(key), _cast(value)
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if not (causal is window is softcap is temperature is alibi is kv_lens is kv_starts is q_lens is cu_seqlens_q
+            is cu_seqlens_k is seed is threads is None and dropout_p == 0.0 and precision == "exact"
+            and not reproducible):
+        named = dict(causal=causal, window=window, softcap=softcap, temperature=temperature, alibi=alibi,
+                     kv_lens=kv_lens, kv_starts=kv_starts, q_lens=q_lens, cu_seqlens_q=cu_seqlens_q,
+                     cu_seqlens_k=cu_seqlens_k, seed=seed, threads=threads, dropout_p=dropout_p, precision=precision,
+                     reproducible=reproducible)
+        options.update((name, option) for name, option in named.items() if option is not None)
+        if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("not supported: the gradient of alibi")
+        if isinstance(alibi, bool):
+            options["alibi"] = _slopes(query.shape[-3] if query.dim() > 2 else 1) if alibi else None
+        if dropout_p > 0.0 and seed is None:
+            options["seed"] = torch.randint(2**62, ())
+    if sinks is not None and not isinstance(sinks, torch.Tensor):
+        sinks = torch.as_tensor(sinks)
     lead = query.shape[:-3]
     if len(lead) > 1:
         query, key, value = (_folded(name, tensor, lead) for name, tensor in
                              (("query", query), ("key", key), ("value", value)))
         if attn_mask is not None and attn_mask.dim() > 3:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, len(lead) - 1)
-    out, lse = torch.ops.attn.sdpa(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, None if causal is None else str(causal),
-        None if window is None else [-1 if side is None else side for side in window], softcap, temperature,
-        *(_table(table) for table in (sinks, alibi, kv_lens, q_lens, cu_seqlens_q, cu_seqlens_k)), seed, precision,
-        reproducible, threads)
+    out, lse = _computed(query, key, value, attn_mask, sinks, options, return_lse)
     if len(lead) > 1:
-        out, lse = out.unflatten(0, lead), lse.unflatten(0, lead)
+        out, lse = out.unflatten(0, lead), lse if lse is None else lse.unflatten(0, lead)
     return (out, lse) if return_lse else out
 
 
-# What may stand between a function and its tensors, and what says that it does.
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_transform, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+def _computed(query, key, value, mask, sinks, options, return_lse):
+    """Out, and lse or None, by the shortest way on which all that look at the call see it."""
+    tensors = (query, key, value, mask, sinks)
+    if torch.compiler.is_compiling():
+        return _called(*tensors, options)
+    if not all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors):
+        name, tensor = next((name, x) for name, x in zip(("query", "key", "value", "attn_mask"), tensors)
+                            if not isinstance(x, torch.Tensor))
+        raise TypeError(f"{name} is {type(tensor).__name__}, a tensor of torch is wanted")
+    if forward_ad._current_level >= 0:
+        for tensor in tensors:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError("not supported: tangents of forward-mode differentiation")
+    if _recorded.is_seen():
+        return _called(*tensors, options)
+    if _recorded.transform() is not None:
+        return (_recorded.Transformed.apply if _recorded.differentiates() else _called)(*tensors, options)
+    if not _recorded.is_plain(tensors):
+        return _called(*tensors, options)
+    for name, option in options.items():
+        if isinstance(option, torch.Tensor):
+            options[name] = option.tolist()  # a copy: the tensor may be overwritten before the gradients
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _recorded.Attention.apply(*tensors, options)
+    found = _attn.sdpa(query, key, value, mask, sinks=sinks, return_lse=return_lse, **options)
+    return found if return_lse else (found, None)
 
 
-def _is_plain(*tensors) -> bool:
-    """Whether the operator would only call the kernels: its way through torch's dispatcher takes longer than a small
-    call."""
-    for tensor in tensors:
-        if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu or tensor.dim() > 4:
-            return False
-    return (_dispatch_modes() == 0 and _function_modes() == 0 and _transform() is None and _tracing() is None
-            and forward_ad._current_level < 0)
+def _called(query, key, value, mask, sinks, options):
+    """Out and lse by the operator."""
+    return torch.ops.attn.sdpa(query, key, value, *_operators.given(dict(options, attn_mask=mask, sinks=sinks)))
 
 
 def _folded(name: str, tensor: torch.Tensor, lead: torch.Size) -> torch.Tensor:
@@ -188,12 +110,19 @@ def _folded(name: str, tensor: torch.Tensor, lead: torch.Size) -> torch.Tensor:
     return tensor.flatten(0, len(lead) - 1)
 
 
-def _table(table):
-    if table is None or isinstance(table, torch.Tensor):
-        return table
-    if isinstance(table, bool):
-        raise TypeError("alibi is a bool; attn.torch takes the slopes")
-    return torch.as_tensor(table)
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    """As autocast does it: all floats but double."""
+    if (isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.is_floating_point()
+            and tensor.dtype != torch.float64):
+        return tensor.to(torch.get_autocast_dtype("cpu"))
+    return tensor
+
+
+def _slopes(heads: int) -> list[float]:
+    """The published slopes of ALiBi."""
+    whole = 1 << (max(heads, 1).bit_length() - 1)
+    series = lambda n: [2.0 ** (-8.0 * (head + 1) / n) for head in range(n)]
+    return (series(whole) + series(2 * whole)[::2])[:heads]
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q=None, max_k=None, *, return_aux=None, scale=None,
@@ -232,7 +161,7 @@ def enabled(strict: bool = False) -> Iterator[Calls]:
     """Replaces torch.nn.functional.scaled_dot_product_attention for the duration of a `with`, in the whole process.
 
     Calls that the kernels do not support go to torch's own function, or with strict are refused: other devices and
-    types than the CPU's float32, float16 and bfloat16. The result counts both.
+    types than the CPU's float32, float16 and bfloat16, and a dropout_p of 1. The result counts both.
     Code that imported the function by its name before keeps torch's.
 
     >>> import torch, attn.torch
@@ -247,7 +176,7 @@ def enabled(strict: bool = False) -> Iterator[Calls]:
     def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
                                      enable_gqa=False):
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if strict or _supported(query, key, value, attn_mask):
+        if strict or dropout_p < 1.0 and _supported(query, key, value, attn_mask):
             calls.computed += 1
             return sdpa(*given)
         calls.passed_on += 1
@@ -263,6 +192,7 @@ def enabled(strict: bool = False) -> Iterator[Calls]:
 def _supported(query, key, value, mask) -> bool:
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     same = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and query.dim() == key.dim() == value.dim() >= 2
+    types = {x.dtype for x in tensors[:3]}
+    cast = torch.is_autocast_enabled("cpu")  # makes one type of all
     return (same and all(x.device.type == "cpu" and x.layout is torch.strided for x in tensors)
-            and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and query.dtype == key.dtype == value.dtype)
+            and types <= {torch.float32, torch.float16, torch.bfloat16} and (cast or len(types) == 1))

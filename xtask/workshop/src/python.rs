@@ -19,13 +19,14 @@ const WHEEL_BYTES: u64 = 5 << 20;
 /// Milliseconds that `import attn` may add to the interpreter's start.
 const IMPORT_MS: u64 = 50;
 /// Tests that need torch, or run more with it.
-const TORCH: [&str; 7] = [
+const TORCH: [&str; 8] = [
     "test_docs.py",
     "test_examples.py",
     "test_jax.py",
     "test_migrating.py",
     "test_short_way.py",
     "test_torch.py",
+    "test_training.py",
     "test_transformers.py",
 ];
 
