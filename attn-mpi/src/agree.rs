@@ -6,9 +6,8 @@ use attn_core::dropout::Dropout;
 use attn_core::mask::{Lengths, Term};
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, Bias, Element, View};
-use attn_simd::{KernelElement, Level};
+use attn_simd::Level;
 
-use crate::call::Call;
 use crate::error::{Error, LEVELS, Result};
 use crate::sharding::Sharding;
 use crate::wire::Wire;
@@ -29,23 +28,6 @@ impl Record {
         let numbers = vec![("version", text(env!("CARGO_PKG_VERSION"))), ("the call", text(call))];
         let place = LEVELS.iter().position(|name| *name == level.name()).unwrap_or(LEVELS.len());
         Self { numbers, level: place as u64, mixed }.with("whether levels may be mixed", u64::from(mixed))
-    }
-
-    /// A record of a call over shards: its sizes, options and shardings.
-    pub(crate) fn of_call<T: KernelElement, M: Mods>(name: &str, call: &Call<'_, '_, T, M>) -> Self {
-        Self::new(name, call.cluster.level, call.cluster.mixed)
-            .with("batch", call.shape.batch as u64)
-            .with("q_heads", call.shape.q_heads as u64)
-            .with("kv_heads", call.shape.kv_heads as u64)
-            .with("head_dim", call.shape.head_dim as u64)
-            .with("value_dim", call.shape.value_dim as u64)
-            .with("q_len", call.shape.q_len as u64)
-            .with("kv_len", call.shape.kv_len as u64)
-            .with("the element type of the inputs", text(T::DTYPE.name()))
-            .with("the bytes of a message", call.cluster.wire.most as u64)
-            .with_sharding("the sharding of the queries", call.queries)
-            .with_sharding("the sharding of the keys", call.keys)
-            .with_options(call.attn)
     }
 
     /// With a number.

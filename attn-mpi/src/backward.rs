@@ -11,7 +11,7 @@ use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
 use bytemuck::Pod;
 
-use crate::agree::{Record, all_good, text};
+use crate::agree::{all_good, text};
 use crate::call::{Call, whole};
 use crate::cluster::{Cluster, Report};
 use crate::cost::Method;
@@ -89,7 +89,7 @@ impl Cluster {
         let Inputs { q, k, v, .. } = inputs;
         let call = Call { cluster: self, attn, shape: whole(queries, keys, q, k, v), queries, keys, q, k, v };
         let local = check(&call, &inputs, &gradients).map_err(Into::into);
-        Record::of_call("backward", &call)
+        call.record("backward")
             .with("the element type of the output", text(G::DTYPE.name()))
             .with("the element type of the gradients", text(O::DTYPE.name()))
             .with("whether the gradient of the sinks is wanted", u64::from(gradients.sinks.is_some()))

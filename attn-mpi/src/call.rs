@@ -1,13 +1,13 @@
 //! One call on this rank: its arguments, and the checks that a rank can make by itself.
 
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Outputs, View};
+use attn_core::{Attention, AttnError, AttnShape, Outputs, View, state};
 use attn_simd::{KernelElement, Plan};
 
+use crate::agree::{Record, text};
 use crate::cluster::Cluster;
 use crate::cost::Method;
 use crate::part::check_parts;
-use crate::ring::states_len;
 use crate::sharding::Sharding;
 use crate::split::Split;
 
@@ -70,6 +70,23 @@ impl<T: KernelElement, M: Mods + Sync> Call<'_, '_, T, M> {
         }
     }
 
+    /// What all ranks have to agree on: sizes, options and shardings.
+    pub(crate) fn record(&self, name: &str) -> Record {
+        Record::new(name, self.cluster.level, self.cluster.mixed)
+            .with("batch", self.shape.batch as u64)
+            .with("q_heads", self.shape.q_heads as u64)
+            .with("kv_heads", self.shape.kv_heads as u64)
+            .with("head_dim", self.shape.head_dim as u64)
+            .with("value_dim", self.shape.value_dim as u64)
+            .with("q_len", self.shape.q_len as u64)
+            .with("kv_len", self.shape.kv_len as u64)
+            .with("the element type of the inputs", text(T::DTYPE.name()))
+            .with("the bytes of a message", self.cluster.wire.most as u64)
+            .with_sharding("the sharding of the queries", self.queries)
+            .with_sharding("the sharding of the keys", self.keys)
+            .with_options(self.attn)
+    }
+
     /// `[batch, kv_heads, head_dim, value_dim]`.
     pub(crate) fn kv_sizes(&self) -> [usize; 4] {
         [self.shape.batch, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim]
@@ -86,4 +103,16 @@ pub(crate) fn whole<T: Copy>(
 ) -> AttnShape {
     let ([batch, q_heads, _, head_dim], [_, kv_heads, ..], [.., value_dim]) = (q.sizes(), k.sizes(), v.sizes());
     AttnShape { batch, q_heads, kv_heads, q_len: queries.len(), kv_len: keys.len(), head_dim, value_dim }
+}
+
+/// Numbers of the states of a call's rows.
+///
+/// # Errors
+/// [`AttnError::Overflow`] if they are too large for memory.
+pub(crate) fn states_len(shape: &AttnShape) -> attn_core::Result<usize> {
+    let len = state::len(shape)?;
+    match len.checked_mul(size_of::<f64>()).map(isize::try_from) {
+        Some(Ok(_)) => Ok(len),
+        _ => Err(AttnError::Overflow { what: "bytes of the states of the rows" }),
+    }
 }

@@ -139,8 +139,8 @@ impl Cluster {
         self.wire.ranks()
     }
 
-    /// Answers the ranks that wait for this one and ask whether it is alive, in any cluster of this thread. For programs
-    /// that do other work for longer than the [time-out](Self::timeout) between two calls of a cluster.
+    /// Answers the ranks that wait for this one and ask whether it is alive, in any cluster of this thread. Programs
+    /// call it if they do other work for longer than the [time-out](Self::timeout) between two calls of a cluster.
     pub fn sign_of_life(&self) {
         line::answer();
     }

@@ -7,7 +7,7 @@ use attn_core::{Attention, Outputs, View};
 use attn_simd::KernelElement;
 use bytemuck::Pod;
 
-use crate::agree::{Record, text};
+use crate::agree::text;
 use crate::call::{Call, whole};
 use crate::cluster::{Cluster, Report};
 use crate::cost::Method;
@@ -71,7 +71,7 @@ impl Cluster {
         let call = Call { cluster: self, attn, shape: whole(queries, keys, q, k, v), queries, keys, q, k, v };
         let local = call.check(&outputs).map_err(Into::into);
         let explain = self.explain(&call.shape, [T::DTYPE.bytes(), O::DTYPE.bytes()]);
-        Record::of_call("prefill", &call)
+        call.record("prefill")
             .with("the element type of the output", text(O::DTYPE.name()))
             .with("whether an lse is wanted", u64::from(outputs.lse.is_some()))
             .with("the method", text(&format!("{:?}", explain.method)))

@@ -10,8 +10,6 @@ pub(crate) mod gradients;
 mod merged;
 pub(crate) mod pieces;
 
-pub(crate) use merged::states_len;
-
 use attn_core::dropout::Dropout;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Outputs, Result, View};

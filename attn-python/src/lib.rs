@@ -2,8 +2,8 @@
 //!
 //! `raw` turns DLPack capsules into slices, `tensor` turns objects into tensors and results into objects, `fold` turns
 //! tensors into views, `numbers` and `options` turn keywords into [`attn_core::Attention`]. `call` and `backward`
-//! compute, on the threads of `pool`; `interrupt` stops them on Ctrl-C; `heatmap` draws. Python shows the docstrings and
-//! signatures of this file.
+//! compute, on the threads of `pool`; `interrupt` stops them on Ctrl-C; `heatmap` draws. Python shows the docstrings
+//! and signatures of this file.
 
 mod append;
 mod backward;

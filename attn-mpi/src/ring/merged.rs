@@ -5,14 +5,14 @@
 
 use attn_core::score_mod::Mods;
 use attn_core::softmax::RowState;
-use attn_core::{AttnError, AttnShape, Element, Layout, Outputs, Result, ViewMut, state};
+use attn_core::{AttnShape, Element, Layout, Outputs, Result, ViewMut, state};
 use attn_parallel::Runner;
 use attn_simd::KernelElement;
 use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::pieces::{Most, Piece, WORK, pair, pieces};
-use crate::call::Call;
+use crate::call::{Call, states_len};
 use crate::scratch::Lent;
 use crate::tensors::{Shard, rows_of, write_row};
 
@@ -89,18 +89,6 @@ impl<'s> Rows<'s> {
                 to[n] = lse as f32;
             }
         }
-    }
-}
-
-/// Numbers of the states of a call's rows.
-///
-/// # Errors
-/// [`AttnError::Overflow`] if they are too large for memory.
-pub(crate) fn states_len(shape: &AttnShape) -> Result<usize> {
-    let len = state::len(shape)?;
-    match len.checked_mul(size_of::<f64>()).map(isize::try_from) {
-        Some(Ok(_)) => Ok(len),
-        _ => Err(AttnError::Overflow { what: "bytes of the states of the rows" }),
     }
 }
 
