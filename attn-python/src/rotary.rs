@@ -123,7 +123,7 @@ pub(crate) fn rope<'py>(
     with_kind!(x.kind, |T| {
         for call in 0..fold.calls {
             let from = if in_place { None } else { Some(fold.view::<T>(&x, call)?) };
-            turn(py, &rope, places, from, fold.view_mut::<T>(&mut to, call)?)?;
+            apply(py, &rope, places, from, fold.view_mut::<T>(&mut to, call)?)?;
         }
         Ok::<(), PyErr>(())
     })?;
@@ -134,11 +134,11 @@ pub(crate) fn rope<'py>(
     handed(object, target)
 }
 
-/// Numbers that are turned between two looks for signals: some ten milliseconds.
+/// Numbers that rope is applied to between two looks for signals: some ten milliseconds.
 const NUMBERS: usize = 1 << 21;
 
-/// Turns all tokens, in place if there is nothing to read, in parts between which signals are looked for.
-fn turn<T: Element<Compute = f32> + Plain>(
+/// Applies rope to all tokens, in place if there is nothing to read, in parts between which signals are looked for.
+fn apply<T: Element<Compute = f32> + Plain>(
     py: Python<'_>,
     rope: &Rope,
     places: &Places,
@@ -157,11 +157,11 @@ fn turn<T: Element<Compute = f32> + Plain>(
         let part = places.part(&rows, tokens);
         let from = from.map(|from| narrow(from, 2, rows.clone())).transpose().map_err(raised)?;
         let mut to = narrow_mut(to.reborrow(), 2, rows).map_err(raised)?;
-        let turned = py.detach(|| match from {
+        let applied = py.detach(|| match from {
             Some(from) => rope.apply(from, &mut to, part.positions()),
             None => rope.apply_in_place(&mut to, part.positions()),
         });
-        turned.map_err(raised)?;
+        applied.map_err(raised)?;
     }
     Ok(())
 }

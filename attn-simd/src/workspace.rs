@@ -8,7 +8,6 @@
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::vec::Vec;
 
-use attn_core::half::bf16;
 use attn_core::{AttnError, Result};
 
 use crate::amx::product::Operand;
@@ -150,21 +149,13 @@ pub(crate) fn floats(lines: &mut [Line]) -> &mut [f32] {
     Cutter::new(lines).floats(len)
 }
 
-/// Scratch as elements of another type that caches are stored in.
+/// Scratch as elements of another type that rows are stored in, as many as it holds.
 pub(crate) fn elements_of<T: Stored>(floats: &mut [f32]) -> &mut [T] {
     const { assert!(size_of::<T>() <= size_of::<f32>() && align_of::<T>() <= align_of::<f32>()) }
-    let len = floats.len();
-    // SAFETY: the memory of `len` floats holds as many elements that are not larger nor more aligned; any bits are a
-    // value of either type; the exclusive borrow of the floats is given up for that of the elements.
+    let len = size_of_val(floats) / size_of::<T>();
+    // SAFETY: the memory of the floats holds `len` elements, which are not more aligned; any bits are a value of either
+    // type; the exclusive borrow of the floats is given up for that of the elements.
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<T>(), len) }
-}
-
-/// Scratch as twice as many halves.
-pub(crate) fn halves(floats: &mut [f32]) -> &mut [bf16] {
-    let len = 2 * floats.len();
-    // SAFETY: a float has the size of two halves and is aligned further; any bits are a value of either type; the
-    // exclusive borrow of the floats is given up for that of the halves.
-    unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast::<bf16>(), len) }
 }
 
 /// Lines that hold `len` floats.

@@ -53,8 +53,8 @@ pub const GRADIENT_ETA: Entry = Entry {
     quantity: "eta of a gradient",
     factor: 3.0 * ETA.factor,
     reason: "a weight comes from an lse that is rounded to f32, δ from an output that is, and both stand in each \
-             gradient of a score. 10 000 random calls reach 0.78 of this (`ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd \
-             --test it backward_random`)",
+             gradient of a score. 10 000 random calls reach 0.78 of this (`ATTN_RANDOM_CALLS=10000 cargo test -p \
+             attn-simd --test it backward_random`)",
 };
 
 /// `eta` of a gradient of bf16 under `Precision::Fast`, besides [`GRADIENT_ETA`]: half a unit of the 8 bits of each

@@ -210,30 +210,24 @@ pub(crate) fn silent_rank() -> bool {
 
 /// A rank that computes for longer than the time-out is not taken for dead.
 pub(crate) fn busy_rank() -> bool {
-    let (what, output) = run("busy", 3);
-    let good = output.status.success();
-    println!("{what}, a rank that computes is {}", if good { "waited for" } else { "NOT WAITED FOR" });
-    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
-    good
+    succeeds("busy", "a rank that computes is", ["waited for", "NOT WAITED FOR"])
 }
 
 /// A rank that computes in another cluster is not taken for dead.
 pub(crate) fn two_clusters() -> bool {
-    let (what, output) = run("clusters", 3);
-    let good = output.status.success();
-    println!(
-        "{what}, a rank that computes in another cluster is {}",
-        if good { "waited for" } else { "NOT WAITED FOR" }
-    );
-    String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
-    good
+    succeeds("clusters", "a rank that computes in another cluster is", ["waited for", "NOT WAITED FOR"])
 }
 
 /// A job that somebody suspends as a whole goes on afterwards.
 pub(crate) fn stopped_job() -> bool {
-    let (what, output) = run("stopped", 3);
+    succeeds("stopped", "a job that was suspended", ["goes on", "DOES NOT GO ON"])
+}
+
+/// Whether a job of three ranks ends well, said in one of two ways.
+fn succeeds(job: &str, who: &str, [yes, no]: [&str; 2]) -> bool {
+    let (what, output) = run(job, 3);
     let good = output.status.success();
-    println!("{what}, a job that was suspended {}", if good { "goes on" } else { "DOES NOT GO ON" });
+    println!("{what}, {who} {}", if good { yes } else { no });
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
     good
 }

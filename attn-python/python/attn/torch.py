@@ -119,7 +119,7 @@ def _cast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _slopes(heads: int) -> list[float]:
-    """The published slopes of ALiBi."""
+    """The published slopes of ALiBi, as `attn.sdpa` has them: in Python, because torch.compile follows it here."""
     whole = 1 << (max(heads, 1).bit_length() - 1)
     series = lambda n: [2.0 ** (-8.0 * (head + 1) / n) for head in range(n)]
     return (series(whole) + series(2 * whole)[::2])[:heads]

@@ -13,7 +13,7 @@ use attn_core::half::bf16;
 use crate::dtype::Input;
 use crate::isa::Isa;
 use crate::pack;
-use crate::workspace::{Cutter, halves};
+use crate::workspace::{Cutter, elements_of};
 
 /// Arrays of words of a tile, for `Precision::Fast` all of them. Sizes in floats; see [`Words`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,7 +93,7 @@ pub(super) fn neighbours<I: Isa>(isa: I, from: &[f32], (rows, columns): (usize, 
     }
     let words = columns.div_ceil(2);
     let to = &mut to[..rows * words];
-    for (from, to) in from.chunks_exact(columns).zip(halves(to).chunks_exact_mut(2 * words)) {
+    for (from, to) in from.chunks_exact(columns).zip(elements_of(to).chunks_exact_mut(2 * words)) {
         let whole = columns - columns % I::LANES;
         for n in (0..whole).step_by(I::LANES) {
             isa.narrow(isa.load(&from[n..]), &mut to[n..]);
@@ -113,7 +113,7 @@ pub(super) fn neighbours_of(input: &Input<'_>, first: [usize; 3], columns: usize
     let Some((data, mut start, stride)) = pack::halves(input, first).filter(|_| cfg!(target_endian = "little")) else {
         return false;
     };
-    for to in halves(to).chunks_exact_mut(2 * columns.div_ceil(2).max(1)) {
+    for to in elements_of(to).chunks_exact_mut(2 * columns.div_ceil(2).max(1)) {
         let from = &data[start..start + columns];
         let (from, rest) = from.as_chunks::<32>();
         let (whole, others) = to.split_at_mut(32 * from.len());
