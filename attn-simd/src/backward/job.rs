@@ -71,11 +71,21 @@ impl Job<'_> {
     pub(super) fn delta<I: Isa>(&self, isa: I, row: [usize; 3], dy: &[f32], scratch: &mut [f32]) -> f64 {
         let out = &mut scratch[..dy.len()];
         pack::read_row(isa, &self.out, row, 0, out);
-        out.iter().zip(dy).map(|(&y, &dy)| product(y, dy)).sum()
+        // Eight sums side by side, then in order: in a single chain each addition would wait for the one before.
+        let mut sums = [0.0; 8];
+        let ((y, last_y), (dy, last_dy)) = (out.as_chunks::<8>(), dy.as_chunks::<8>());
+        for (y, dy) in y.iter().zip(dy) {
+            for (sum, (&y, &dy)) in sums.iter_mut().zip(y.iter().zip(dy)) {
+                *sum += product(y, dy);
+            }
+        }
+        let last: f64 = last_y.iter().zip(last_dy).map(|(&y, &dy)| product(y, dy)).sum();
+        sums.iter().sum::<f64>() + last
     }
 }
 
 /// An output times its gradient. An output of 0 gives 0: a row that sees nothing has no gradient, whatever `dy` holds.
+#[inline]
 pub(super) fn product(y: f32, dy: f32) -> f64 {
     if y == 0.0 { 0.0 } else { f64::from(y) * f64::from(dy) }
 }

@@ -176,7 +176,7 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
     }
     for (n, packed) in packed_rows.iter_mut().enumerate() {
         let packed = &mut packed[..rows.count * call.layout.columns[n]];
-        finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
+        finite[n] = all_finite(packed);
         if !finite[n] {
             packed.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
@@ -189,6 +189,30 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
             words::rows_in_place(isa, work.transposed[n], (dims[n], width));
             if call.fast {
                 words::rows_in_place(isa, packed_rows[n], (rows.count, call.layout.columns[n]));
+            }
+        }
+    }
+}
+
+/// Whether no number is NaN or infinite: their exponents are all ones, and adding one carries into the sign.
+#[inline(always)]
+fn all_finite(numbers: &[f32]) -> bool {
+    numbers.iter().fold(0, |any, x| any | ((x.to_bits() & 0x7fff_ffff) + 0x0080_0000)) >> 31 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_not_finite_are_found() {
+        let finite = [0.0, -0.0, 1.0, -1.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE, f32::from_bits(1)];
+        assert!(all_finite(&finite) && all_finite(&[]));
+        for other in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001)] {
+            for place in 0..finite.len() {
+                let mut numbers = finite;
+                numbers[place] = other;
+                assert!(!all_finite(&numbers), "{other} at {place}");
             }
         }
     }

@@ -89,6 +89,16 @@ instances!(block_portable, Portable, [4, 4, 2, 4], [1, 2]);
 #[cfg(not(target_arch = "aarch64"))]
 instances!(block_model, Pairs<PairModel>, [4, 4, 2, 4], [1, 2]);
 
+/// `to[query][channel] = from[channel][query]`, for whole vectors of both.
+#[inline(always)]
+fn by_query<I: Isa>(isa: I, from: &[f32], (channels, queries): (usize, usize), to: &mut [f32]) {
+    for query in (0..queries).step_by(I::LANES) {
+        for channel in (0..channels).step_by(I::LANES) {
+            isa.transpose(&from[channel * queries + query..], queries, &mut to[query * channels + channel..], channels);
+        }
+    }
+}
+
 /// Factors of 1.
 const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
 
@@ -154,12 +164,15 @@ impl Block<'_> {
             #[inline(always)]
             |keys| held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, held, sums, buffers),
         );
-        let dim = job.shape.head_dim;
-        for (lane, dq) in sums.dq[row * dim..].chunks_exact_mut(dim.max(1)).take(rows.count).enumerate() {
-            for (channel, to) in dq.iter_mut().enumerate() {
-                *to = if held { buffers.dq[channel * width + lane] } else { 0.0 };
-            }
+        let (dim, columns) = (job.shape.head_dim, self.call.layout.columns[0]);
+        let by_row = &mut *buffers.rows[0]; // the rows of q, which are no longer needed
+        if held {
+            by_query(isa, buffers.dq, (columns, width), by_row);
+        } else {
+            by_row.fill(0.0);
         }
+        let to = sums.dq[row * dim..].chunks_exact_mut(dim.max(1)).take(rows.count);
+        to.zip(by_row.chunks_exact(columns.max(1))).for_each(|(to, from)| to.copy_from_slice(&from[..dim]));
     }
 
     /// Adds the block to a piece of the gradient of a bias.
