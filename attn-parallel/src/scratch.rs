@@ -53,3 +53,22 @@ fn with_own(lines: usize, f: impl FnOnce(&mut [Line]) -> Result<()>) -> Result<(
         Err(_) => f(Workspace::new().try_lines(lines)?),
     })
 }
+
+/// Most bytes of sums that a thread keeps for its next call. A larger call computes so long that new memory costs it
+/// next to nothing.
+const KEPT: usize = 32 << 20;
+
+/// Calls `f` with so many lines for sums that all threads of a call share: this thread's, kept for its next call if they
+/// are not large.
+pub(crate) fn with_sums<R>(lines: usize, f: impl FnOnce(&mut [Line]) -> Result<R>) -> Result<R> {
+    thread_local! {
+        static SUMS: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
+    }
+    if lines > KEPT / size_of::<Line>() {
+        return f(Workspace::new().try_lines(lines)?);
+    }
+    SUMS.with(|sums| match sums.try_borrow_mut() {
+        Ok(mut sums) => f(sums.try_lines(lines)?),
+        Err(_) => f(Workspace::new().try_lines(lines)?),
+    })
+}

@@ -7,6 +7,8 @@ use attn_core::{AttnShape, Element};
 
 use super::job::{Job, product};
 use super::layout::Layout;
+use crate::isa::Isa;
+use crate::level::{Level, Run};
 use crate::queue::rows::{RowClaim, RowQueue};
 
 /// The rows of `dq`, `dk` and `dv` that are still to be written.
@@ -28,6 +30,7 @@ impl Writing<'_> {
 /// The sums of a call, and where their rows go.
 pub(super) struct Output<'w, O> {
     layout: Layout,
+    level: Level,
     /// `[batch][q_head][query][channel]`.
     dq: (&'w [f32], RowQueue<'w, O>),
     /// `dk` and `dv` of each key/value head.
@@ -40,7 +43,14 @@ impl<'w, O: Element> Output<'w, O> {
     /// The sizes of the gradients have been checked. `sums`: of each head, on lines of its own.
     pub(super) fn new(job: &Job<'_>, dq: &'w [f32], sums: &'w [f32], gradients: Gradients<'w, O>) -> Self {
         let keys = [RowQueue::new(gradients.dk), RowQueue::new(gradients.dv)];
-        Self { layout: job.layout, dq: (dq, RowQueue::new(gradients.dq)), sums, keys, factor: job.factor }
+        Self {
+            layout: job.layout,
+            level: job.level,
+            dq: (dq, RowQueue::new(gradients.dq)),
+            sums,
+            keys,
+            factor: job.factor,
+        }
     }
 
     /// Writes rows until none is left.
@@ -48,22 +58,52 @@ impl<'w, O: Element> Output<'w, O> {
         let (layout, (dq, to)) = (&self.layout, &self.dq);
         while let Some(mut rows) = to.claim() {
             let (first, columns) = (layout.row(rows.rows()), rows.columns());
-            write(&mut rows, &dq[first * columns..], columns, self.factor);
+            write(self.level, &mut rows, &dq[first * columns..], columns, self.factor);
         }
         for (n, (to, factor)) in self.keys.iter().zip([self.factor, 1.0]).enumerate() {
             while let Some(mut rows) = to.claim() {
                 let from = &self.sums[layout.key(n, rows.rows())..];
-                write(&mut rows, from, layout.columns[n], factor);
+                write(self.level, &mut rows, from, layout.columns[n], factor);
             }
         }
     }
 }
 
-/// Writes the rows of a claim, from sums whose rows are `stride` apart.
-fn write<O: Element>(rows: &mut RowClaim<'_, '_, O>, from: &[f32], stride: usize, factor: f64) {
-    for n in 0..rows.rows().count {
-        let from = &from[n * stride..][..rows.columns()];
-        rows.write(n, |channel| O::from_f64(f64::from(from[channel]) * factor));
+/// Writes the rows of a claim, from sums whose rows are `stride` apart, times a factor.
+pub(super) fn write<O: Element>(
+    level: Level,
+    rows: &mut RowClaim<'_, '_, O>,
+    from: &[f32],
+    stride: usize,
+    factor: f64,
+) {
+    level.run(Write { rows, from, stride, factor });
+}
+
+/// Rows of a claim that are written on the vectors of a level.
+struct Write<'w, 'q, 'o, O> {
+    rows: &'w mut RowClaim<'q, 'o, O>,
+    from: &'w [f32],
+    stride: usize,
+    factor: f64,
+}
+
+impl<O: Element> Run<()> for Write<'_, '_, '_, O> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        let Self { rows, from, stride, factor } = self;
+        let columns = rows.columns();
+        if columns == 0 {
+            return; // no memory bounds the number of such rows
+        }
+        for (n, from) in from.chunks(stride).enumerate().take(rows.rows().count) {
+            let from = &from[..columns];
+            rows.write(
+                n,
+                #[inline(always)]
+                |channel| O::from_f64(f64::from(from[channel]) * factor),
+            );
+        }
     }
 }
 
