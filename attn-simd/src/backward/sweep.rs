@@ -30,7 +30,7 @@ use crate::queue::Rows;
 /// Computes the sums of a part. If the caller stops the call, they are incomplete.
 pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
     // Only the first part of a head has sums that count for all keys: those of the others are added to it.
-    let whole = part % call.layout.parts == 0;
+    let whole = part.is_multiple_of(call.layout.parts);
     let (keys, [qc, vc]) = (if whole { 0..call.forward.shape.kv_len } else { call.keys(part) }, call.layout.columns);
     sums.dk[keys.start * qc..keys.end * qc].fill(0.0);
     sums.dv[keys.start * vc..keys.end * vc].fill(0.0);

@@ -76,6 +76,18 @@ impl<'q, 'o, T: Element> RowClaim<'q, 'o, T> {
         self.columns
     }
 
+    /// The `n`-th row, if its columns lie side by side.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, n: usize) -> Option<&mut [T]> {
+        let Rows { batch, head, first, count } = self.rows;
+        assert!(n < count);
+        if self.view.strides[3] != 1 {
+            return None;
+        }
+        // SAFETY: as in `write`; the slice borrows the claim exclusively.
+        Some(unsafe { core::slice::from_raw_parts_mut(self.view.at([batch, head, first + n, 0]), self.columns) })
+    }
+
     /// Writes the `n`-th row, one column after the other.
     #[inline(always)]
     pub(crate) fn write(&mut self, n: usize, value: impl Fn(usize) -> T) {
@@ -86,13 +98,8 @@ impl<'q, 'o, T: Element> RowClaim<'q, 'o, T> {
         // them, as `of` requires, and a `ViewMut` has proved that no two elements share memory.
         unsafe {
             let start = self.view.at([batch, head, first + n, 0]);
-            if stride == 1 {
-                let row = core::slice::from_raw_parts_mut(start, columns);
-                row.iter_mut().enumerate().for_each(|(column, to)| *to = value(column));
-            } else {
-                for column in 0..columns {
-                    start.offset(column as isize * stride).write(value(column));
-                }
+            for column in 0..columns {
+                start.offset(column as isize * stride).write(value(column));
             }
         }
     }
