@@ -194,8 +194,8 @@ impl<'w> Runner<'w> {
     }
 
     /// Ends a call with [`AttnError::Stopped`] soon after another thread has set the flag, which must then stay set: a
-    /// user has pressed Ctrl-C, a client has hung up. A thread notices it at its next tile of keys. Rows of an output or of
-    /// a gradient that were written have their results, and the others are as they were.
+    /// user has pressed Ctrl-C, a client has hung up. A thread notices it at its next tile of keys. Rows of an output
+    /// or of a gradient that were written have their results, and the others are as they were.
     ///
     /// ```
     /// use std::sync::atomic::AtomicBool;

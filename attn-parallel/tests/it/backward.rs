@@ -61,8 +61,9 @@ fn gradients_of_sizes<T: KernelElement, M: Mods + Sync>(
     ([dq, dk, dv], dbias)
 }
 
-/// Many heads are computed and written one by one, unless a `score_mod` may turn out to have no derivative: the bits are
-/// those of a `score_mod` that changes nothing. (`score_mod` sees scaled scores; a scale of 1/4 rounds none of them.)
+/// Many heads are computed and written one by one, unless a `score_mod` may turn out to have no derivative: the bits
+/// are those of a `score_mod` that changes nothing. (`score_mod` sees scaled scores; a scale of 1/4 rounds none of
+/// them.)
 #[test]
 fn many_heads_have_the_bits_of_heads_that_wait() {
     let sizes = [[3, 12, 70, 16], [3, 6, 77, 16]];

@@ -1,4 +1,5 @@
-//! Prefetches what the next block reads first: its rows of q, dy and out, and the first keys and values of the next head.
+//! Prefetches what the next block reads first: its rows of q, dy and out, and the first keys and values of the next
+//! head.
 //!
 //! A block of a short sequence lasts for some microseconds, and a whole head for some tens of them: without requests a
 //! thread would wait for a good part of that time. They are made from within the products of the last tiles, a few at a

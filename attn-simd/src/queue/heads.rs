@@ -1,5 +1,5 @@
-//! Gradients that several threads write, handed out by key/value head: each head exactly once, with its rows of `dk` and
-//! `dv`, and the rows of `dq` of the query heads that share it.
+//! Gradients that several threads write, handed out by key/value head: each head exactly once, with its rows of `dk`
+//! and `dv`, and the rows of `dq` of the query heads that share it.
 
 #![allow(
     unsafe_code,
