@@ -188,6 +188,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lines_are_aligned_wherever_their_memory_starts() {
+        for count in [0, 1, 2, 5] {
+            let mut memory = [Quarter([1.0; 4]); 4 * 5 + 3 + 3];
+            for start in 0..4 {
+                let lines = aligned(&mut memory[start..][..quarters_for(count).unwrap()]);
+                assert!(lines.len() >= count && lines.as_ptr().addr().is_multiple_of(64), "{count} lines from {start}");
+            }
+        }
+        let mut workspace = Workspace::new();
+        for (count, before) in [(3, 0.0), (2, 7.0), (9, 0.0)] {
+            let lines = workspace.lines(count);
+            assert_eq!((lines.len(), lines.as_ptr().addr() % 64), (count, 0));
+            assert!(lines.iter().all(|line| line.0 == [before; 16]));
+            lines.fill(Line([7.0; 16]));
+        }
+        assert!(workspace.bytes() >= 9 * 64 && workspace.try_lines(usize::MAX).is_err());
+    }
+
+    #[test]
     fn arrays_are_aligned_and_do_not_overlap() {
         let mut lines = [Line::ZERO; 8 + 32];
         let mut cutter = Cutter::new(&mut lines);
