@@ -5,11 +5,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnShape, Element, Result};
-use attn_simd::backward::{Call, Inputs, Plan, Sweep};
+use attn_core::{Attention, AttnShape, Element, Result, ViewMut};
+use attn_simd::backward::{BiasCall, Call, Inputs, Plan, Sweep};
 use attn_simd::{KernelElement, Level, Line, Workspace};
 
-use crate::scratch::Scratch;
+use crate::scratch::{self, Round, Scratch};
 use crate::threads::on_threads;
 use crate::worth;
 
@@ -26,64 +26,77 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
         plan = plan.stop_when(stop);
     }
     plan.check(&inputs, &gradients)?;
-    let mut sums = Workspace::new();
-    let sums = sums.try_lines(plan.sums_lines())?;
     let useful = |count: usize| worth::in_pool(threads.min(count).min(worth::computing(&shape)));
-    plan.run_with(inputs, gradients, sums, |sweep| {
-        let scratch = scratch.round();
-        match sweep {
-            Sweep::Parts(call, dq, sums) => {
-                let heads = Heads::new(call, sums);
-                let left = Mutex::new((0..call.parts(), dq));
-                on_threads(useful(call.parts()), &|| {
-                    scratch.with(call.scratch_lines(), |lines| {
-                        let mut own = Workspace::new();
-                        while !heads.failed.load(Ordering::Relaxed) {
-                            let (part, dq) = {
-                                let mut left = lock(&left);
-                                let Some(part) = left.0.next() else { break };
-                                let (dq, rest) = std::mem::take(&mut left.1).split_at_mut(call.dq_len(part));
-                                left.1 = rest;
-                                (part, dq)
-                            };
-                            let done = heads.part(call, part, dq, &mut own, lines);
-                            heads.failed.fetch_or(done.is_err(), Ordering::Relaxed);
-                            done?;
-                        }
-                        Ok(())
-                    })
-                })
+    scratch::with_sums(plan.sums_lines(), |sums| {
+        plan.run_with(inputs, gradients, sums, |sweep| {
+            let scratch = scratch.round();
+            match sweep {
+                Sweep::Heads(heads) => on_threads(useful(heads.count()), &|| {
+                    scratch.with(heads.scratch_lines(), |lines| heads.work(lines))
+                }),
+                Sweep::Parts(call, dq, sums) => parts(useful(call.parts()), &scratch, call, (dq, sums)),
+                Sweep::Bias(bias, to) => pieces(useful(bias.pieces()), &scratch, bias, to),
+                Sweep::Write(writing) => on_threads(useful(usize::MAX), &|| {
+                    writing.work();
+                    Ok(())
+                }),
             }
-            Sweep::Bias(bias, to) => {
-                let (left, to) = (Mutex::new(0..bias.pieces()), Mutex::new(to));
-                on_threads(useful(bias.pieces()), &|| {
-                    scratch.with(bias.scratch_lines(), |lines| {
-                        loop {
-                            let next = lock(&left).next();
-                            let Some(piece) = next else { return Ok(()) };
-                            let piece = bias.compute(piece, lines)?;
-                            piece.write(&mut lock(&to));
-                        }
-                    })
-                })
+        })
+    })
+}
+
+/// Computes all parts of a call, and adds up their sums.
+fn parts(threads: usize, scratch: &Round<'_>, call: &Call<'_>, (dq, sums): (&mut [f32], &mut [Line])) -> Result<()> {
+    let heads = Heads::new(call, sums);
+    let left = Mutex::new((0..call.parts(), dq));
+    on_threads(threads, &|| {
+        scratch.with(call.scratch_lines(), |lines| {
+            let mut own = Workspace::new();
+            while !heads.failed.load(Ordering::Relaxed) {
+                let (part, dq) = {
+                    let mut left = lock(&left);
+                    let Some(part) = left.0.next() else { break };
+                    let (dq, rest) = std::mem::take(&mut left.1).split_at_mut(call.dq_len(part));
+                    left.1 = rest;
+                    (part, dq)
+                };
+                let done = heads.part(call, part, dq, &mut own, lines);
+                heads.failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                done?;
             }
-            Sweep::Write(writing) => on_threads(useful(usize::MAX), &|| {
-                writing.work();
-                Ok(())
-            }),
-        }
+            Ok(())
+        })
+    })
+}
+
+/// Computes and writes all pieces of the gradient of a bias.
+fn pieces(threads: usize, scratch: &Round<'_>, bias: &BiasCall<'_, '_>, to: &mut ViewMut<'_, f64>) -> Result<()> {
+    let (left, to) = (Mutex::new(0..bias.pieces()), Mutex::new(to));
+    on_threads(threads, &|| {
+        scratch.with(bias.scratch_lines(), |lines| {
+            loop {
+                let next = lock(&left).next();
+                let Some(piece) = next else { return Ok(()) };
+                let piece = bias.compute(piece, lines)?;
+                piece.write(&mut lock(&to));
+            }
+        })
     })
 }
 
 /// The sums of `dk` and `dv` of all key/value heads.
 struct Heads<'s> {
     all: Vec<Mutex<Head<'s>>>,
+    /// Memory of sums that were early.
+    spare: Mutex<Vec<Workspace>>,
     /// Whether a part has failed: no other need be begun.
     failed: AtomicBool,
 }
 
 /// The sums of a head.
 struct Head<'s> {
+    /// Its first part.
+    first: usize,
     /// Which part is added next.
     next: usize,
     /// `None` while the first part is computed into them.
@@ -94,11 +107,14 @@ struct Head<'s> {
 
 impl<'s> Heads<'s> {
     fn new(call: &Call<'_>, sums: &'s mut [Line]) -> Self {
-        let head = |sums| Mutex::new(Head { next: 0, sums: Some(sums), early: Vec::new() });
-        let mut all: Vec<_> = sums.chunks_mut(call.sum_lines().max(1)).map(head).collect();
         // Heads without keys have no lines.
-        all.resize_with(call.parts() / call.parts_of_head(), || head(&mut []));
-        Self { all, failed: AtomicBool::new(false) }
+        let mut sums = sums.chunks_mut(call.sum_lines().max(1));
+        let head = |first| {
+            let sums = Some(sums.next().unwrap_or_default());
+            Mutex::new(Head { first, next: 0, sums, early: Vec::new() })
+        };
+        let all = (0..call.parts()).step_by(call.parts_of_head()).map(head).collect();
+        Self { all, spare: Mutex::new(Vec::new()), failed: AtomicBool::new(false) }
     }
 
     /// Computes a part, and adds its sums if it is their turn; else they are left to the thread whose sums come before.
@@ -121,13 +137,18 @@ impl<'s> Heads<'s> {
             call.compute(part, dq, sums, scratch)?;
             let mut head = lock(head);
             (head.sums, head.next) = (Some(sums), 1);
-            return head.add_early(call);
+            return head.add_early(call, &self.spare);
+        }
+        if own.bytes() == 0
+            && let Some(spare) = lock(&self.spare).pop()
+        {
+            *own = spare;
         }
         call.compute(part, dq, own.try_lines(call.sum_lines())?, scratch)?;
         let mut head = lock(head);
         if head.next == place {
             head.add(call, own)?;
-            head.add_early(call)
+            head.add_early(call, &self.spare)
         } else {
             head.early.push((place, std::mem::take(own)));
             Ok(())
@@ -139,17 +160,18 @@ impl Head<'_> {
     /// Adds the sums of the next part.
     fn add(&mut self, call: &Call<'_>, sums: &mut Workspace) -> Result<()> {
         if let Some(all) = &mut self.sums {
-            call.add(all, sums.lines(call.sum_lines()))?;
+            call.add(self.first + self.next, all, sums.try_lines(call.sum_lines())?)?;
         }
         self.next += 1;
         Ok(())
     }
 
-    /// Adds sums that were early, as long as the next ones are there.
-    fn add_early(&mut self, call: &Call<'_>) -> Result<()> {
+    /// Adds sums that were early, as long as the next ones are there, and leaves their memory to other parts.
+    fn add_early(&mut self, call: &Call<'_>, spare: &Mutex<Vec<Workspace>>) -> Result<()> {
         while let Some(n) = self.early.iter().position(|(place, _)| *place == self.next) {
             let (_, mut sums) = self.early.swap_remove(n);
             self.add(call, &mut sums)?;
+            lock(spare).push(sums);
         }
         Ok(())
     }

@@ -87,9 +87,10 @@ pub fn attend_cache<'c, 'o, Q: KernelElement, O: KernelElement, M: Mods + Sync>(
 /// made `out` and `lse`. [`Runner`] sets level, threads and scratch.
 ///
 /// Sums are taken in an order that follows from shape and mask: the bits do not depend on the number of threads. Memory
-/// is allocated for the gradients in `f32`, and for `dk` and `dv` of one head by each thread (for each of up to 16
-/// parts, if a mask leaves one part far more to do than the others): it grows with the length of the sequence, not with
-/// its square.
+/// is allocated for `dk` and `dv` of one head by each thread. A call of few long heads cuts them into parts, and also
+/// allocates the gradients in `f32`, and sums for each of up to 16 parts if a mask leaves one part far more to do than
+/// the others; threads keep up to 32 MiB of this for their next call. Memory grows with the length of the sequence, not
+/// with its square.
 ///
 /// ```
 /// use attn_parallel::attn_core::backward::Gradients;
@@ -193,8 +194,8 @@ impl<'w> Runner<'w> {
     }
 
     /// Ends a call with [`AttnError::Stopped`] soon after another thread has set the flag, which must then stay set: a
-    /// user has pressed Ctrl-C, a client has hung up. A thread notices it at its next tile of keys. Rows of a forward
-    /// call's output that were written have their results, and the others are as they were; gradients are not written.
+    /// user has pressed Ctrl-C, a client has hung up. A thread notices it at its next tile of keys. Rows of an output
+    /// or of a gradient that were written have their results, and the others are as they were.
     ///
     /// ```
     /// use std::sync::atomic::AtomicBool;

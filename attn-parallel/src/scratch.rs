@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
+use std::thread::LocalKey;
 
 use attn_core::Result;
 use attn_simd::{Line, Workspace};
@@ -43,12 +44,37 @@ impl Round<'_> {
     }
 }
 
-/// Calls `f` with this thread's scratch. A closure of the caller that attends itself gets fresh scratch.
+/// Most bytes that a thread keeps for its next call. A larger call computes so long that new memory costs it next to
+/// nothing.
+const KEPT: usize = 32 << 20;
+
+/// Calls `f` with this thread's scratch.
 fn with_own(lines: usize, f: impl FnOnce(&mut [Line]) -> Result<()>) -> Result<()> {
     thread_local! {
         static SCRATCH: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
     }
-    SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+    with_kept(&SCRATCH, lines, f)
+}
+
+/// Calls `f` with so many lines for sums that all threads of a call share.
+pub(crate) fn with_sums(lines: usize, f: impl FnOnce(&mut [Line]) -> Result<()>) -> Result<()> {
+    thread_local! {
+        static SUMS: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
+    }
+    with_kept(&SUMS, lines, f)
+}
+
+/// Calls `f` with scratch of this thread that is kept for its next call. A closure of the caller that attends itself
+/// gets fresh scratch, and so does a call that needs very much.
+fn with_kept(
+    kept: &'static LocalKey<RefCell<Workspace>>,
+    lines: usize,
+    f: impl FnOnce(&mut [Line]) -> Result<()>,
+) -> Result<()> {
+    if lines > KEPT / size_of::<Line>() {
+        return f(Workspace::new().try_lines(lines)?);
+    }
+    kept.with(|scratch| match scratch.try_borrow_mut() {
         Ok(mut scratch) => f(scratch.try_lines(lines)?),
         Err(_) => f(Workspace::new().try_lines(lines)?),
     })

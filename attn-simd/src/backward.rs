@@ -2,8 +2,8 @@
 //!
 //! Weights are recomputed from the log-sum-exp of the forward call (FlashAttention-2, Dao 2023, arXiv 2307.08691): five
 //! products for each tile of keys that a block of queries sees. Memory grows with the sequence, not with its square:
-//! the gradients in `f32`, and sums of `dk` and `dv` of one head for each thread. [`attn_core::backward`] has the
-//! formulas.
+//! sums of `dk` and `dv` of one head for each thread, and the gradients in `f32` if there are fewer heads than 16.
+//! [`attn_core::backward`] has the formulas.
 //!
 //! ```
 //! use attn_core::backward::Gradients;
@@ -35,16 +35,19 @@
 mod bias;
 mod buffers;
 mod call;
+mod heads;
 mod job;
 mod layout;
 mod output;
 mod plan;
+mod prefetch;
 mod scores;
 mod sweep;
 mod weights;
 mod words;
 
 pub use call::{BiasCall, BiasPiece, Call, Sweep};
+pub use heads::Heads;
 pub use output::Writing;
 pub use plan::{Inputs, Plan};
 

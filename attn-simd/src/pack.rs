@@ -109,6 +109,16 @@ pub(crate) fn transposed<I: Isa>(
     }
 }
 
+/// `to[column][row] = from[row][column]`, for whole vectors of rows and of columns.
+#[inline(always)]
+pub(crate) fn swapped<I: Isa>(isa: I, from: &[f32], (rows, columns): (usize, usize), to: &mut [f32]) {
+    for row in (0..rows).step_by(I::LANES) {
+        for column in (0..columns).step_by(I::LANES) {
+            isa.transpose(&from[row * columns + column..], columns, &mut to[column * rows + row..], rows);
+        }
+    }
+}
+
 /// Widens `rows` rows of a square of halves; the rest is 0. Says whether it has: only halves with contiguous channels.
 #[inline(always)]
 fn widened_square<I: Isa>(
@@ -156,6 +166,22 @@ fn widen_vectors<I: Isa, T: Copy>(
 pub(crate) fn start(input: &Input<'_>, [batch, head, seq]: [usize; 3]) -> Option<(*const f32, isize)> {
     let Input::F32(view) = input else { return None };
     is_direct(input).then(|| (view.data().as_ptr().wrapping_add(element(view, batch, head, seq)), view.strides()[2]))
+}
+
+/// Address of the first byte of a row whose channels lie side by side, bytes to the next row, and bytes of a row. Not
+/// checked, for prefetching alone.
+pub(crate) fn place(input: &Input<'_>, row: [usize; 3]) -> Option<(*const u8, isize, usize)> {
+    fn of<T: Copy>(view: &View<'_, T>, [batch, head, seq]: [usize; 3]) -> Option<(*const u8, isize, usize)> {
+        let ([.., stride, unit], [.., columns]) = (view.strides(), view.sizes());
+        let start = view.data().as_ptr().wrapping_add(element(view, batch, head, seq)).cast();
+        let bytes = size_of::<T>();
+        (unit == 1).then(|| (start, stride.wrapping_mul(bytes as isize), columns.wrapping_mul(bytes)))
+    }
+    match input {
+        Input::F32(view) => of(view, row),
+        Input::F16(view) => of(view, row),
+        Input::Bf16(view) => of(view, row),
+    }
 }
 
 /// A square of f32 in the caller's memory, and its stride; `None` if it has to be gathered.

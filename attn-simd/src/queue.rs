@@ -10,6 +10,7 @@
     reason = "the leaf: rows of one output written by several threads, through claims that never overlap"
 )]
 
+pub(crate) mod heads;
 pub(crate) mod rows;
 
 use core::marker::PhantomData;

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "allocates lines, and reads lines of floats as floats and as operands of AMX")]
 
-use alloc::alloc::{Layout, alloc_zeroed};
+use alloc::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use alloc::vec::Vec;
 
 use attn_core::{AttnError, Result};
@@ -51,18 +51,29 @@ impl Line {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Workspace {
-    lines: Vec<Line>,
+    /// Some more than the lines need, because they start where the first of them is aligned.
+    memory: Vec<Quarter>,
+}
+
+/// A quarter of a line, aligned as the system aligns what it allocates: for a larger alignment, zeros would be written.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+struct Quarter([f32; 4]);
+
+/// Quarters that hold `count` lines wherever they start.
+fn quarters_for(count: usize) -> Option<usize> {
+    if count == 0 { Some(0) } else { count.checked_mul(4)?.checked_add(3) }
 }
 
 impl Workspace {
     /// An empty workspace; allocates nothing.
     pub const fn new() -> Self {
-        Self { lines: Vec::new() }
+        Self { memory: Vec::new() }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.capacity() * size_of::<Line>()
+        self.memory.capacity() * size_of::<Quarter>()
     }
 
     /// As [`lines`](Self::lines), with an error instead of an abort if there is not enough memory.
@@ -70,37 +81,46 @@ impl Workspace {
     /// # Errors
     /// [`AttnError::Memory`].
     pub fn try_lines(&mut self, count: usize) -> Result<&mut [Line]> {
-        if self.lines.len() < count {
-            self.lines = Vec::new();
-            self.lines = zeros(count)
-                .ok_or(AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) })?;
+        let error = AttnError::Memory { what: "workspace", bytes: count.saturating_mul(size_of::<Line>()) };
+        let quarters = quarters_for(count).ok_or(error)?;
+        if self.memory.len() < quarters {
+            self.memory = Vec::new();
+            self.memory = zeros(quarters).ok_or(error)?;
         }
-        Ok(&mut self.lines[..count])
+        Ok(&mut aligned(&mut self.memory)[..count])
     }
 
     /// `count` lines, allocated anew if there are fewer. They hold numbers of earlier calls.
     pub fn lines(&mut self, count: usize) -> &mut [Line] {
         if self.try_lines(count).is_err() {
-            self.lines = alloc::vec![Line::ZERO; count]; // and end as every vector does that gets no memory
+            // End as every vector does that gets no memory.
+            handle_alloc_error(Layout::array::<Line>(count).unwrap_or(Layout::new::<Line>()));
         }
-        &mut self.lines[..count]
+        &mut aligned(&mut self.memory)[..count]
     }
 }
 
-/// Lines of zeros from the system, not written here, so that the threads that use them touch their memory pages first.
-/// `None` if there is not enough memory.
-fn zeros(count: usize) -> Option<Vec<Line>> {
-    let layout = Layout::array::<Line>(count).ok()?;
+/// The lines in some memory.
+fn aligned(memory: &mut [Quarter]) -> &mut [Line] {
+    // SAFETY: four quarters without padding have the size of a line, whose floats may be any bits; the exclusive borrow
+    // of the quarters is given up for that of the lines.
+    unsafe { memory.align_to_mut::<Line>().1 }
+}
+
+/// Zeros from the system, not written here, so that the threads that use them touch their memory pages first. `None` if
+/// there is not enough memory.
+fn zeros(quarters: usize) -> Option<Vec<Quarter>> {
+    let layout = Layout::array::<Quarter>(quarters).ok()?;
     if layout.size() == 0 {
         return Some(Vec::new());
     }
     // SAFETY: the layout has a size.
-    let start = unsafe { alloc_zeroed(layout) }.cast::<Line>();
-    // SAFETY: the global allocator, which is `Vec`'s, has just given this memory for `count` lines; all of them are
+    let start = unsafe { alloc_zeroed(layout) }.cast::<Quarter>();
+    // SAFETY: the global allocator, which is `Vec`'s, has just given this memory for so many quarters; all of them are
     // zeros, which are floats.
-    let mut lines = (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, count, count) })?;
-    advise_huge_pages(&mut lines);
-    Some(lines)
+    let mut memory = (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, quarters, quarters) })?;
+    advise_huge_pages(&mut memory);
+    Some(memory)
 }
 
 /// Cuts scratch into arrays of floats, each starting on a line of its own.
@@ -166,6 +186,25 @@ pub(crate) const fn lines_for(len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_aligned_wherever_their_memory_starts() {
+        for count in [0, 1, 2, 5] {
+            let mut memory = [Quarter([1.0; 4]); 4 * 5 + 3 + 3];
+            for start in 0..4 {
+                let lines = aligned(&mut memory[start..][..quarters_for(count).unwrap()]);
+                assert!(lines.len() >= count && lines.as_ptr().addr().is_multiple_of(64), "{count} lines from {start}");
+            }
+        }
+        let mut workspace = Workspace::new();
+        for (count, before) in [(3, 0.0), (2, 7.0), (9, 0.0)] {
+            let lines = workspace.lines(count);
+            assert_eq!((lines.len(), lines.as_ptr().addr() % 64), (count, 0));
+            assert!(lines.iter().all(|line| line.0 == [before; 16]));
+            lines.fill(Line([7.0; 16]));
+        }
+        assert!(workspace.bytes() >= 9 * 64 && workspace.try_lines(usize::MAX).is_err());
+    }
 
     #[test]
     fn arrays_are_aligned_and_do_not_overlap() {

@@ -34,21 +34,55 @@ fn gradients_of<T: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     run: impl FnOnce(Inputs<'_, T, T>, Gradients<'_, f32>) -> Result<(), AttnError>,
 ) -> All {
-    let (q, k, v, dy) = (wave::<T>(Q, 0.7), wave::<T>(K, 1.3), wave::<T>(K, 0.4), wave::<T>(Q, 0.9));
+    gradients_of_sizes(attn, [Q, K], run)
+}
+
+/// Those of tensors of other sizes.
+fn gradients_of_sizes<T: KernelElement, M: Mods + Sync>(
+    attn: &Attention<'_, M>,
+    [of_q, of_k]: [[usize; 4]; 2],
+    run: impl FnOnce(Inputs<'_, T, T>, Gradients<'_, f32>) -> Result<(), AttnError>,
+) -> All {
+    let (q, k, v, dy) = (wave::<T>(of_q, 0.7), wave::<T>(of_k, 1.3), wave::<T>(of_k, 0.4), wave::<T>(of_q, 0.9));
     let view = |x, sizes| View::new(x, Layout::Bhsd, sizes).unwrap();
-    let (q, k, v, dy) = (view(&q, Q), view(&k, K), view(&v, K), view(&dy, Q));
-    let (mut out, mut lse) = (wave::<T>(Q, 0.0), vec![0.0; 2 * 4 * 300]);
-    forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, Q).unwrap()).lse(&mut lse)).unwrap();
-    let [mut dq, mut dk, mut dv] = [Q, K, K].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
-    let mut dbias = vec![f64::NAN; 300 * 310];
+    let (q, k, v, dy) = (view(&q, of_q), view(&k, of_k), view(&v, of_k), view(&dy, of_q));
+    let [batch, heads, q_len, _] = of_q;
+    let (mut out, mut lse) = (wave::<T>(of_q, 0.0), vec![0.0; batch * heads * q_len]);
+    forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, of_q).unwrap()).lse(&mut lse)).unwrap();
+    let [mut dq, mut dk, mut dv] = [of_q, of_k, of_k].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
+    let mut dbias = vec![f64::NAN; q_len * of_k[2]];
     let to = Gradients::new(
-        ViewMut::new(&mut dq, Layout::Bhsd, Q).unwrap(),
-        ViewMut::new(&mut dk, Layout::Bhsd, K).unwrap(),
-        ViewMut::new(&mut dv, Layout::Bhsd, K).unwrap(),
+        ViewMut::new(&mut dq, Layout::Bhsd, of_q).unwrap(),
+        ViewMut::new(&mut dk, Layout::Bhsd, of_k).unwrap(),
+        ViewMut::new(&mut dv, Layout::Bhsd, of_k).unwrap(),
     )
-    .bias(ViewMut::matrix(&mut dbias, 300, 310).unwrap());
-    run(Inputs { q, k, v, out: View::new(&out, Layout::Bhsd, Q).unwrap(), lse: &lse, dy }, to).unwrap();
+    .bias(ViewMut::matrix(&mut dbias, q_len, of_k[2]).unwrap());
+    run(Inputs { q, k, v, out: View::new(&out, Layout::Bhsd, of_q).unwrap(), lse: &lse, dy }, to).unwrap();
     ([dq, dk, dv], dbias)
+}
+
+/// Many heads are computed and written one by one, unless a `score_mod` may turn out to have no derivative: the bits
+/// are those of a `score_mod` that changes nothing. (`score_mod` sees scaled scores; a scale of 1/4 rounds none of
+/// them.)
+#[test]
+fn many_heads_have_the_bits_of_heads_that_wait() {
+    let sizes = [[3, 12, 70, 16], [3, 6, 77, 16]];
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
+    for level in Level::available() {
+        let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+        let waiting = attn.score_mod_with(|score, _| score, |_, _| 1.0);
+        let one = gradients_of_sizes::<f32, _>(&waiting, sizes, |inputs, to| {
+            backward::gradients_at(level, &waiting, inputs, to, &mut Workspace::new())
+        });
+        assert!(one.0.iter().flatten().all(|x| x.is_finite()));
+        for threads in [1, 2, 3, 7, 16] {
+            let mut runner = Runner::new().level(level).threads(threads);
+            let run =
+                |inputs: Inputs<'_, _, _>, to: Gradients<'_, _>| pool.install(|| runner.backward(&attn, inputs, to));
+            let many = gradients_of_sizes::<f32, _>(&attn, sizes, run);
+            assert!(many == one, "{} on {threads} threads", level.name());
+        }
+    }
 }
 
 #[test]

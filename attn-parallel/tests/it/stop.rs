@@ -1,4 +1,4 @@
-//! Calls that their caller stops while they run: no row is written in part, and no gradient at all.
+//! Calls that their caller stops while they run: no row of an output or of a gradient is written in part.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -79,24 +79,39 @@ fn a_flag_that_was_set_stops_a_step_over_a_cache() {
 }
 
 #[test]
-fn no_gradient_is_written() {
+fn rows_of_gradients_are_whole_or_as_they_were() {
     let x = paint(LEN, 1);
     let x = View::new(&x, Layout::Bhsd, SIZES).unwrap();
     let (mut out, mut lse) = (vec![0.0; LEN], vec![0.0; LEN / SIZES[3]]);
     let outputs = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, SIZES).unwrap()).lse(&mut lse);
     forward(&Attention::new().mask_mod(|at: At| at.key != 5), x, x, x, outputs).unwrap();
     let inputs = Inputs { q: x, k: x, v: x, out: View::new(&out, Layout::Bhsd, SIZES).unwrap(), lse: &lse, dy: x };
-    for threads in [1, 2] {
-        for after in [0, 10_000, 100_000] {
+    // A score_mod that changes nothing: then no gradient is written before all have been computed.
+    for at_once in [false, true] {
+        let run = |after: usize, threads: usize| {
             let stop = AtomicBool::new(false);
-            let attn = Attention::new().mask_mod(mask(after, &stop));
-            let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![UNTOUCHED; LEN]);
-            let [to_q, to_k, to_v] =
-                [&mut dq, &mut dk, &mut dv].map(|to| ViewMut::new(to, Layout::Bhsd, SIZES).unwrap());
-            let mut runner = Runner::new().threads(threads).stop_when(&stop);
-            let result = runner.backward(&attn, inputs, Gradients::new(to_q, to_k, to_v));
-            assert_eq!(result, Err(AttnError::Stopped), "{threads} {after}");
-            assert!([dq, dk, dv].iter().flatten().all(|&x| x == UNTOUCHED));
+            let (attn, same) = (Attention::new().mask_mod(mask(after, &stop)), |score: f64, _: At| score);
+            let gradients = &mut [(); 3].map(|()| vec![UNTOUCHED; LEN]);
+            let to = gradients.each_mut().map(|to| ViewMut::new(to, Layout::Bhsd, SIZES).unwrap());
+            let [to_q, to_k, to_v] = to;
+            let (to, mut runner) = (Gradients::new(to_q, to_k, to_v), Runner::new().threads(threads).stop_when(&stop));
+            let result = if at_once {
+                runner.backward(&attn.score_mod_with(same, |_, _| 1.0), inputs, to)
+            } else {
+                runner.backward(&attn, inputs, to)
+            };
+            (result, gradients.clone())
+        };
+        let (done, want) = run(usize::MAX, 1);
+        done.unwrap();
+        for threads in [1, 2] {
+            for after in [0, 10_000, 100_000] {
+                let (result, got) = run(after, threads);
+                assert_eq!(result, Err(AttnError::Stopped), "{at_once} {threads} {after}");
+                let left = got.iter().zip(&want).map(|(got, want)| untouched(got, want));
+                let (left, rows) = (left.sum::<usize>(), 3 * LEN / SIZES[3]);
+                assert!(if at_once { left == rows } else { left > 0 }, "{at_once} {threads} {after}: {left} rows");
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::layout::{Layout, Scratch};
 use super::words::Words;
 use crate::prefill::layout::MAX_Q_TILE;
+use crate::queue::Rows;
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of a thread.
@@ -70,8 +71,8 @@ impl<'w> Buffers<'w> {
 
 /// Sums of a part, before the factor of the scores.
 pub(super) struct Sums<'w> {
-    /// A row of `head_dim` for each query of the part, in the order of its blocks.
-    pub(super) dq: &'w mut [f32],
+    /// Takes the rows of `dq` of each block, in order; rows of whole vectors.
+    pub(super) dq: &'w mut dyn FnMut(Rows, &[f32]),
     /// `[key][channel]`, rows of whole vectors.
     pub(super) dk: &'w mut [f32],
     /// The same.

@@ -6,9 +6,11 @@ use attn_core::{AttnError, Result, ViewMut};
 
 use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums, of_keys};
+use super::heads::Heads;
 use super::job::Job;
 use super::output::Writing;
 use super::sweep;
+use crate::queue::Rows;
 use crate::workspace::Line;
 
 /// A backward call, cut into parts. One thread computes each part, and no bit of the gradients depends on which.
@@ -50,22 +52,29 @@ impl Call<'_> {
     }
 
     /// Computes a part: its rows of `dq`, and its sums of `dk` and `dv`. The old contents of all three slices are not
-    /// read. The sums of the first part of a head may be computed in the place of the head's.
+    /// read. The sums of the first part of a head may be computed in the place of the head's; those of another part are
+    /// written for the keys that it sees, and only [`add`](Self::add) can read them.
     ///
     /// # Errors
     /// [`AttnError::Index`] if there is no such part, [`AttnError::Size`] or [`AttnError::TooShort`] where slices do
     /// not fit, [`AttnError::Unsupported`] where a `score_mod` has no derivative, [`AttnError::Stopped`] as
     /// [`Plan::stop_when`](super::Plan::stop_when) says.
     pub fn compute(&self, part: usize, dq: &mut [f32], sums: &mut [Line], scratch: &mut [Line]) -> Result<()> {
-        if part >= self.parts() {
-            return Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() });
-        }
+        self.check_part(part)?;
         AttnError::check_size("dq of a part", self.dq_len(part), dq.len())?;
         AttnError::check_len("lines of a part", self.sum_lines(), sums.len())?;
         AttnError::check_len("workspace lines", self.scratch_lines(), scratch.len())?;
         let [dk, dv] = of_keys(sums, &self.0.layout);
         let mut buffers = Buffers::new(scratch, &self.0.layout.scratch);
-        sweep::part(&self.0, part, &mut Sums { dq, dk, dv }, &mut buffers);
+        let (dim, columns) = (self.0.forward.shape.head_dim, self.0.layout.columns[0]);
+        let mut left = dq;
+        let mut write = |rows: Rows, from: &[f32]| {
+            let (to, rest) = core::mem::take(&mut left).split_at_mut(rows.count * dim);
+            let rows = to.chunks_exact_mut(dim.max(1)).zip(from.chunks_exact(columns.max(1)));
+            rows.for_each(|(to, from)| to.copy_from_slice(&from[..dim]));
+            left = rest;
+        };
+        sweep::part(&self.0, part, &mut Sums { dq: &mut write, dk, dv }, &mut buffers);
         self.0.forward.unless_stopped()?;
         derivative(buffers.work.known)
     }
@@ -73,14 +82,26 @@ impl Call<'_> {
     /// Adds the sums of a part to those of its head: of the second part, then of the third, and so on.
     ///
     /// # Errors
-    /// [`AttnError::TooShort`] if lines are too few.
-    pub fn add(&self, head: &mut [Line], part: &[Line]) -> Result<()> {
+    /// [`AttnError::Index`] if there is no such part, [`AttnError::TooShort`] if lines are too few.
+    pub fn add(&self, part: usize, head: &mut [Line], sums: &mut [Line]) -> Result<()> {
+        self.check_part(part)?;
         AttnError::check_len("lines of a head", self.sum_lines(), head.len())?;
-        AttnError::check_len("lines of a part", self.sum_lines(), part.len())?;
-        for (to, from) in head.iter_mut().zip(part).take(self.sum_lines()) {
-            to.0.iter_mut().zip(from.0).for_each(|(to, from)| *to += from);
+        AttnError::check_len("lines of a part", self.sum_lines(), sums.len())?;
+        let (layout, keys) = (&self.0.layout, self.0.keys(part));
+        let arrays = of_keys(head, layout).into_iter().zip(of_keys(sums, layout));
+        for ((to, from), columns) in arrays.zip(layout.columns) {
+            let range = keys.start * columns..keys.end * columns;
+            to[range.clone()].iter_mut().zip(&from[range]).for_each(|(to, from)| *to += from);
         }
         Ok(())
+    }
+
+    fn check_part(&self, part: usize) -> Result<()> {
+        if part < self.parts() {
+            Ok(())
+        } else {
+            Err(AttnError::Index { what: "part", at: 0, value: part, limit: self.parts() })
+        }
     }
 }
 
@@ -96,6 +117,9 @@ fn derivative(known: bool) -> Result<()> {
 /// A task of [`Plan::run_with`](super::Plan::run_with) for the caller's threads.
 #[derive(Debug)]
 pub enum Sweep<'s, 'c> {
+    /// Call [`Heads::work`] on any number of threads: the calls share the heads, and a call does nothing if none is
+    /// left. It leaves nothing to [`Write`](Self::Write).
+    Heads(&'s Heads<'s>),
     /// Compute all parts: each one's `dq` into its place of the floats, and its sums into its head's, which are
     /// [`Call::sum_lines`] for each head ([`Call::compute`], [`Call::add`]).
     Parts(&'s Call<'c>, &'s mut [f32], &'s mut [Line]),

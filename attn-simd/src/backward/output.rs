@@ -1,12 +1,16 @@
 //! From sums to gradients: rows times the factor of the scores, rounded once, written by any number of threads.
 
+use core::any::Any;
 use core::fmt;
 
 use attn_core::backward::Gradients;
+use attn_core::half::bf16;
 use attn_core::{AttnShape, Element};
 
 use super::job::{Job, product};
 use super::layout::Layout;
+use crate::isa::{Isa, MAX_LANES};
+use crate::level::{Level, Run};
 use crate::queue::rows::{RowClaim, RowQueue};
 
 /// The rows of `dq`, `dk` and `dv` that are still to be written.
@@ -28,6 +32,7 @@ impl Writing<'_> {
 /// The sums of a call, and where their rows go.
 pub(super) struct Output<'w, O> {
     layout: Layout,
+    level: Level,
     /// `[batch][q_head][query][channel]`.
     dq: (&'w [f32], RowQueue<'w, O>),
     /// `dk` and `dv` of each key/value head.
@@ -40,7 +45,14 @@ impl<'w, O: Element> Output<'w, O> {
     /// The sizes of the gradients have been checked. `sums`: of each head, on lines of its own.
     pub(super) fn new(job: &Job<'_>, dq: &'w [f32], sums: &'w [f32], gradients: Gradients<'w, O>) -> Self {
         let keys = [RowQueue::new(gradients.dk), RowQueue::new(gradients.dv)];
-        Self { layout: job.layout, dq: (dq, RowQueue::new(gradients.dq)), sums, keys, factor: job.factor }
+        Self {
+            layout: job.layout,
+            level: job.level,
+            dq: (dq, RowQueue::new(gradients.dq)),
+            sums,
+            keys,
+            factor: job.factor,
+        }
     }
 
     /// Writes rows until none is left.
@@ -48,23 +60,86 @@ impl<'w, O: Element> Output<'w, O> {
         let (layout, (dq, to)) = (&self.layout, &self.dq);
         while let Some(mut rows) = to.claim() {
             let (first, columns) = (layout.row(rows.rows()), rows.columns());
-            write(&mut rows, &dq[first * columns..], columns, self.factor);
+            write(self.level, &mut rows, &dq[first * columns..], columns, self.factor);
         }
         for (n, (to, factor)) in self.keys.iter().zip([self.factor, 1.0]).enumerate() {
             while let Some(mut rows) = to.claim() {
                 let from = &self.sums[layout.key(n, rows.rows())..];
-                write(&mut rows, from, layout.columns[n], factor);
+                write(self.level, &mut rows, from, layout.columns[n], factor);
             }
         }
     }
 }
 
-/// Writes the rows of a claim, from sums whose rows are `stride` apart.
-fn write<O: Element>(rows: &mut RowClaim<'_, '_, O>, from: &[f32], stride: usize, factor: f64) {
-    for n in 0..rows.rows().count {
-        let from = &from[n * stride..][..rows.columns()];
-        rows.write(n, |channel| O::from_f64(f64::from(from[channel]) * factor));
+/// Writes the rows of a claim, from sums whose rows are `stride` apart, times a factor.
+pub(super) fn write<O: Element>(
+    level: Level,
+    rows: &mut RowClaim<'_, '_, O>,
+    from: &[f32],
+    stride: usize,
+    factor: f64,
+) {
+    level.run(Write { rows, from, stride, factor });
+}
+
+/// Rows of a claim that are written on the vectors of a level.
+struct Write<'w, 'q, 'o, O> {
+    rows: &'w mut RowClaim<'q, 'o, O>,
+    from: &'w [f32],
+    stride: usize,
+    factor: f64,
+}
+
+impl<O: Element> Run<()> for Write<'_, '_, '_, O> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { rows, from, stride, factor } = self;
+        let columns = rows.columns();
+        if columns == 0 {
+            return; // no memory bounds the number of such rows
+        }
+        for (n, from) in from.chunks(stride).enumerate().take(rows.rows().count) {
+            let from = &from[..columns];
+            match rows.row(n) {
+                Some(to) => rounded(isa, from, factor, to),
+                None => rows.write(n, |channel| O::from_f64(f64::from(from[channel]) * factor)),
+            }
+        }
     }
+}
+
+/// `to = from · factor`, rounded once.
+#[inline(always)]
+fn rounded<I: Isa, O: Element>(isa: I, from: &[f32], factor: f64, to: &mut [O]) {
+    let ((from, last_from), (to, last_to)) = (from.as_chunks::<MAX_LANES>(), to.as_chunks_mut::<MAX_LANES>());
+    for (from, to) in from.iter().zip(to) {
+        let near = from.map(
+            #[inline(always)]
+            |x| (f64::from(x) * factor) as f32,
+        );
+        match (to as &mut dyn Any).downcast_mut::<[bf16; MAX_LANES]>() {
+            // Rounded twice, which is as good: no middle of two bf16 numbers lies between a number and the nearest f32.
+            Some(to) if !has_middle(&near) => {
+                for lane in (0..MAX_LANES).step_by(I::LANES) {
+                    isa.store_bf16(isa.load(&near[lane..]), &mut to[lane..]);
+                }
+            }
+            _ => each(from, factor, to),
+        }
+    }
+    each(last_from, factor, last_to);
+}
+
+/// Number by number.
+#[inline(always)]
+fn each<O: Element>(from: &[f32], factor: f64, to: &mut [O]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = O::from_f64(f64::from(x) * factor));
+}
+
+/// Whether one of the numbers is in the middle between two of bf16.
+#[inline(always)]
+fn has_middle(numbers: &[f32; MAX_LANES]) -> bool {
+    numbers.iter().fold(false, |any, x| any | (x.to_bits() & 0xffff == 0x8000))
 }
 
 /// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
@@ -83,6 +158,51 @@ pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
                 let delta: f64 = (0..shape.value_dim).map(product).sum();
                 to[head] -= libm::exp(f64::from(sinks[head]) - lse) * delta;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use attn_core::half::f16;
+
+    use super::*;
+    use crate::isa::portable::Portable;
+
+    /// Products beside, on and just beyond the middles of two numbers, of all sizes, and those that are not numbers.
+    #[test]
+    fn products_are_rounded_once() {
+        let isa = Portable { _proof: () };
+        let mut from: Vec<f32> = Vec::new();
+        for high in [0x0000u32, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7e, 0x7f7f, 0x7f80, 0x7fc1] {
+            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                for sign in [0, 0x8000_0000] {
+                    from.push(f32::from_bits(sign | high << 16 | low));
+                }
+            }
+        }
+        for factor in [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.125, 1.7, 1e-3, 1e30] {
+            for count in [0, 1, 15, 16, 33, from.len()] {
+                check::<f32>(isa, &from[..count], factor);
+                check::<f64>(isa, &from[..count], factor);
+                check::<f16>(isa, &from[..count], factor);
+                check::<bf16>(isa, &from[..count], factor);
+            }
+            // One at a time, so that no middle beside it is looked at.
+            for x in from.iter().filter(|x| x.is_finite()) {
+                check::<bf16>(isa, &[*x; MAX_LANES], factor);
+            }
+        }
+    }
+
+    fn check<O: Element>(isa: Portable, from: &[f32], factor: f64) {
+        let mut to: Vec<O> = from.iter().map(|_| O::default()).collect();
+        rounded(isa, from, factor, &mut to);
+        for (&x, to) in from.iter().zip(to) {
+            let want = O::from_f64(f64::from(x) * factor);
+            assert!(to == want || want.to_f64().is_nan() && to.to_f64().is_nan(), "{x:e} * {factor}: {to:?}, {want:?}");
         }
     }
 }

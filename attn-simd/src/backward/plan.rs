@@ -5,15 +5,17 @@ use core::sync::atomic::AtomicBool;
 use attn_core::backward::Gradients;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Precision, Result, View};
+use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Precision, Result, View, ViewMut};
 
 use super::call::{BiasCall, Call, Sweep};
+use super::heads::{self, Heads};
 use super::layout::Layout;
 use super::output::{self, Output, Writing};
 use crate::dtype::KernelElement;
 use crate::level::Level;
 use crate::prefill::job::Job;
 use crate::prefill::layout::Tiles;
+use crate::queue::heads::HeadQueue;
 use crate::workspace::{Line, check_dims, floats, lines_for};
 
 /// What the gradients are computed from.
@@ -58,7 +60,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         Ok(Self { problem, level, layout, stop: None })
     }
 
-    /// Ends a call soon after the flag is set, which must then stay set, with [`AttnError::Stopped`].
+    /// Ends a call soon after the flag is set, which must then stay set, with [`AttnError::Stopped`]. Each row of a
+    /// gradient has its result then, or is as it was.
     #[must_use]
     pub fn stop_when(self, flag: &'p AtomicBool) -> Self {
         Self { stop: Some(flag), ..self }
@@ -75,15 +78,25 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.level
     }
 
-    /// Lines of scratch of a call on one thread: its own, the sums of one part, and those of all heads.
+    /// Lines of scratch of a call on one thread: its own, the sums of one part or head, and those of all heads.
     pub fn workspace_lines(&self) -> usize {
-        let part = if self.layout.parts > 1 { self.layout.sum_lines() } else { 0 };
-        self.layout.scratch.lines() + part + self.sums_lines()
+        let one = if self.by_heads() || self.layout.parts > 1 { self.layout.sum_lines() } else { 0 };
+        self.layout.scratch.lines() + one + self.sums_lines()
     }
 
-    /// Lines of the sums of all heads, which grow with `q_len` and `kv_len`: the gradients in `f32`.
+    /// Lines of the sums of all heads, which grow with `q_len` and `kv_len`: the gradients in `f32`. None if a thread
+    /// writes the gradients of each head as soon as it has them, as [`Sweep::Heads`] does.
     pub fn sums_lines(&self) -> usize {
+        if self.by_heads() {
+            return 0;
+        }
         lines_for(self.layout.dq_len()) + self.layout.heads() * self.layout.sum_lines()
+    }
+
+    /// Whether heads are computed and written one by one: if each has one part. A `score_mod` may turn out to have no
+    /// derivative, and then nothing may have been written.
+    fn by_heads(&self) -> bool {
+        self.layout.parts == 1 && !Mods::has_score_mod(self.problem.attn().get_mods())
     }
 
     /// Checks tensors against the plan.
@@ -127,6 +140,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         AttnError::check_len("workspace lines", self.workspace_lines(), workspace.len())?;
         let (sums, scratch) = workspace.split_at_mut(self.sums_lines());
         self.run_with(inputs, gradients, sums, |sweep| match sweep {
+            Sweep::Heads(heads) => heads.work(scratch),
             Sweep::Parts(call, mut dq, sums) => {
                 let (scratch, own) = scratch.split_at_mut(call.scratch_lines());
                 for (part, n) in (0..call.parts()).map(|part| (part, part % call.parts_of_head())) {
@@ -138,7 +152,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
                         call.compute(part, this, sums, scratch)?;
                     } else {
                         call.compute(part, this, own, scratch)?;
-                        call.add(sums, own)?;
+                        call.add(part, sums, own)?;
                     }
                 }
                 Ok(())
@@ -154,12 +168,12 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         })
     }
 
-    /// Computes the gradients on a caller's threads: calls `sweep` with [`Sweep::Parts`], then with [`Sweep::Bias`] if
-    /// the gradient of a bias is requested, and last with [`Sweep::Write`].
+    /// Computes the gradients on a caller's threads: calls `sweep` with [`Sweep::Heads`] or [`Sweep::Parts`], then with
+    /// [`Sweep::Bias`] if the gradient of a bias is requested, and after [`Sweep::Parts`] last with [`Sweep::Write`].
     ///
     /// # Errors
-    /// As [`run`](Self::run), and those of `sweep`. Nothing has been written then, but for pieces of the gradient of a
-    /// bias that `sweep` itself wrote.
+    /// As [`run`](Self::run), and those of `sweep`. Nothing has been written then but what `sweep` itself wrote: heads,
+    /// and pieces of the gradient of a bias.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,
         inputs: Inputs<'c, T, G>,
@@ -189,18 +203,38 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             by_bias,
             score_mod,
         });
+        let mut gradients = gradients;
+        let (bias, sinks) = (gradients.bias.take(), gradients.sinks.take());
+        if self.by_heads() {
+            let queue = HeadQueue::new(gradients, *self.shape());
+            let work = |scratch: &mut [Line]| heads::work(&call.0, &queue, scratch);
+            let lines = self.layout.scratch.lines() + self.layout.sum_lines();
+            sweep(Sweep::Heads(&Heads { work: &work, count: self.layout.heads(), lines }))?;
+            return self.run_options(&call, bias, sinks, &mut sweep);
+        }
         let (dq, sums) = sums[..self.sums_lines()].split_at_mut(lines_for(self.layout.dq_len()));
         let dq = &mut floats(dq)[..self.layout.dq_len()];
         sweep(Sweep::Parts(&call, dq, sums))?;
-        let mut gradients = gradients;
-        if let Some(mut to) = gradients.bias.take() {
-            sweep(Sweep::Bias(&BiasCall::new(&call, to.sizes()), &mut to))?;
-        }
-        if let Some(to) = gradients.sinks.take() {
-            output::sinks(&call.0, to);
-        }
+        self.run_options(&call, bias, sinks, &mut sweep)?;
         let output = Output::new(&call.0, dq, floats(sums), gradients);
         sweep(Sweep::Write(&Writing(&|| output.work())))
+    }
+
+    /// The gradients of a bias and of the sinks.
+    fn run_options<'c>(
+        &'c self,
+        call: &Call<'c>,
+        bias: Option<ViewMut<'_, f64>>,
+        sinks: Option<&mut [f64]>,
+        sweep: &mut impl FnMut(Sweep<'_, 'c>) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(mut to) = bias {
+            sweep(Sweep::Bias(&BiasCall::new(call, to.sizes()), &mut to))?;
+        }
+        if let Some(to) = sinks {
+            output::sinks(&call.0, to);
+        }
+        Ok(())
     }
 }
 

@@ -57,7 +57,8 @@ impl<const NQ: usize> Tile<NQ> {
     }
 
     /// Leaves weights in `scores`, and in `dots` the gradients of what the soft-cap gives; in `slopes` the derivatives
-    /// of a soft-cap. The [operands](operand) are those of k and v.
+    /// of a soft-cap. The [operands](operand) are those of k and v. `between` is called before each group of keys of
+    /// either product.
     #[inline(always)]
     pub(super) fn weigh<I: Isa, const MS: usize>(
         &mut self,
@@ -65,13 +66,14 @@ impl<const NQ: usize> Tile<NQ> {
         call: &Job<'_>,
         [k, v]: [Panel<'_>; 2],
         work: &mut Work<'_>,
+        mut between: impl FnMut(),
     ) {
         let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
         let (keys, shape) = (tile.keys, &job.shape);
         let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
-        let ([qk, dyv], between) = ([shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD)), gemm::nothing);
-        gemm::scores::<I, NQ, MS>(isa, k, (keys, qk), &self.reach, transposed[0], scores, between);
-        gemm::scores::<I, NQ, MS>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, between);
+        let [qk, dyv] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD));
+        gemm::scores::<I, NQ, MS>(isa, k, (keys, qk), &self.reach, transposed[0], scores, &mut between);
+        gemm::scores::<I, NQ, MS>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, &mut between);
         let isa = isa.floats();
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {
@@ -149,17 +151,21 @@ pub(super) fn start<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, bu
 #[inline(always)]
 fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffers: &mut Buffers<'_>) {
     let (job, Buffers { work, rows: packed_rows, finite, v, .. }) = (&call.forward, buffers);
-    let at = [rows.batch, rows.head, rows.first];
     let dims = [job.shape.head_dim, job.shape.value_dim];
     for (n, input) in [&job.q, &call.dy].into_iter().enumerate() {
+        // First whole rows, one after the other, as memory delivers them fastest.
         let columns = call.layout.columns[n];
-        pack::transposed(isa, input, at, rows.count, 0..dims[n], width, work.transposed[n]);
-        let packed = &mut packed_rows[n][..rows.count * columns];
+        let packed = &mut packed_rows[n][..width * columns];
         for (row, to) in packed.chunks_exact_mut(columns.max(1)).enumerate() {
-            let (there, rest) = to.split_at_mut(dims[n]);
-            pack::read_row(isa, input, [rows.batch, rows.head, rows.first + row], 0, there);
-            rest.fill(0.0);
+            if row < rows.count {
+                let (there, rest) = to.split_at_mut(dims[n]);
+                pack::read_row(isa, input, [rows.batch, rows.head, rows.first + row], 0, there);
+                rest.fill(0.0);
+            } else {
+                to.fill(0.0);
+            }
         }
+        pack::swapped(isa, packed, (width, columns), work.transposed[n]);
     }
     let first = job.shape.row(rows.batch, rows.head, rows.first);
     (work.lse, work.delta) = ([[0.0; MAX_Q_TILE]; 2], [0.0; MAX_Q_TILE]);
@@ -176,7 +182,7 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
     }
     for (n, packed) in packed_rows.iter_mut().enumerate() {
         let packed = &mut packed[..rows.count * call.layout.columns[n]];
-        finite[n] = packed.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
+        finite[n] = all_finite(packed);
         if !finite[n] {
             packed.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
@@ -189,6 +195,30 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
             words::rows_in_place(isa, work.transposed[n], (dims[n], width));
             if call.fast {
                 words::rows_in_place(isa, packed_rows[n], (rows.count, call.layout.columns[n]));
+            }
+        }
+    }
+}
+
+/// Whether no number is NaN or infinite: their exponents are all ones, and adding one carries into the sign.
+#[inline(always)]
+fn all_finite(numbers: &[f32]) -> bool {
+    numbers.iter().fold(0, |any, x| any | ((x.to_bits() & 0x7fff_ffff) + 0x0080_0000)) >> 31 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_not_finite_are_found() {
+        let finite = [0.0, -0.0, 1.0, -1.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE, f32::from_bits(1)];
+        assert!(all_finite(&finite) && all_finite(&[]));
+        for other in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001)] {
+            for place in 0..finite.len() {
+                let mut numbers = finite;
+                numbers[place] = other;
+                assert!(!all_finite(&numbers), "{other} at {place}");
             }
         }
     }

@@ -11,6 +11,7 @@
 use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::Job;
+use super::prefetch::Prefetch;
 use super::scores::{Tile, operand, start};
 use super::words;
 use crate::gemm::{self, Panel};
@@ -28,15 +29,19 @@ use crate::queue::Rows;
 
 /// Computes the sums of a part. If the caller stops the call, they are incomplete.
 pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &mut Buffers<'_>) {
-    sums.dk.fill(0.0);
-    sums.dv.fill(0.0);
-    let mut row = 0;
-    for rows in call.blocks(part) {
+    // Only the first part of a head has sums that count for all keys: those of the others are added to it.
+    let whole = part.is_multiple_of(call.layout.parts);
+    let (keys, [qc, vc]) = (if whole { 0..call.forward.shape.kv_len } else { call.keys(part) }, call.layout.columns);
+    sums.dk[keys.start * qc..keys.end * qc].fill(0.0);
+    sums.dv[keys.start * vc..keys.end * vc].fill(0.0);
+    // The first block of the next part is the likeliest one after the last block of this one.
+    let after = (part + 1 < call.layout.count()).then(|| call.blocks(part + 1).next()).flatten();
+    let mut blocks = call.blocks(part).peekable();
+    while let Some(rows) = blocks.next() {
         if call.forward.is_stopped() {
             break;
         }
-        Block { call, rows }.run(To::Sums { sums, row }, buffers);
-        row += rows.count;
+        Block { call, rows, next: blocks.peek().copied().or(after) }.run(To::Sums(sums), buffers);
     }
 }
 
@@ -47,7 +52,7 @@ pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, buffers: &mut Buffer
         if pieces.call.forward.is_stopped() {
             break;
         }
-        Block { call: pieces.call, rows }.run(To::Bias(piece), buffers);
+        Block { call: pieces.call, rows, next: None }.run(To::Bias(piece), buffers);
     }
 }
 
@@ -67,7 +72,7 @@ macro_rules! instances {
         $t.vectorize(
             #[inline(always)]
             || match $to {
-                To::Sums { sums, row } => $b.sums::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, sums, row, $u),
+                To::Sums(sums) => $b.sums::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, sums, $u),
                 To::Bias(piece) => $b.bias::<$isa, $vecs, $ms>($t, piece, $u),
             },
         )
@@ -94,8 +99,8 @@ const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
 
 /// What a block is computed for.
 enum To<'t, 'w> {
-    /// The sums of a part; the first row of the block in its `dq`.
-    Sums { sums: &'t mut Sums<'w>, row: usize },
+    /// The sums of a part.
+    Sums(&'t mut Sums<'w>),
     /// A piece of the gradient of a bias.
     Bias(&'t Piece),
 }
@@ -104,6 +109,8 @@ enum To<'t, 'w> {
 struct Block<'b> {
     call: &'b Job<'b>,
     rows: Rows,
+    /// The block that this thread probably computes next.
+    next: Option<Rows>,
 }
 
 impl Block<'_> {
@@ -140,26 +147,35 @@ impl Block<'_> {
         self,
         isa: I,
         sums: &mut Sums<'_>,
-        row: usize,
         buffers: &mut Buffers<'_>,
     ) {
         let (job, rows, width) = (&self.call.forward, self.rows, NQ * I::LANES);
         start(isa, self.call, rows, width, buffers);
         let ranges = Ranges::of(job, rows);
-        let mut held = false;
-        // Pairs of keys are the same in every block: they start at even keys.
-        let start = if self.call.fast { ranges.any.start & !1 } else { ranges.any.start };
+        let (mut held, mut prefetch) = (false, None);
         self.tiles(
-            start..ranges.any.end,
+            self.call.keys_of(&ranges),
             #[inline(always)]
-            |keys| held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, held, sums, buffers),
+            |keys| {
+                let left = (ranges.any.end - keys.0).div_ceil(job.tiles.kv_tile);
+                if prefetch.is_none() && Prefetch::is_time(left) {
+                    let steps = 2 * left * job.tiles.kv_tile.div_ceil(MS);
+                    prefetch = Some(Prefetch::of(self.call, rows, self.next, steps));
+                }
+                held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, (held, &mut prefetch), sums, buffers);
+            },
         );
-        let dim = job.shape.head_dim;
-        for (lane, dq) in sums.dq[row * dim..].chunks_exact_mut(dim.max(1)).take(rows.count).enumerate() {
-            for (channel, to) in dq.iter_mut().enumerate() {
-                *to = if held { buffers.dq[channel * width + lane] } else { 0.0 };
-            }
+        if job.is_stopped() {
+            return;
         }
+        let columns = self.call.layout.columns[0];
+        let by_row = &mut *buffers.rows[0]; // the rows of q, which are no longer needed
+        if held {
+            pack::swapped(isa, buffers.dq, (columns, width), by_row);
+        } else {
+            by_row.fill(0.0);
+        }
+        (sums.dq)(rows, &by_row[..rows.count * columns]);
     }
 
     /// Adds the block to a piece of the gradient of a bias.
@@ -182,7 +198,7 @@ impl Block<'_> {
                 let [of_k, of_v] = words.channels.each_mut();
                 let k = operand(isa, &job.k, first, (tile.at.keys, shape.head_dim), k, of_k);
                 let v = operand(isa, &job.v, first, (tile.at.keys, shape.value_dim), v, of_v);
-                tile.weigh::<I, MS>(isa, call, [k, v], work);
+                tile.weigh::<I, MS>(isa, call, [k, v], work, gemm::nothing);
                 piece.add(buffers.bias_sums, tile.at, width, buffers.work.dots);
             },
         );
@@ -195,7 +211,7 @@ impl Block<'_> {
         isa: I,
         ranges: &Ranges,
         keys: (usize, usize),
-        held: bool,
+        (held, prefetch): (bool, &mut Option<Prefetch>),
         sums: &mut Sums<'_>,
         buffers: &mut Buffers<'_>,
     ) -> bool {
@@ -206,7 +222,18 @@ impl Block<'_> {
         let [of_k, of_v] = words.channels.each_mut();
         let k = operand(isa, &job.k, first, (keys, shape.head_dim), k, of_k);
         let v = operand(isa, &job.v, first, (keys, shape.value_dim), v, of_v);
-        tile.weigh::<I, MS>(isa, call, [k, v], work);
+        tile.weigh::<I, MS>(
+            isa,
+            call,
+            [k, v],
+            work,
+            #[inline(always)]
+            || {
+                if let Some(prefetch) = prefetch.as_mut() {
+                    prefetch.step(isa);
+                }
+            },
+        );
         let (scores, dots) = (&mut work.scores[..keys * width], &mut work.dots[..keys * width]);
         tile.through_cap(isa, call, dots, work.slopes);
         let visible = tile.visible();

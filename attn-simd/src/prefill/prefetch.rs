@@ -14,7 +14,7 @@ const LINE: usize = 64;
 
 /// Rows of lines to prefetch.
 #[derive(Clone, Copy, Debug)]
-struct Lines {
+pub(crate) struct Lines {
     /// The next one. Never read: an address for a hint.
     next: *const u8,
     /// Bytes from a row to the next.
@@ -28,18 +28,31 @@ struct Lines {
 }
 
 impl Lines {
-    const NONE: Self = Self { next: core::ptr::null(), stride: 0, of_row: 0, row_left: 0, left: 0 };
+    /// None.
+    pub(crate) const NONE: Self = Self { next: core::ptr::null(), stride: 0, of_row: 0, row_left: 0, left: 0 };
 
     /// `count` rows of `columns` floats, `stride` floats apart.
     #[inline(always)]
     fn new(start: *const f32, stride: isize, count: usize, columns: usize) -> Self {
-        let of_row = (columns * size_of::<f32>()).div_ceil(LINE);
-        let stride = stride.wrapping_mul(size_of::<f32>() as isize);
-        Self { next: start.cast(), stride, of_row, row_left: of_row, left: of_row * count }
+        let bytes = size_of::<f32>();
+        Self::of_bytes(start.cast(), stride.wrapping_mul(bytes as isize), count, columns * bytes)
     }
 
+    /// `count` rows of so many bytes, `stride` bytes apart.
     #[inline(always)]
-    fn prefetch<I: Isa, const HINT: u8>(&mut self, isa: I, count: usize) {
+    pub(crate) fn of_bytes(start: *const u8, stride: isize, count: usize, bytes: usize) -> Self {
+        let of_row = bytes.div_ceil(LINE);
+        Self { next: start, stride, of_row, row_left: of_row, left: of_row * count }
+    }
+
+    /// Lines that are left in all.
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Prefetches the next `count` lines.
+    #[inline(always)]
+    pub(crate) fn prefetch<I: Isa, const HINT: u8>(&mut self, isa: I, count: usize) {
         for _ in 0..count.min(self.left) {
             isa.prefetch::<HINT>(self.next);
             self.next = self.next.wrapping_add(LINE);

@@ -43,18 +43,29 @@ impl<'o, T: Element> RowQueue<'o, T> {
         let claims = all.div_ceil(MOST);
         let (head, first) = (index / claims, index % claims * MOST);
         let rows = Rows { batch: head / heads, head: head % heads, first, count: (all - first).min(MOST) };
-        Some(RowClaim { queue: self, rows })
+        // SAFETY: the rows are inside the view, whose sizes these are, and the counter hands them out once.
+        Some(unsafe { RowClaim::of(&self.view, rows, self.sizes[3]) })
     }
 }
 
 /// The exclusive right to write some rows of one head.
 #[derive(Debug)]
 pub(crate) struct RowClaim<'q, 'o, T> {
-    queue: &'q RowQueue<'o, T>,
+    view: &'q RawView<'o, T>,
     rows: Rows,
+    columns: usize,
 }
 
-impl<T: Element> RowClaim<'_, '_, T> {
+impl<'q, 'o, T: Element> RowClaim<'q, 'o, T> {
+    /// A claim to rows of `columns` numbers.
+    ///
+    /// # Safety
+    /// The rows lie inside the view, which has so many columns, and nobody else reads or writes them while the claim
+    /// lives.
+    pub(super) unsafe fn of(view: &'q RawView<'o, T>, rows: Rows, columns: usize) -> Self {
+        Self { view, rows, columns }
+    }
+
     /// Which rows.
     pub(crate) fn rows(&self) -> Rows {
         self.rows
@@ -62,26 +73,33 @@ impl<T: Element> RowClaim<'_, '_, T> {
 
     /// Columns of a row.
     pub(crate) fn columns(&self) -> usize {
-        self.queue.sizes[3]
+        self.columns
+    }
+
+    /// The `n`-th row, if its columns lie side by side.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, n: usize) -> Option<&mut [T]> {
+        let Rows { batch, head, first, count } = self.rows;
+        assert!(n < count);
+        if self.view.strides[3] != 1 {
+            return None;
+        }
+        // SAFETY: as in `write`; the slice borrows the claim exclusively.
+        Some(unsafe { core::slice::from_raw_parts_mut(self.view.at([batch, head, first + n, 0]), self.columns) })
     }
 
     /// Writes the `n`-th row, one column after the other.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&mut self, n: usize, value: impl Fn(usize) -> T) {
         let (Rows { batch, head, first, count }, columns) = (self.rows, self.columns());
         assert!(n < count);
-        let stride = self.queue.view.strides[3];
+        let stride = self.view.strides[3];
         // SAFETY: the row lies inside the view: the claim's rows do, and `n` is one of them. This claim alone writes
-        // them, and a `ViewMut` has proved that no two elements share memory.
+        // them, as `of` requires, and a `ViewMut` has proved that no two elements share memory.
         unsafe {
-            let start = self.queue.view.at([batch, head, first + n, 0]);
-            if stride == 1 {
-                let row = core::slice::from_raw_parts_mut(start, columns);
-                row.iter_mut().enumerate().for_each(|(column, to)| *to = value(column));
-            } else {
-                for column in 0..columns {
-                    start.offset(column as isize * stride).write(value(column));
-                }
+            let start = self.view.at([batch, head, first + n, 0]);
+            for column in 0..columns {
+                start.offset(column as isize * stride).write(value(column));
             }
         }
     }
