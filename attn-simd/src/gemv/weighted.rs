@@ -79,20 +79,21 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
 ) {
     let vectors = values.columns / I::LANES;
     let step = const { PART * parts(I::LANES, R, C) };
+    let of = (&values, Prefetcher::of::<I, T>(&values, step));
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
         unsafe {
             while vectors - done >= C {
-                block::<I, T, R, C>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, C>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += C;
             }
             if C > 4 && vectors - done >= 4 {
-                block::<I, T, R, 4>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, 4>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += 4;
             }
             while C > 1 && vectors > done {
-                block::<I, T, R, 1>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, 1>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += 1;
             }
         }
@@ -247,7 +248,7 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
 #[expect(clippy::too_many_arguments, reason = "a loop's body")]
 unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
-    values: Rows<'_, T>,
+    of: (&Rows<'_, T>, Prefetcher),
     first: usize,
     step: usize,
     p: *const f32,
@@ -255,8 +256,8 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     o: [*mut f32; 5],
     from: usize,
 ) {
+    let (values, _) = of;
     let columns = values.columns;
-    let of = (&values, Prefetcher::of::<I, T>(&values, step));
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
