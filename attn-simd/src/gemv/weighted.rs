@@ -115,6 +115,8 @@ struct Prefetcher {
     /// Rows from the present one to those that are prefetched: into the second cache, and into the first.
     second: usize,
     first: usize,
+    /// Bytes from the former to the lines that are prefetched into the second cache.
+    beyond: usize,
 }
 
 impl Prefetcher {
@@ -125,8 +127,8 @@ impl Prefetcher {
         let lines = (row.is_multiple_of(64) && (row / 64).is_power_of_two()).then(|| (row / 64).trailing_zeros());
         let (far, near) = (values.rows_in(values.prefetch.far).max(step), step);
         match values.prefetch.into {
-            Into::First => Self { lines, second: near, first: far },
-            Into::Second => Self { lines, second: far, first: near },
+            Into::First => Self { lines, second: near, first: far, beyond: 0 },
+            Into::Second => Self { lines, second: far, first: near, beyond: values.beyond() },
         }
     }
 
@@ -169,7 +171,7 @@ impl Prefetcher {
     #[inline(always)]
     fn prefetch_lines<I: Isa, T: Stored>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
-        let (second, first) = (at(row + self.second), at(row + self.first));
+        let (second, first) = (at(row + self.second).wrapping_add(self.beyond), at(row + self.first));
         for n in 0..count {
             isa.prefetch::<{ hint::SECOND }>(second.wrapping_add(n * 64));
             isa.prefetch::<{ hint::READ }>(first.wrapping_add(n * 64));
