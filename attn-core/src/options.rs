@@ -73,7 +73,8 @@ pub enum Precision {
     /// are not chosen to err stay within a third of that: constants, numbers of one sign and of both, 32 to 131 072
     /// keys. A half output is the exact result rounded once, but for about one element in a hundred that lies beside
     /// the middle of two: its root mean square error is within 1.05 of correct rounding. Gradients have the bound of
-    /// f32 before they are rounded to their type.
+    /// f32 before they are rounded to their type. Over int8 keys some kernels round queries:
+    /// [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square

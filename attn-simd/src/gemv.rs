@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
+//! bytes     dots with int8 keys as integers, where the level multiplies bytes faster
 //! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile,
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
@@ -29,6 +30,7 @@ use attn_core::row::Row;
 use crate::isa::{Isa, MAX_LANES, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
+pub(crate) mod bytes;
 mod dots;
 pub(crate) mod packed;
 mod weighted;
@@ -47,6 +49,13 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// channels. Otherwise for [few](compiled) numbers of rows, because these instances are most of the code to
     /// compile.
     const EVERY: bool = true;
+    /// The rows as [integers](bytes), if they are.
+    #[inline(always)]
+    fn integers(_: Rows<'_, Self>) -> Option<Rows<'_, i8>> {
+        None
+    }
+    /// Whether they are.
+    const INTEGERS: bool = false;
     /// The number of elements that store some numbers.
     #[inline(always)]
     fn elements(numbers: usize) -> usize {
@@ -62,7 +71,7 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
 }
 
 macro_rules! stored {
-    ($($t:ty => $load:ident, $widen:expr, $finite:literal;)*) => {$(
+    ($($t:ty => $load:ident, $widen:expr, $finite:literal $(, $integers:ident)?;)*) => {$(
         impl Stored for $t {
             const FINITE: bool = $finite;
             #[inline(always)]
@@ -74,6 +83,13 @@ macro_rules! stored {
             fn read(row: Row<'_, Self>, out: &mut [f32]) {
                 out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = $widen(x));
             }
+            $(
+                const INTEGERS: bool = true;
+                #[inline(always)]
+                fn $integers(rows: Rows<'_, Self>) -> Option<Rows<'_, i8>> {
+                    Some(rows)
+                }
+            )?
         }
     )*};
 }
@@ -81,7 +97,7 @@ stored! {
     f32 => load_ptr, |x| x, false;
     f16 => load_f16_ptr, crate::isa::widen_f16, false;
     bf16 => load_bf16_ptr, bf16::to_f32, false;
-    i8 => load_i8_ptr, f32::from, true;
+    i8 => load_i8_ptr, f32::from, true, integers;
 }
 
 /// The index where each row of two tiles starts: the present one and the next, which take turns. A tile of fewer rows
@@ -256,6 +272,14 @@ impl<T: Stored> Rows<'_, T> {
         [self.rows_in(far), (near / self.row_bytes()).min(TILE), self.rows_in(PAGE)]
     }
 
+    /// Bytes from a row as far ahead as [`rows_in`](Self::rows_in) reaches to the row that the policy's far distance
+    /// means: rows are so short that it is several tiles. Exact if rows are evenly spaced, otherwise a hint.
+    #[inline(always)]
+    fn beyond(&self) -> usize {
+        let tiles = self.prefetch.far / (self.row_bytes() * TILE);
+        if tiles > 1 { self.lead(0, TILE).wrapping_mul(tiles - 1) } else { 0 }
+    }
+
     /// Whether all elements are finite. Columns are whole vectors.
     #[inline(always)]
     pub(crate) fn is_finite<I: Isa>(&self, isa: I) -> bool {
@@ -339,7 +363,7 @@ pub(crate) fn blocks<T: Stored>(rows: usize, lanes: usize) -> impl Iterator<Item
 macro_rules! with_rows {
     ($I:ident, $T:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $T, $rows, $R, $K, $S, $C, $body;
-            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 2] [6 2 1 2] [8 2 1 1],
+            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 4] [6 2 1 2] [8 2 1 1],
             8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 1],
             4 => [1 4 1 8] [2 2 1 4] [4 1 1 2])
     };

@@ -18,6 +18,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod bytes;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
 mod fallback;
@@ -100,6 +102,27 @@ macro_rules! address_ops {
 }
 #[cfg(target_arch = "x86_64")]
 use {address_ops, lane_ops};
+
+/// Bytes of keys, and R rows of integers that they are multiplied with.
+pub(crate) struct Bytes<'a, const R: usize> {
+    /// The first byte of each key: a multiple of `LANES` keys.
+    pub(crate) keys: &'a [*const i8],
+    /// Bytes of a key; at most 256, so that no sum overflows.
+    pub(crate) columns: usize,
+    /// Digits `a`, `b` and `c` of integers `65536·a + 256·b + c`, `|a| ≤ 127`, as words of four channels:
+    /// `[columns / 4][R][3]`. Zeros pad them to a multiple of 64 columns.
+    pub(crate) digits: *const [i8; 4],
+    /// −128 times the sum of each digit over all columns.
+    pub(crate) start: &'a [[i32; 3]; R],
+    /// The factor of each row's sums.
+    pub(crate) unit: &'a [f32; R],
+    /// Bytes from a line to those that are prefetched meanwhile: into the first cache, and into the second.
+    pub(crate) ahead: [usize; 2],
+    /// Where the sums go: `stride` floats for each row.
+    pub(crate) s: &'a mut [f32],
+    /// Floats from row to row; at least the number of keys.
+    pub(crate) stride: usize,
+}
 
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
@@ -298,6 +321,19 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     unsafe fn load_e5m2_ptr(self, src: *const u8) -> Self::F {
         // SAFETY: the caller vouches for as many elements.
         self.load(&fallback::load_e5m2(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
+    }
+
+    /// Whether [`dot_bytes`](Self::dot_bytes) is faster than products of floats.
+    const BYTES: bool = false;
+    /// Writes `unit·(256·x + y)` for each row and key, where `x = Σ(256·a + b)·k` and `y = Σ c·k` over the channels.
+    /// The sums are exact; each is rounded, and so is `256·x + y`.
+    ///
+    /// # Safety
+    /// `columns` bytes of each key are readable, and digits for them, of R rows, up to a multiple of 64.
+    #[inline(always)]
+    unsafe fn dot_bytes<const R: usize>(self, of: Bytes<'_, R>) {
+        // SAFETY: the caller vouches for the same.
+        unsafe { fallback::dot_bytes(of) }
     }
 
     /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be

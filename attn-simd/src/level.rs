@@ -76,7 +76,7 @@ impl AmxModel {
     fn detect() -> Self {
         Self {
             #[cfg(target_arch = "x86_64")]
-            avx512: has_avx512().then_some(Avx512 { _proof: () }),
+            avx512: avx512(),
         }
     }
 }
@@ -203,15 +203,16 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             "avx2" => has_avx2().then_some(Self::Avx2(Avx2 { _proof: () })).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
-            "avx512" => has_avx512().then_some(Self::Avx512(Avx512 { _proof: () })).ok_or(LevelError::Missing),
+            "avx512" => avx512().map(Self::Avx512).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
-            "amx" => match if has_avx512() { amx_obstacle() } else { Some(LevelError::Missing) } {
-                None => Ok(Self::Amx(Amx { vectors: Avx512 { _proof: () }, _proof: () })),
-                Some(obstacle) => Err(obstacle),
-            },
+            "amx" => {
+                let vectors = avx512().ok_or(LevelError::Missing)?;
+                amx_obstacle().map_or(Ok(Self::Amx(Amx { vectors, _proof: () })), Err)
+            }
             #[cfg(target_arch = "x86_64")]
-            "avx512bf16" => (has_avx512() && has_avx512bf16())
-                .then_some(Self::Avx512Bf16(Avx512Bf16 { vectors: Avx512 { _proof: () }, _proof: () }))
+            "avx512bf16" => avx512()
+                .filter(|_| has_avx512bf16())
+                .map(|vectors| Self::Avx512Bf16(Avx512Bf16 { vectors, _proof: () }))
                 .ok_or(LevelError::Missing),
             "amx-model" => Ok(Self::AmxModel(AmxModel::detect())),
             "avx512bf16-model" => Ok(Self::Avx512Bf16Model(AmxModel::detect())),
@@ -338,6 +339,22 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512dq")
         && std::arch::is_x86_feature_detected!("avx512vl")
+}
+
+/// The token of AVX-512, if the processor has it.
+#[cfg(target_arch = "x86_64")]
+fn avx512() -> Option<Avx512> {
+    has_avx512().then(|| Avx512 { vnni: has_avx512vnni(), _proof: () })
+}
+
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+fn has_avx512vnni() -> bool {
+    std::arch::is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
+const fn has_avx512vnni() -> bool {
+    cfg!(target_feature = "avx512vnni")
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "std"))]

@@ -26,10 +26,15 @@ pub enum KeyScales<'c> {
 ///
 /// # How exact
 ///
-/// Engines compute what they would on the dequantised numbers in `f32`, to the same accuracy. Against the numbers
-/// before they were [quantised](quantize), a score is off by at most `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the
-/// scale of a key's element, as each element is off by half a scale. An output is then off by at most
-/// `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·½·Σⱼ pⱼsⱼ`, `sⱼ` the scale of a value. (Soft-caps only lessen that.)
+/// Engines compute what they would on the dequantised numbers in `f32`, to the same accuracy. The kernels on AVX-512
+/// multiply keys of up to 256 channels as integers, and round a query to 24 bits beside its largest number: in the
+/// bound of [`Precision`](crate::Precision), `S` then counts each `|q|`, times its channel's scale, as at least half of
+/// the largest of its row.
+///
+/// Against the numbers before they were [quantised](quantize), a score is off by at most
+/// `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the scale of a key's element, as each element is off by half a scale. An
+/// output is then off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·½·Σⱼ pⱼsⱼ`, `sⱼ` the scale of a value. (Soft-caps only
+/// lessen that.)
 ///
 /// ```
 /// use attn_core::int8::{KeyScales, QuantizedView, quantize};

@@ -126,6 +126,7 @@ impl<'p> Rows<'p> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) q: usize,
+    pub(super) integers: usize,
     pub(super) s: usize,
     pub(super) o: usize,
     pub(super) row: usize,
@@ -142,6 +143,7 @@ impl Sizes {
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,
+            integers: gemv::bytes::scratch(lanes, rows, head_dim),
             s: rows * TILE * tiles_for(rows),
             o: rows * wide,
             row: rows.next_multiple_of(lanes),
@@ -154,8 +156,8 @@ impl Sizes {
 
     /// Cache lines of all arrays.
     pub(super) fn lines(&self) -> usize {
-        let Self { q, s, o, row, sums, k, v, states } = *self;
-        [q, s, o, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
+        let Self { q, integers, s, o, row, sums, k, v, states } = *self;
+        [q, integers, s, o, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 

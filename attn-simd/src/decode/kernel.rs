@@ -23,7 +23,7 @@ use attn_core::position::rope::RopeTables;
 
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, tiles_for};
 use super::mask::{RowMask, present};
-use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted};
+use super::phases::{Close, Dots, FinishScores, Integers, IsFinite, Nonfinite, Queries, Softmax, Weighted};
 use super::pieces::Piece;
 use super::rows::{Located, TileRows};
 use super::scales::{ScaleColumns, Scales, Scaling, keys_with_rope};
@@ -39,6 +39,8 @@ use crate::workspace::{Cutter, Line};
 /// Scratch of one thread.
 pub(super) struct Buffers<'w> {
     q: &'w mut [f32],
+    /// Queries as integers, for int8 keys.
+    integers: &'w mut [f32],
     s: &'w mut [f32],
     o: &'w mut [f32],
     /// What rounding took from the outputs, and sums of a tile that wait.
@@ -55,6 +57,7 @@ impl<'w> Buffers<'w> {
         let mut cutter = Cutter::new(lines);
         Self {
             q: cutter.floats(sizes.q),
+            integers: cutter.floats(sizes.integers),
             s: cutter.floats(sizes.s),
             o: cutter.floats(sizes.o),
             rest: cutter.floats(sizes.o),
@@ -190,6 +193,9 @@ impl Over<'_, '_> {
                 }
             }
         }
+        if const { K::Number::INTEGERS } && columns <= gemv::bytes::WIDEST {
+            level.run(Integers { rows: n, q: b.q, columns, dst: b.integers });
+        }
         b.s.fill(0.0);
 
         let mask = RowMask::of(scoring, rows);
@@ -228,7 +234,7 @@ impl Over<'_, '_> {
             }
             // First the scores of several tiles, then their values: each stream of memory is longer before the other
             // one begins.
-            let count = tiles.score_tiles(at, (b.q, b.k), b.s);
+            let count = tiles.score_tiles(at, (b.q, b.integers, b.k), b.s);
             at = tiles.weigh_tiles(at, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
             if at.is_multiple_of(CHUNK) || at == end {
                 let o = [&*b.o, &*b.rest];
@@ -275,7 +281,7 @@ struct Tiles<'p, 'c, T, K, V> {
 
 impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
     /// Computes the scores of some tiles from `key` on, within a chunk. Returns how many.
-    fn score_tiles(&mut self, key: usize, (q, copy): (&[f32], &mut [f32]), s: &mut [f32]) -> usize {
+    fn score_tiles(&mut self, key: usize, (q, integers, copy): (&[f32], &[f32], &mut [f32]), s: &mut [f32]) -> usize {
         let Self { call, rows, cache, key: read, of, columns, padded, end, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
         let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
@@ -293,10 +299,10 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                 } else if let Some(tables) = rope {
                     let head_dim = call.sequences.shape.head_dim;
                     let keys = keys_with_rope(read, tables, (at, keys), (head_dim, columns), copy);
-                    level.run(Dots { n, keys: keys.as_unchecked(), q, s });
+                    level.run(Dots { n, keys: keys.as_unchecked(), q, integers, s });
                 } else {
                     let rows = keys_at.rows(at, keys, copy);
-                    level.run(Dots { n, keys: rows, q, s });
+                    level.run(Dots { n, keys: rows, q, integers, s });
                     if let Some(scales) = scaling.of_keys(at, keys) {
                         level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                     }

@@ -7,12 +7,13 @@ use super::rows::TileRows;
 use super::score;
 use super::softmax::State;
 use crate::dtype::Input;
-use crate::gemv::{self, Starts, Stored, TILE, Unchecked};
+use crate::gemv::{self, Starts, Stored, TILE, Unchecked, bytes};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 use crate::pack;
 use crate::prefetch::Prefetch;
 use crate::scoring::{Scoring, TileAt};
+use crate::workspace::elements_of;
 
 /// Packs queries. Zeros pad them to whole vectors, and to a number of rows for which the products are compiled.
 pub(super) struct Queries<'a> {
@@ -46,18 +47,46 @@ impl Run<()> for Queries<'_> {
     }
 }
 
+/// Writes queries as integers, at levels that multiply bytes.
+pub(super) struct Integers<'a> {
+    pub(super) rows: usize,
+    pub(super) q: &'a [f32],
+    pub(super) columns: usize,
+    pub(super) dst: &'a mut [f32],
+}
+
+impl Run<()> for Integers<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { rows, q, columns, dst } = self;
+        if const { I::BYTES } {
+            let (beside, digits) = dst.split_at_mut(rows * bytes::BESIDE);
+            bytes::write(isa, q, rows, columns, (beside, elements_of(digits)));
+        }
+    }
+}
+
 /// Products of all rows with the keys of a tile.
 pub(super) struct Dots<'a, T> {
     pub(super) n: usize,
     pub(super) keys: Unchecked<'a, T>,
     pub(super) q: &'a [f32],
+    /// The same as integers, if the keys are [some](Stored::INTEGERS) and not too wide.
+    pub(super) integers: &'a [f32],
     pub(super) s: &'a mut [f32],
 }
 
 impl<T: Stored> Run<()> for Dots<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, keys, q, s } = self;
+        let Self { n, keys, q, integers, s } = self;
+        // A constant condition, so that no code of other levels is compiled.
+        if const { I::BYTES && T::INTEGERS }
+            && keys.columns <= bytes::WIDEST
+            && let Some(keys) = T::integers(keys.check())
+        {
+            return bytes::dots(isa, n, keys, (q, integers), s);
+        }
         for (first, count) in gemv::blocks::<T>(n, I::LANES) {
             gemv::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
         }

@@ -79,20 +79,21 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
 ) {
     let (values, vectors) = (values.for_rows(R), values.columns / I::LANES);
     let step = const { PART * parts(I::LANES, R, C) };
+    let of = (&values, Prefetcher::of::<I, T, C>(&values, step));
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
         unsafe {
             while vectors - done >= C {
-                block::<I, T, R, C>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, C>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += C;
             }
             if C > 4 && vectors - done >= 4 {
-                block::<I, T, R, 4>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, 4>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += 4;
             }
             while C > 1 && vectors > done {
-                block::<I, T, R, 1>(isa, values, first, step, p, factor, o, done * I::LANES);
+                block::<I, T, R, 1>(isa, of, first, step, p, factor, o, done * I::LANES);
                 done += 1;
             }
         }
@@ -116,6 +117,8 @@ struct Prefetcher {
     first: usize,
     /// Whether lines are requested once, into the second cache: for one row over `f32`.
     single: bool,
+    /// Bytes from the former to the lines that are prefetched into the second cache.
+    beyond: usize,
 }
 
 impl Prefetcher {
@@ -130,8 +133,8 @@ impl Prefetcher {
         let least = if single && values.columns <= C * I::LANES { 1 } else { step };
         let (far, near) = (values.rows_in(far).max(least), step);
         match into {
-            Into::First => Self { lines, second: near, first: far, single },
-            Into::Second => Self { lines, second: far, first: near, single },
+            Into::First => Self { lines, second: near, first: far, beyond: 0, single },
+            Into::Second => Self { lines, second: far, first: near, beyond: values.beyond(), single },
         }
     }
 
@@ -181,7 +184,7 @@ impl Prefetcher {
         count: usize,
     ) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
-        let (second, first) = (at(row + self.second), at(row + self.first));
+        let (second, first) = (at(row + self.second).wrapping_add(self.beyond), at(row + self.first));
         for n in 0..count {
             isa.prefetch::<{ hint::SECOND }>(second.wrapping_add(n * 64));
             if !(const { is_single::<T>(R) } && self.single) {
@@ -262,7 +265,7 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
 #[expect(clippy::too_many_arguments, reason = "a loop's body")]
 unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
-    values: Rows<'_, T>,
+    of: (&Rows<'_, T>, Prefetcher),
     first: usize,
     step: usize,
     p: *const f32,
@@ -270,8 +273,8 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     o: [*mut f32; 5],
     from: usize,
 ) {
+    let (values, _) = of;
     let columns = values.columns;
-    let of = (&values, Prefetcher::of::<I, T, C>(&values, step));
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {

@@ -6,11 +6,13 @@ use core::arch::x86_64::*;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Isa, address_ops, hint, lane_ops};
+use super::{Bytes, Isa, address_ops, bytes, hint, lane_ops};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Avx512 {
+    /// Whether it has AVX512_VNNI too. No bit depends on it.
+    pub(crate) vnni: bool,
     pub(crate) _proof: (),
 }
 
@@ -29,6 +31,7 @@ impl Isa for Avx512 {
     const LANES: usize = 16;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
+    const BYTES: bool = true;
     type Floats = Self;
 
     #[inline(always)]
@@ -147,6 +150,12 @@ impl Isa for Avx512 {
                 }
             }
         };
+    }
+
+    #[inline(always)]
+    unsafe fn dot_bytes<const R: usize>(self, of: Bytes<'_, R>) {
+        // SAFETY: the caller vouches for the bytes; the token proves the instructions.
+        unsafe { bytes::dot_bytes(self.vnni, of) }
     }
 
     #[inline(always)]

@@ -129,6 +129,63 @@ fn as_exact_as_on_the_dequantised_numbers() {
     }
 }
 
+/// Levels that multiply bytes round a query to integers of 24 bits. Channels of little weight beside one large number,
+/// which keys do not have, show it; the bound counts each as at least half of the largest.
+#[test]
+fn queries_of_wide_range_err_as_stated() {
+    for level in Level::available() {
+        for (group, head_dim) in [(1, 16), (2, 48), (3, 64), (4, 80), (5, 128), (7, 200), (8, 256), (9, 272)] {
+            let dims = shape((1, 2 * group, 2, 1, 203, head_dim, 16));
+            let mut inputs = Inputs::<f32>::plain(dims, 73);
+            inputs.q.each(|[.., c], x| *x = if c == 5 { 1000.0 } else { *x / 8.0 });
+            inputs.k.each(|[.., c], x| *x = if c == 5 { 0.0 } else { *x });
+            let cache = Quantized::new(&inputs, false);
+            let (meant, attn) = (cache.dequantised(&inputs), Attention::new());
+            let q = Tensor4::<f32>::new(inputs.q.sizes, Memory::Bshd, |at| f64::from(inputs.q.at(at)));
+            let got = step(level, &attn, q.view(), cache.view(), dims.value_dim).expect("accepted");
+            let (mut want, mut floored) = (oracle(&attn, &meant), meant.clone());
+            floored.q.each(|_, x| *x = x.abs().max(500.0));
+            want.score_bound = oracle(&attn, &floored).score_bound;
+            want.check(ETA, &got, &(level, dims));
+        }
+    }
+}
+
+/// Rows that integers cannot hold are computed in f32, and the rows beside them as ever.
+#[test]
+fn rows_that_are_no_integers_change_no_other_row() {
+    let row = |n: usize| -> Vec<f32> {
+        let plain = (0..80).map(|c| ((c * 7 + n * 3) as f32 * 0.37).sin());
+        match n {
+            1 => plain.enumerate().map(|(c, x)| if c == 3 { f32::INFINITY } else { x }).collect(),
+            2 => plain.enumerate().map(|(c, x)| if c == 79 { f32::NAN } else { x }).collect(),
+            3 => plain.map(|x| x * 1e35).collect(),
+            4 => plain.map(|x| x * 1e-30).collect(),
+            5 => plain.map(|x| x * 1e-42).collect(),
+            6 => vec![0.0; 80],
+            _ => plain.collect(),
+        }
+    };
+    let inputs = Inputs::<f32>::plain(shape((1, 9, 1, 1, 131, 80, 24)), 74);
+    for per_channel in [false, true] {
+        let cache = Quantized::new(&inputs, per_channel);
+        let q: Vec<f32> = (0..9).flat_map(row).collect();
+        for level in Level::available() {
+            let run = |q: &[f32], heads: usize| {
+                let q = View::new(q, Layout::Bhsd, [1, heads, 1, 80]).expect("queries");
+                let got = step(level, &Attention::new(), q, cache.view(), 24).expect("accepted");
+                got.out.into_iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect::<Vec<_>>()
+            };
+            let all = run(&q, 9);
+            for n in 0..9 {
+                assert_eq!(all[n * 24..][..24], run(&row(n), 1)[..], "{} row {n} {per_channel}", level.name());
+            }
+            let is_nan = |n: usize| all[n * 24..][..24].iter().all(|&x| x == 0);
+            assert_eq!([0, 1, 2, 3, 7].map(is_nan), [false, true, true, false, false], "{}", level.name());
+        }
+    }
+}
+
 /// Against the numbers before: within the bound that `QuantizedView` states.
 #[test]
 fn quantising_costs_what_is_stated_at_most() {
