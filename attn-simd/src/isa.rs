@@ -22,6 +22,7 @@ pub(crate) mod avx512bf16;
 mod bytes;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
+mod digits;
 mod fallback;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
@@ -32,6 +33,7 @@ use core::fmt;
 
 use attn_core::half::{bf16, f16};
 
+pub(crate) use digits::Bytes;
 pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 
 /// Why a level cannot be used.
@@ -102,27 +104,6 @@ macro_rules! address_ops {
 }
 #[cfg(target_arch = "x86_64")]
 use {address_ops, lane_ops};
-
-/// Bytes of keys, and R rows of integers that they are multiplied with.
-pub(crate) struct Bytes<'a, const R: usize> {
-    /// The first byte of each key: a multiple of `LANES` keys.
-    pub(crate) keys: &'a [*const i8],
-    /// Bytes of a key; at most 256, so that no sum overflows.
-    pub(crate) columns: usize,
-    /// Digits `a`, `b` and `c` of integers `65536·a + 256·b + c`, `|a| ≤ 127`, as words of four channels:
-    /// `[columns / 4][R][3]`. Zeros pad them to a multiple of 64 columns.
-    pub(crate) digits: *const [i8; 4],
-    /// −128 times the sum of each digit over all columns.
-    pub(crate) start: &'a [[i32; 3]; R],
-    /// The factor of each row's sums.
-    pub(crate) unit: &'a [f32; R],
-    /// Bytes from a line to those that are prefetched meanwhile: into the first cache, and into the second.
-    pub(crate) ahead: [usize; 2],
-    /// Where the sums go: `stride` floats for each row.
-    pub(crate) s: &'a mut [f32],
-    /// Floats from row to row; at least the number of keys.
-    pub(crate) stride: usize,
-}
 
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
@@ -333,7 +314,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn dot_bytes<const R: usize>(self, of: Bytes<'_, R>) {
         // SAFETY: the caller vouches for the same.
-        unsafe { fallback::dot_bytes(of) }
+        unsafe { digits::dot_bytes(of) }
     }
 
     /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be

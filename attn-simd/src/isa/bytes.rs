@@ -5,7 +5,7 @@
 //! of four channels: 64 shuffles, which run beside the products. The instruction takes unsigned bytes of keys: they are
 //! 128 too large, and the sums start 128 times the sum of the digits too small.
 //!
-//! [`fallback`](super::fallback) does the same in plain Rust.
+//! [`digits`](super::digits) does the same in plain Rust.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
@@ -163,7 +163,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::isa::fallback;
+    use crate::isa::digits;
     use crate::level::Level;
 
     /// Both ways beside plain Rust, over all bytes, and digits of every size.
@@ -202,7 +202,7 @@ mod tests {
                 };
                 // SAFETY: 32 keys of `columns` bytes, digits for 64 columns at a time; the token proves AVX-512, and
                 // says whether there is AVX512_VNNI.
-                let want = run(&|of| unsafe { fallback::dot_bytes(of) });
+                let want = run(&|of| unsafe { digits::dot_bytes(of) });
                 for vnni in [false, isa.vnni] {
                     // SAFETY: the same.
                     let got = run(&|of| unsafe { dot_bytes(vnni, of) });

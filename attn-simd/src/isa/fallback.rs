@@ -1,10 +1,6 @@
 //! Operations on lanes in plain Rust, for levels that lack an instruction for them. The lanes go through an array.
 
-#![allow(unsafe_code, reason = "the model of products of bytes, whose keys are anywhere")]
-
 use attn_core::half::{bf16, f16};
-
-use super::Bytes;
 
 /// The lanes of the longest vectors: the size of an array that holds a vector of any level.
 pub(crate) const MAX_LANES: usize = 16;
@@ -130,30 +126,6 @@ pub(super) fn pair_bf16(mut even: [f32; MAX_LANES], odd: [f32; MAX_LANES]) -> [f
 #[inline(always)]
 pub(super) fn max_across(lanes: &[f32]) -> f32 {
     lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
-}
-
-/// As [`Isa::dot_bytes`](super::Isa::dot_bytes), in plain Rust.
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn dot_bytes<const R: usize>(of: Bytes<'_, R>) {
-    let Bytes { keys, columns, digits, unit, s, stride, .. } = of;
-    // SAFETY: the caller vouches for the digits.
-    let digits = unsafe { core::slice::from_raw_parts(digits, columns.next_multiple_of(64) / 4 * R * 3) };
-    for (n, &key) in keys.iter().enumerate() {
-        // SAFETY: the caller vouches for the bytes.
-        let key = unsafe { core::slice::from_raw_parts(key, columns) };
-        for (r, unit) in unit.iter().enumerate() {
-            let mut sums = [0i32; 3];
-            for (bytes, words) in key.chunks(4).zip(digits.chunks_exact(3 * R)) {
-                for (sum, digits) in sums.iter_mut().zip(&words[3 * r..]) {
-                    *sum += bytes.iter().zip(digits).map(|(&k, &n)| i32::from(k) * i32::from(n)).sum::<i32>();
-                }
-            }
-            let [a, b, c] = sums;
-            s[r * stride + n] = unit * (256.0 * (256 * a + b) as f32 + c as f32);
-        }
-    }
 }
 
 #[cfg(test)]
