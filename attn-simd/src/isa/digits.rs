@@ -4,6 +4,10 @@
 #![allow(unsafe_code, reason = "keys and digits are anywhere: the caller vouches for them")]
 
 /// Bytes of keys, and R rows of integers that they are multiplied with.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "plain Rust prefetches nothing, and takes bytes as signed")
+)]
 pub(crate) struct Bytes<'a, const R: usize> {
     /// The first byte of each key: a multiple of `LANES` keys.
     pub(crate) keys: &'a [*const i8],
