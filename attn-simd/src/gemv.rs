@@ -49,13 +49,8 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// channels. Otherwise for [few](compiled) numbers of rows, because these instances are most of the code to
     /// compile.
     const EVERY: bool = true;
-    /// The rows as [integers](bytes), if they are.
-    #[inline(always)]
-    fn integers(_: Rows<'_, Self>) -> Option<Rows<'_, i8>> {
-        None
-    }
-    /// Whether they are.
-    const INTEGERS: bool = false;
+    /// Takes the rows for [integers](bytes), if they are.
+    const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = None;
     /// The number of elements that store some numbers.
     #[inline(always)]
     fn elements(numbers: usize) -> usize {
@@ -71,7 +66,7 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
 }
 
 macro_rules! stored {
-    ($($t:ty => $load:ident, $widen:expr, $finite:literal $(, $integers:ident)?;)*) => {$(
+    ($($t:ty => $load:ident, $widen:expr, $finite:literal $(, $integers:expr)?;)*) => {$(
         impl Stored for $t {
             const FINITE: bool = $finite;
             #[inline(always)]
@@ -83,13 +78,7 @@ macro_rules! stored {
             fn read(row: Row<'_, Self>, out: &mut [f32]) {
                 out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = $widen(x));
             }
-            $(
-                const INTEGERS: bool = true;
-                #[inline(always)]
-                fn $integers(rows: Rows<'_, Self>) -> Option<Rows<'_, i8>> {
-                    Some(rows)
-                }
-            )?
+            $(const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = Some($integers);)?
         }
     )*};
 }
@@ -97,7 +86,7 @@ stored! {
     f32 => load_ptr, |x| x, false;
     f16 => load_f16_ptr, crate::isa::widen_f16, false;
     bf16 => load_bf16_ptr, bf16::to_f32, false;
-    i8 => load_i8_ptr, f32::from, true, integers;
+    i8 => load_i8_ptr, f32::from, true, |rows| rows;
 }
 
 /// The index where each row of two tiles starts: the present one and the next, which take turns. A tile of fewer rows

@@ -10,6 +10,18 @@ use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Avx512Bf16};
 
+/// Whether the processor has all of some features; without `std`, whether the build demands them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! has {
+    ($($feature:tt)*) => {{
+        #[cfg(feature = "std")]
+        let has = true $(&& std::arch::is_x86_feature_detected!($feature))*;
+        #[cfg(not(feature = "std"))]
+        let has = cfg!(all($(target_feature = $feature),*));
+        has
+    }};
+}
+
 /// An instruction-set level that this machine has.
 ///
 /// ```
@@ -211,7 +223,7 @@ impl Level {
             }
             #[cfg(target_arch = "x86_64")]
             "avx512bf16" => avx512()
-                .filter(|_| has_avx512bf16())
+                .filter(|_| has!("avx512bf16"))
                 .map(|vectors| Self::Avx512Bf16(Avx512Bf16 { vectors, _proof: () }))
                 .ok_or(LevelError::Missing),
             "amx-model" => Ok(Self::AmxModel(AmxModel::detect())),
@@ -325,46 +337,20 @@ pub(crate) trait Run<R> {
     fn run<I: Isa>(self, isa: I) -> R;
 }
 
-#[cfg(all(target_arch = "x86_64", feature = "std"))]
+#[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    std::arch::is_x86_feature_detected!("avx2")
-        && std::arch::is_x86_feature_detected!("fma")
-        && std::arch::is_x86_feature_detected!("f16c")
+    has!("avx2" "fma" "f16c")
 }
 
-#[cfg(all(target_arch = "x86_64", feature = "std"))]
+#[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
-    has_avx2()
-        && std::arch::is_x86_feature_detected!("avx512f")
-        && std::arch::is_x86_feature_detected!("avx512bw")
-        && std::arch::is_x86_feature_detected!("avx512dq")
-        && std::arch::is_x86_feature_detected!("avx512vl")
+    has_avx2() && has!("avx512f" "avx512bw" "avx512dq" "avx512vl")
 }
 
 /// The token of AVX-512, if the processor has it.
 #[cfg(target_arch = "x86_64")]
 fn avx512() -> Option<Avx512> {
-    has_avx512().then(|| Avx512 { vnni: has_avx512vnni(), _proof: () })
-}
-
-#[cfg(all(target_arch = "x86_64", feature = "std"))]
-fn has_avx512vnni() -> bool {
-    std::arch::is_x86_feature_detected!("avx512vnni")
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
-const fn has_avx512vnni() -> bool {
-    cfg!(target_feature = "avx512vnni")
-}
-
-#[cfg(all(target_arch = "x86_64", feature = "std"))]
-fn has_avx512bf16() -> bool {
-    std::arch::is_x86_feature_detected!("avx512bf16")
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
-const fn has_avx512bf16() -> bool {
-    cfg!(target_feature = "avx512bf16")
+    has_avx512().then(|| Avx512 { vnni: has!("avx512vnni"), _proof: () })
 }
 
 /// The system's answer to the request for permission.
@@ -392,20 +378,4 @@ pub(crate) fn known_obstacle() -> Option<LevelError> {
 #[cfg(all(target_arch = "x86_64", not(feature = "std")))]
 const fn amx_obstacle() -> Option<LevelError> {
     Some(LevelError::Disabled)
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
-const fn has_avx2() -> bool {
-    cfg!(all(target_feature = "avx2", target_feature = "fma", target_feature = "f16c"))
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "std")))]
-const fn has_avx512() -> bool {
-    has_avx2()
-        && cfg!(all(
-            target_feature = "avx512f",
-            target_feature = "avx512bw",
-            target_feature = "avx512dq",
-            target_feature = "avx512vl"
-        ))
 }

@@ -193,7 +193,7 @@ impl Over<'_, '_> {
                 }
             }
         }
-        if const { K::Number::INTEGERS } && columns <= gemv::bytes::WIDEST {
+        if const { K::Number::INTEGERS.is_some() } && columns <= gemv::bytes::WIDEST {
             level.run(Integers { rows: n, q: b.q, columns, dst: b.integers });
         }
         b.s.fill(0.0);

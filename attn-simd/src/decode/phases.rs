@@ -81,11 +81,11 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, keys, q, integers, s } = self;
         // A constant condition, so that no code of other levels is compiled.
-        if const { I::BYTES && T::INTEGERS }
+        if const { I::BYTES && T::INTEGERS.is_some() }
             && keys.columns <= bytes::WIDEST
-            && let Some(keys) = T::integers(keys.check())
+            && let Some(of) = T::INTEGERS
         {
-            return bytes::dots(isa, n, keys, (q, integers), s);
+            return bytes::dots(isa, n, of(keys.check()), (q, integers), s);
         }
         for (first, count) in gemv::blocks::<T>(n, I::LANES) {
             gemv::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
