@@ -15,8 +15,7 @@
 //!
 //! With few rows both products are memory-bound. They prefetch lines far ahead and near, a few at a time between the
 //! multiply-adds; how far is a [policy of the processor](crate::prefetch). No branch chooses between the two: a branch
-//! between multiply-adds makes the compiler keep their operands in memory (eight rows took 1.7 times as long). Only one
-//! row over `f32`, which memory limits most, can have a distance of its own.
+//! between multiply-adds makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
 //! Each row is given by the index of its first element, so that pages, rings and strides are read alike. The number of
 //! rows or keys that are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an
@@ -156,45 +155,27 @@ struct PrefetchAt {
     second: usize,
     first: usize,
     near: usize,
-    /// Whether lines are requested once, into the second cache: for one row over `f32`.
-    single: bool,
 }
 
 impl PrefetchAt {
     #[inline(always)]
-    fn of(policy: Prefetch, far: usize, near: usize) -> Self {
-        let single = policy.single > 0;
-        match policy.into {
-            Into::First => Self { second: near, first: far, near, single },
-            Into::Second => Self { second: far, first: near, near, single },
+    fn of(into: Into, far: usize, near: usize) -> Self {
+        match into {
+            Into::First => Self { second: near, first: far, near },
+            Into::Second => Self { second: far, first: near, near },
         }
     }
 
-    /// Prefetches the lines at these distances from a line, for R rows.
+    /// Prefetches the lines at these distances from a line.
     #[inline(always)]
-    fn prefetch<I: Isa, T, const R: usize>(self, isa: I, line: *const u8) {
+    fn prefetch<I: Isa>(self, isa: I, line: *const u8) {
         isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.second));
-        if const { is_single::<T>(R) } && self.single {
-            return;
-        }
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.first));
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
     }
 }
 
-/// Whether products are those of one query row over `f32`, for which a policy can have a distance of its own. Only
-/// there a branch costs nothing.
-const fn is_single<T>(rows: usize) -> bool {
-    rows == 1 && size_of::<T>() == 4
-}
-
 impl<T: Stored> Rows<'_, T> {
-    /// The same with the policy for a number of query rows.
-    #[inline(always)]
-    fn for_rows(self, rows: usize) -> Self {
-        Self { prefetch: self.prefetch.for_products(is_single::<T>(rows)), ..self }
-    }
-
     /// The number of rows.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
@@ -245,7 +226,7 @@ impl<T: Stored> Rows<'_, T> {
     fn prefetch_at(&self, row: usize, [far, near]: [usize; 2]) -> PrefetchAt {
         // The distance is less than a row, so the policy's bytes are taken as they are.
         let near = if near == 0 { self.prefetch.near } else { self.lead(row, near) };
-        PrefetchAt::of(self.prefetch, self.lead(row, far), near)
+        PrefetchAt::of(self.prefetch.into, self.lead(row, far), near)
     }
 
     /// Prefetches the start of a row far ahead of this one.

@@ -14,12 +14,12 @@ use crate::isa::cpuid::{self, Maker};
 ///
 /// ```
 /// let policy = attn_simd::Prefetch::detect();
-/// println!("{policy}"); // second cache 16384 bytes ahead, first 0; one row of f32: … (Zen 4)
+/// println!("{policy}"); // second cache 16384 bytes ahead, first 0 (Zen 4)
 /// ```
 ///
 /// The environment variable `ATTN_PREFETCH` forces another one for experiments: `first:FAR:NEAR` or `second:FAR:NEAR`,
-/// in bytes; a far distance is at least a row of the cache. A fourth part, `:SINGLE`, is another far distance for one
-/// query row over `f32`. It is read once per process. If it means nothing, a line on the standard error says so.
+/// in bytes; a far distance is at least a row of the cache. It is read once per process. If it means nothing, a line on
+/// the standard error says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
     /// The cache that the far request fills.
@@ -28,9 +28,6 @@ pub struct Prefetch {
     pub(crate) far: usize,
     /// How far ahead they are requested again.
     pub(crate) near: usize,
-    /// For one query row over `f32`: how far ahead lines are requested, into the second cache and once. 0: as for more
-    /// rows.
-    pub(crate) single: usize,
     /// Whose policy it is.
     of: &'static str,
 }
@@ -52,28 +49,25 @@ impl Prefetch {
     /// Measured 2026-11-22 on an EPYC, caches of 32 to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and
     /// halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of this; into the second cache, 4 KiB ahead, 0.7 to 0.8. Requesting
     /// twice is 1.09 to 1.2 times as fast as once.
-    const ZEN5: Self = Self { into: Into::First, far: 12 << 10, near: 4 << 10, single: 0, of: "Zen 5" };
+    const ZEN5: Self = Self { into: Into::First, far: 12 << 10, near: 4 << 10, of: "Zen 5" };
 
     /// Measured 2026-11-25 on an EPYC, one thread, caches of 256 MiB: into the second cache instead of the first, f32
     /// is 1.3 to 2.0 times as fast and halves 1.4 to 1.7. Distances of 8 and 12 KiB are 0.85 to 1.0 of 16 KiB. Near
-    /// requests help no longer, since keys are read one after the other.
-    ///
-    /// One row over `f32`, measured 2026-11-27: 3 KiB ahead, once, is 1.12 times as fast in huge pages and as fast in
-    /// small ones; 2 KiB 1.04 and 0.94, 4 KiB 1.02 and 1.0, 6 KiB 0.9. The processor's own prefetcher reads memory
-    /// faster than requests do, and follows rows in order as long as few requests come between.
+    /// requests help no longer, since keys are read one after the other. Tried 2026-11-27 for one row over `f32`: 3 KiB
+    /// ahead, once per line, is 1.1 times as fast for 128 channels on AVX-512, and 0.8 to 0.9 for 64, 80, or on AVX2.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, single: 3 << 10, of: "Zen 4" };
+    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, of: "Zen 4" };
 
     /// Zen to Zen 3, which have fewer miss buffers at the first cache than Zen 4. Not measured.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN3: Self = Self { single: 0, of: "Zen to Zen 3, not measured: as Zen 4", ..Self::ZEN4 };
+    const ZEN3: Self = Self { of: "Zen to Zen 3, not measured: as Zen 4", ..Self::ZEN4 };
 
     /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
     /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3; on
     /// two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests a step takes up to 1.07 times as long; with 8 KiB
     /// and 512 bytes near, in f32 1.1 to 1.2 times. Other processors of Intel's are not measured.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, single: 0, of: "Intel" };
+    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, of: "Intel" };
 
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
@@ -91,8 +85,8 @@ impl Prefetch {
                 let text = text.to_string_lossy();
                 Self::parse(&text).unwrap_or_else(|| {
                     let line = alloc::format!(
-                        "attn: ATTN_PREFETCH={text} is ignored: it must be first:FAR:NEAR or second:FAR:NEAR, and perhaps \
-                         :SINGLE, with distances of at most {} bytes\n",
+                        "attn: ATTN_PREFETCH={text} is ignored: it must be first:FAR:NEAR or second:FAR:NEAR, with \
+                         distances of at most {} bytes\n",
                         Self::FARTHEST
                     );
                     let _ = std::io::stderr().write_all(line.as_bytes()); // whoever has closed it wants to hear nothing
@@ -102,16 +96,6 @@ impl Prefetch {
         }
         #[cfg(not(feature = "std"))]
         Self::OTHER
-    }
-
-    /// The policy of one query row over `f32`, or of all else: then `single` is 0.
-    #[inline]
-    pub(crate) const fn for_products(self, single: bool) -> Self {
-        if single && self.single > 0 {
-            Self { into: Into::Second, far: self.single, near: 0, ..self }
-        } else {
-            Self { single: 0, ..self }
-        }
     }
 
     /// The largest distance that is taken: requests beyond it would be gone before they are needed.
@@ -128,8 +112,7 @@ impl Prefetch {
         };
         let mut bytes = || parts.next()?.parse().ok().filter(|&bytes: &usize| bytes <= Self::FARTHEST);
         let (far, near) = (bytes()?, bytes()?);
-        let single = if text.matches(':').count() > 2 { bytes()? } else { 0 };
-        parts.next().is_none().then_some(Self { into, far, near, single, of: "ATTN_PREFETCH" })
+        parts.next().is_none().then_some(Self { into, far, near, of: "ATTN_PREFETCH" })
     }
 
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -157,16 +140,12 @@ impl Prefetch {
 
 impl fmt::Display for Prefetch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { into, far, near, single, of } = self;
+        let Self { into, far, near, of } = self;
         let into = match into {
             Into::First => "first",
             Into::Second => "second",
         };
-        write!(f, "{into} cache {far} bytes ahead, first {near}")?;
-        if *single > 0 {
-            write!(f, "; one row of f32: second cache {single}")?;
-        }
-        write!(f, " ({of})")
+        write!(f, "{into} cache {far} bytes ahead, first {near} ({of})")
     }
 }
 
@@ -176,13 +155,10 @@ mod tests {
 
     #[test]
     fn what_is_forced_is_read_as_written() {
-        let parse = |text| Prefetch::parse(text).map(|p| (p.into, p.far, p.near, p.single));
-        assert_eq!(parse("second:8192:256"), Some((Into::Second, 8192, 256, 0)));
-        assert_eq!(parse("first:0:64"), Some((Into::First, 0, 64, 0)));
-        assert_eq!(parse("first:0:64:3072"), Some((Into::First, 0, 64, 3072)));
-        let no =
-            ["", "third:1:1", "second", "second:1", "second:1:2:", "second:1:2:3:4", "first:-1:0", "first:1048577:0"];
-        for text in no {
+        let parse = |text| Prefetch::parse(text).map(|p| (p.into, p.far, p.near));
+        assert_eq!(parse("second:8192:256"), Some((Into::Second, 8192, 256)));
+        assert_eq!(parse("first:0:64"), Some((Into::First, 0, 64)));
+        for text in ["", "third:1:1", "second", "second:1", "second:1:2:3", "first:-1:0", "first:1048577:0", "none"] {
             assert_eq!(parse(text), None, "{text}");
         }
     }
@@ -195,7 +171,6 @@ mod tests {
         use crate::level::Run;
 
         const COLUMNS: usize = 128;
-
         /// Both products of one tile, for as many rows of queries.
         struct Both<'a, T>(Unchecked<'a, T>, &'a [f32]);
         impl<T: Stored> Run<(Vec<f32>, Vec<f32>)> for Both<'_, T> {
@@ -224,7 +199,7 @@ mod tests {
                 };
                 let (s, o) = run(Prefetch::OTHER);
                 assert!(s.iter().chain(&o).any(|&x| x != 0.0));
-                let forced = ["second:12288:256", "second:1048576:64", "first:64:1024", "first:64:1024:3072"];
+                let forced = ["second:12288:256", "second:1048576:64", "first:64:1024"];
                 for policy in forced.map(|text| Prefetch::parse(text).unwrap()).into_iter().chain([Prefetch::ZEN5]) {
                     assert_eq!(run(policy), (s.clone(), o.clone()), "{}, {rows} rows: {policy}", level.name());
                 }

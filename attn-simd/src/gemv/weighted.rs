@@ -5,10 +5,10 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
-use super::{Rows, Stored, TILE, is_single, with_rows};
+use super::{Rows, Stored, TILE, with_rows};
 use crate::isa::{Isa, MAX_LANES, hint};
 use crate::math::{add_compensated, finite_or_zero};
-use crate::prefetch::{Into, Prefetch};
+use crate::prefetch::Into;
 
 /// Outputs of some rows: `[rows][columns]` each.
 pub(crate) struct Sums<'s> {
@@ -77,9 +77,9 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     factor: *const f32,
     o: [*mut f32; 5],
 ) {
-    let (values, vectors) = (values.for_rows(R), values.columns / I::LANES);
+    let vectors = values.columns / I::LANES;
     let step = const { PART * parts(I::LANES, R, C) };
-    let of = (&values, Prefetcher::of::<I, T, C>(&values, step));
+    let of = (&values, Prefetcher::of::<I, T>(&values, step));
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
@@ -115,8 +115,6 @@ struct Prefetcher {
     /// Rows from the present one to those that are prefetched: into the second cache, and into the first.
     second: usize,
     first: usize,
-    /// Whether lines are requested once, into the second cache: for one row over `f32`.
-    single: bool,
     /// Bytes from the former to the lines that are prefetched into the second cache.
     beyond: usize,
 }
@@ -124,24 +122,20 @@ struct Prefetcher {
 impl Prefetcher {
     /// For values that the blocks pass over `step` at a time.
     #[inline(always)]
-    fn of<I: Isa, T: Stored, const C: usize>(values: &Rows<'_, T>, step: usize) -> Self {
+    fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
         let row = values.row_bytes();
         let lines = (row.is_multiple_of(64) && (row / 64).is_power_of_two()).then(|| (row / 64).trailing_zeros());
-        let Prefetch { into, far, single, .. } = values.prefetch;
-        let single = single > 0;
-        // If several blocks pass over these values, only those after them are ahead.
-        let least = if single && values.columns <= C * I::LANES { 1 } else { step };
-        let (far, near) = (values.rows_in(far).max(least), step);
-        match into {
-            Into::First => Self { lines, second: near, first: far, beyond: 0, single },
-            Into::Second => Self { lines, second: far, first: near, beyond: values.beyond(), single },
+        let (far, near) = (values.rows_in(values.prefetch.far).max(step), step);
+        match values.prefetch.into {
+            Into::First => Self { lines, second: near, first: far, beyond: 0 },
+            Into::Second => Self { lines, second: far, first: near, beyond: values.beyond() },
         }
     }
 
     /// Prefetches a share of the lines: that of the block of C vectors from `from` on, while it reads the group of
     /// values from `first + n` on. The blocks pass over `step` values from `first` on.
     #[inline(always)]
-    fn prefetch<I: Isa, T: Stored, const R: usize, const C: usize>(
+    fn prefetch<I: Isa, T: Stored, const C: usize>(
         self,
         isa: I,
         values: &Rows<'_, T>,
@@ -152,7 +146,7 @@ impl Prefetcher {
         let Some(lines) = self.lines else {
             for j in first + n..first + n + const { group(C) } {
                 let byte = T::elements(from) * size_of::<T>();
-                self.prefetch_lines::<I, T, R>(isa, values, j, byte, bytes.div_ceil(64));
+                self.prefetch_lines(isa, values, j, byte, bytes.div_ceil(64));
             }
             return;
         };
@@ -164,10 +158,10 @@ impl Prefetcher {
         let (line, count) = (at / 64, some.div_ceil(64));
         let (mut row, of_row) = (first + (line >> lines), 1 << lines);
         if count <= of_row {
-            self.prefetch_lines::<I, T, R>(isa, values, row, line % of_row * 64, count);
+            self.prefetch_lines(isa, values, row, line % of_row * 64, count);
         } else {
             for _ in 0..count >> lines {
-                self.prefetch_lines::<I, T, R>(isa, values, row, 0, of_row);
+                self.prefetch_lines(isa, values, row, 0, of_row);
                 row += 1;
             }
         }
@@ -175,21 +169,12 @@ impl Prefetcher {
 
     /// Prefetches `count` contiguous lines of the rows ahead of a row, from a byte on.
     #[inline(always)]
-    fn prefetch_lines<I: Isa, T: Stored, const R: usize>(
-        self,
-        isa: I,
-        values: &Rows<'_, T>,
-        row: usize,
-        byte: usize,
-        count: usize,
-    ) {
+    fn prefetch_lines<I: Isa, T: Stored>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
         let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
         let (second, first) = (at(row + self.second).wrapping_add(self.beyond), at(row + self.first));
         for n in 0..count {
             isa.prefetch::<{ hint::SECOND }>(second.wrapping_add(n * 64));
-            if !(const { is_single::<T>(R) } && self.single) {
-                isa.prefetch::<{ hint::READ }>(first.wrapping_add(n * 64));
-            }
+            isa.prefetch::<{ hint::READ }>(first.wrapping_add(n * 64));
         }
     }
 }
@@ -239,7 +224,7 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
     let mut acc = [[isa.splat(0.0); C]; R];
     let (mut j, end) = (first + nth * PART, values.len().min(first + (nth + 1) * PART));
     while j < end {
-        prefetcher.prefetch::<I, T, R, C>(isa, values, from, (first, j - first, step));
+        prefetcher.prefetch::<I, T, C>(isa, values, from, (first, j - first, step));
         // SAFETY: values of the tile; the caller vouches for the rest.
         unsafe {
             if end - j >= const { group(C) } {
