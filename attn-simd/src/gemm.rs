@@ -156,6 +156,12 @@ const fn parts_of<I: Isa>(depth: usize) -> usize {
     }
 }
 
+/// Whether registers hold the sums of the chains before besides the accumulators of a chain. Measured on Zen 4: 4 rows
+/// with their sums in registers instead of 8 with sums in memory makes the whole call 3 to 5 % faster, backward 1 to 4.
+const fn in_registers<I: Isa>(vectors: usize, rows: usize) -> bool {
+    I::LANES == 16 && 2 * rows * vectors + vectors < 32
+}
+
 /// The scores of `M` keys, for all vectors but FRONT at the front and BACK at the back, in chains of `part`.
 ///
 /// # Safety
@@ -169,6 +175,27 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
     (depth, part): (usize, usize),
     s: *mut f32,
 ) {
+    // Two loops: sums that one loop kept in either place would cost AVX2 5 to 10 %.
+    if const { in_registers::<I>(NQ, M) } {
+        let (mut chain, mut sums) = (part.min(depth), [[isa.splat(0.0); NQ]; M]);
+        // SAFETY: the caller vouches for these addresses.
+        unsafe {
+            steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, 0..chain, &mut sums);
+            while chain < depth {
+                let end = depth.min(chain + part);
+                let mut acc = [[isa.splat(0.0); NQ]; M];
+                steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, chain..end, &mut acc);
+                values::add_all(isa, &mut sums, &acc);
+                chain = end;
+            }
+            for (m, row) in sums.iter().enumerate() {
+                for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
+                    isa.store_ptr(*x, s.add((m * NQ + n) * I::LANES));
+                }
+            }
+        }
+        return;
+    }
     let mut chain = 0;
     while chain < depth {
         let end = depth.min(chain + part);
@@ -176,8 +203,8 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
         // SAFETY: the caller vouches for these addresses.
         unsafe {
             steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, chain..end, &mut acc);
-            // Opaque where registers are few: else the sums of the chains before would be kept in some as well.
-            let s = if I::LANES < 16 { core::hint::black_box(s) } else { s };
+            // Opaque: else the sums of the chains before would be kept in some of the few registers as well.
+            let s = core::hint::black_box(s);
             for (m, row) in acc.iter().enumerate() {
                 for (n, x) in row.iter().enumerate().take(NQ - BACK).skip(FRONT) {
                     let slot = s.add((m * NQ + n) * I::LANES);

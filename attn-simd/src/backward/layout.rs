@@ -90,12 +90,12 @@ impl Layout {
         let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
         let sums = [times(kv_len, columns[0])?, times(kv_len, columns[1])?];
         let width = q_tile;
-        let tile = KV_TILE.next_multiple_of(tiles.score_rows) * width;
+        let tile = KV_TILE.next_multiple_of(tiles.acc_rows) * width;
         let scratch = Scratch {
             transposed: [columns[0] * width, columns[1] * width],
             rows: [q_tile * columns[0], q_tile * columns[1]],
             tile,
-            dq: head_dim.next_multiple_of(lanes).max(head_dim.next_multiple_of(tiles.value_rows)) * width,
+            dq: head_dim.next_multiple_of(lanes).max(head_dim.next_multiple_of(tiles.acc_rows)) * width,
             keys: [KV_TILE * head_dim, KV_TILE * value_dim],
             bias: if with_bias { KV_TILE.next_multiple_of(lanes) * width } else { 0 },
             mod_slopes: if with_score_mod { tile } else { 0 },

@@ -60,7 +60,7 @@ impl<const NQ: usize> Tile<NQ> {
     /// of a soft-cap. The [operands](operand) are those of k and v. `between` is called before each group of keys of
     /// either product.
     #[inline(always)]
-    pub(super) fn weigh<I: Isa, const MS: usize>(
+    pub(super) fn weigh<I: Isa, const M: usize>(
         &mut self,
         isa: I,
         call: &Job<'_>,
@@ -72,8 +72,8 @@ impl<const NQ: usize> Tile<NQ> {
         let (keys, shape) = (tile.keys, &job.shape);
         let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
         let [qk, dyv] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD));
-        gemm::scores::<I, NQ, MS>(isa, k, (keys, qk), &self.reach, transposed[0], scores, &mut between);
-        gemm::scores::<I, NQ, MS>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, &mut between);
+        gemm::scores::<I, NQ, M>(isa, k, (keys, qk), &self.reach, transposed[0], scores, &mut between);
+        gemm::scores::<I, NQ, M>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, &mut between);
         let isa = isa.floats();
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {

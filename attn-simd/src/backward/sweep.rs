@@ -56,8 +56,8 @@ pub(super) fn piece(pieces: &Pieces<'_, '_>, piece: &Piece, buffers: &mut Buffer
     }
 }
 
-/// Names, per instruction set, the widths that are compiled: vectors of queries, and rows of accumulators of the
-/// products of scores, of `dq`, and of `dk` and `dv` with their vectors of channels.
+/// Names, per instruction set, the widths that are compiled: vectors of queries, rows of accumulators of the
+/// products of scores and of `dq`, and vectors of channels and rows of those of `dk` and `dv`.
 macro_rules! instances {
     ($name:ident, $isa:ty, $rows:tt, [$($vecs:literal),*]) => {
         fn $name(isa: $isa, block: Block<'_>, to: To<'_, '_>, buffers: &mut Buffers<'_>) {
@@ -67,32 +67,32 @@ macro_rules! instances {
             }
         }
     };
-    (@one $isa:ty, $vecs:literal, [$ms:literal, $mv:literal, $nc:literal, $mc:literal],
+    (@one $isa:ty, $vecs:literal, [$m:literal, $nc:literal, $mc:literal],
         $t:ident, $b:ident, $to:ident, $u:ident) => {
         $t.vectorize(
             #[inline(always)]
             || match $to {
-                To::Sums(sums) => $b.sums::<$isa, $vecs, $ms, $mv, $nc, $mc>($t, sums, $u),
-                To::Bias(piece) => $b.bias::<$isa, $vecs, $ms>($t, piece, $u),
+                To::Sums(sums) => $b.sums::<$isa, $vecs, $m, $nc, $mc>($t, sums, $u),
+                To::Bias(piece) => $b.bias::<$isa, $vecs, $m>($t, piece, $u),
             },
         )
     };
 }
 
 #[cfg(target_arch = "x86_64")]
-instances!(block_avx512, Avx512, [8, 4, 4, 6], [1, 2, 3]);
+instances!(block_avx512, Avx512, [4, 4, 6], [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(block_avx512bf16, Pairs<Avx512Bf16>, [8, 4, 4, 6], [1, 2, 3]);
+instances!(block_avx512bf16, Pairs<Avx512Bf16>, [4, 4, 6], [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(block_avx2, Avx2, [6, 6, 2, 6], [1, 2]);
+instances!(block_avx2, Avx2, [6, 2, 6], [1, 2]);
 #[cfg(target_arch = "aarch64")]
-instances!(block_portable, Portable, [4, 4, 4, 4], [1, 2, 3, 4]);
+instances!(block_portable, Portable, [4, 4, 4], [1, 2, 3, 4]);
 #[cfg(target_arch = "aarch64")]
-instances!(block_model, Pairs<PairModel>, [4, 4, 4, 4], [1, 2, 3, 4]);
+instances!(block_model, Pairs<PairModel>, [4, 4, 4], [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
-instances!(block_portable, Portable, [4, 4, 2, 4], [1, 2]);
+instances!(block_portable, Portable, [4, 2, 4], [1, 2]);
 #[cfg(not(target_arch = "aarch64"))]
-instances!(block_model, Pairs<PairModel>, [4, 4, 2, 4], [1, 2]);
+instances!(block_model, Pairs<PairModel>, [4, 2, 4], [1, 2]);
 
 /// Factors of 1.
 const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];
@@ -143,7 +143,7 @@ impl Block<'_> {
 
     /// Adds the block to the sums of its part.
     #[inline(always)]
-    fn sums<I: Isa, const NQ: usize, const MS: usize, const MV: usize, const NC: usize, const MC: usize>(
+    fn sums<I: Isa, const NQ: usize, const M: usize, const NC: usize, const MC: usize>(
         self,
         isa: I,
         sums: &mut Sums<'_>,
@@ -159,10 +159,10 @@ impl Block<'_> {
             |keys| {
                 let left = (ranges.any.end - keys.0).div_ceil(job.tiles.kv_tile);
                 if prefetch.is_none() && Prefetch::is_time(left) {
-                    let steps = 2 * left * job.tiles.kv_tile.div_ceil(MS);
+                    let steps = 2 * left * job.tiles.kv_tile.div_ceil(M);
                     prefetch = Some(Prefetch::of(self.call, rows, self.next, steps));
                 }
-                held |= self.tile::<I, NQ, MS, MV, NC, MC>(isa, &ranges, keys, (held, &mut prefetch), sums, buffers);
+                held |= self.tile::<I, NQ, M, NC, MC>(isa, &ranges, keys, (held, &mut prefetch), sums, buffers);
             },
         );
         if job.is_stopped() {
@@ -180,7 +180,7 @@ impl Block<'_> {
 
     /// Adds the block to a piece of the gradient of a bias.
     #[inline(always)]
-    fn bias<I: Isa, const NQ: usize, const MS: usize>(self, isa: I, piece: &Piece, buffers: &mut Buffers<'_>) {
+    fn bias<I: Isa, const NQ: usize, const M: usize>(self, isa: I, piece: &Piece, buffers: &mut Buffers<'_>) {
         let (call, job, rows, width) = (self.call, &self.call.forward, self.rows, NQ * I::LANES);
         let ranges = Ranges::of(job, rows);
         let keys = piece.keys(ranges.any.clone());
@@ -198,7 +198,7 @@ impl Block<'_> {
                 let [of_k, of_v] = words.channels.each_mut();
                 let k = operand(isa, &job.k, first, (tile.at.keys, shape.head_dim), k, of_k);
                 let v = operand(isa, &job.v, first, (tile.at.keys, shape.value_dim), v, of_v);
-                tile.weigh::<I, MS>(isa, call, [k, v], work, gemm::nothing);
+                tile.weigh::<I, M>(isa, call, [k, v], work, gemm::nothing);
                 piece.add(buffers.bias_sums, tile.at, width, buffers.work.dots);
             },
         );
@@ -206,7 +206,7 @@ impl Block<'_> {
 
     /// One tile of keys. Says whether any row sees any of it; `held`: whether `dq` holds a sum.
     #[inline(always)]
-    fn tile<I: Isa, const NQ: usize, const MS: usize, const MV: usize, const NC: usize, const MC: usize>(
+    fn tile<I: Isa, const NQ: usize, const M: usize, const NC: usize, const MC: usize>(
         &self,
         isa: I,
         ranges: &Ranges,
@@ -222,7 +222,7 @@ impl Block<'_> {
         let [of_k, of_v] = words.channels.each_mut();
         let k = operand(isa, &job.k, first, (keys, shape.head_dim), k, of_k);
         let v = operand(isa, &job.v, first, (keys, shape.value_dim), v, of_v);
-        tile.weigh::<I, MS>(
+        tile.weigh::<I, M>(
             isa,
             call,
             [k, v],
@@ -262,10 +262,10 @@ impl Block<'_> {
             words.of_tile(isa, (scores, dots), (keys, rows.count, width));
             let (panel, sizes) = (Panel::packed(words.keys, shape.head_dim), (keys.div_ceil(2), shape.head_dim));
             let (place, factors) = ((phase / 2, &tile.reach.halved()), (&*words.gradients, factor));
-            gemm::values::<I, NQ, MV>(isa, panel, sizes, place, factors, dq, gemm::nothing);
+            gemm::values::<I, NQ, M>(isa, panel, sizes, place, factors, dq, gemm::nothing);
         } else {
             let place = (phase, &tile.reach);
-            gemm::values::<I::Floats, NQ, MV>(floats, panel, sizes, place, (dots, factor), dq, gemm::nothing);
+            gemm::values::<I::Floats, NQ, M>(floats, panel, sizes, place, (dots, factor), dq, gemm::nothing);
         }
         let seen = |n: usize, lane: usize| visible.is_none_or(|bits| bits[n] >> lane & 1 == 1);
         if !sound {

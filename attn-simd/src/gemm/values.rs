@@ -303,7 +303,11 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
 
 /// `sum += acc`.
 #[inline(always)]
-fn add_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &mut [[I::F; NQ]; M], acc: &[[I::F; NQ]; M]) {
+pub(super) fn add_all<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    sum: &mut [[I::F; NQ]; M],
+    acc: &[[I::F; NQ]; M],
+) {
     for (sum, acc) in sum.iter_mut().zip(acc) {
         for (sum, x) in sum.iter_mut().zip(acc) {
             *sum = isa.add(*sum, *x);

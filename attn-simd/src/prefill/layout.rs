@@ -38,12 +38,10 @@ pub(crate) struct Tiles {
     pub(crate) lanes: usize,
     /// Vectors of queries in a full block.
     pub(crate) q_vecs: usize,
-    /// Keys of a tile: at most [`KV_TILE`], and a multiple of `score_rows`.
+    /// Keys of a tile: at most [`KV_TILE`], and a multiple of `acc_rows`.
     pub(crate) kv_tile: usize,
-    /// Rows of accumulators of the score product.
-    pub(crate) score_rows: usize,
-    /// Rows of accumulators of the value product.
-    pub(crate) value_rows: usize,
+    /// Rows of accumulators of both products.
+    pub(crate) acc_rows: usize,
 }
 
 impl Tiles {
@@ -51,17 +49,17 @@ impl Tiles {
     pub(crate) const fn of(level: Level) -> Self {
         let lanes = level.lanes();
         match level {
-            // 24 accumulators, 3 vectors of B and one broadcast of 32 registers.
+            // 12 accumulators, as many sums of chains before, 3 vectors of B and one broadcast of 32 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Self { lanes, q_vecs: 3, kv_tile: 64, score_rows: 8, value_rows: 4 },
+            Level::Avx512(_) => Self { lanes, q_vecs: 3, kv_tile: 64, acc_rows: 4 },
             // 12 accumulators, 2 vectors of B and one broadcast of 16 registers.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, score_rows: 6, value_rows: 6 },
+            Level::Avx2(_) => Self { lanes, q_vecs: 2, kv_tile: 60, acc_rows: 6 },
             // 16 accumulators of 32 registers on aarch64; on SSE2 and simd128 half of them spill, and 2 × 4 is better.
             // Levels of AMX never come here: their vectors are those of another level.
             _ => {
                 let q_vecs = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
-                Self { lanes, q_vecs, kv_tile: 60, score_rows: 4, value_rows: 4 }
+                Self { lanes, q_vecs, kv_tile: 60, acc_rows: 4 }
             }
         }
     }
@@ -110,8 +108,8 @@ impl Tiles {
         Scratch {
             strip: self.strip(shape, caches),
             q: channels_of(shape.head_dim, self.lanes, 1) * width,
-            scores: KV_TILE.next_multiple_of(self.score_rows) * width,
-            out: channels_of(shape.value_dim, self.lanes, self.value_rows) * width,
+            scores: KV_TILE.next_multiple_of(self.acc_rows) * width,
+            out: channels_of(shape.value_dim, self.lanes, self.acc_rows) * width,
             row: width,
             groups: 1 + min(shape.kv_len.saturating_sub(1) / self.group(), GROUPS - 1),
             k: if pack_k { KV_TILE * shape.head_dim } else { 0 },

@@ -65,13 +65,13 @@ pub(crate) fn rows(job: &Job<'_>, claim: &mut Claim<'_, '_>, buffers: &mut Buffe
 /// Names, per instruction set, the widths and tile rows that are compiled, for it and no other; `Tiles::of` states the
 /// same.
 macro_rules! instances {
-    ($name:ident, $isa:ty, $score_rows:literal, $value_rows:literal, [$($vecs:literal),*]) => {
+    ($name:ident, $isa:ty, $rows:literal, [$($vecs:literal),*]) => {
         fn $name(isa: $isa, visit: Visit<'_, '_>) {
-            debug_assert_eq!((visit.job.tiles.score_rows, visit.job.tiles.value_rows), ($score_rows, $value_rows));
+            debug_assert_eq!(visit.job.tiles.acc_rows, $rows);
             match visit.block.vecs {
                 $($vecs => isa.vectorize(
                     #[inline(always)]
-                    || visit.run::<$isa, $vecs, $score_rows, $value_rows>(isa),
+                    || visit.run::<$isa, $vecs, $rows>(isa),
                 ),)*
                 _ => unreachable!("a block has between one vector of rows and a full tile"),
             }
@@ -80,13 +80,13 @@ macro_rules! instances {
 }
 
 #[cfg(target_arch = "x86_64")]
-instances!(visit_avx512, Avx512, 8, 4, [1, 2, 3]);
+instances!(visit_avx512, Avx512, 4, [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
-instances!(visit_avx2, Avx2, 6, 6, [1, 2]);
+instances!(visit_avx2, Avx2, 6, [1, 2]);
 #[cfg(target_arch = "aarch64")]
-instances!(visit_portable, Portable, 4, 4, [1, 2, 3, 4]);
+instances!(visit_portable, Portable, 4, [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
-instances!(visit_portable, Portable, 4, 4, [1, 2]);
+instances!(visit_portable, Portable, 4, [1, 2]);
 
 /// A block of a strip.
 struct Block {
@@ -257,8 +257,8 @@ fn tiles<I: Isa>(
         let to = (from - from % kv_tile + kv_tile).min(any.end);
         let left = any.end - from;
         if left <= Prefetch::TILES * kv_tile && prefetch.is_nothing() {
-            let groups = left.div_ceil(job.tiles.score_rows)
-                + left.div_ceil(kv_tile) * job.shape.value_dim.div_ceil(job.tiles.value_rows);
+            let rows = job.tiles.acc_rows;
+            let groups = left.div_ceil(rows) + left.div_ceil(kv_tile) * job.shape.value_dim.div_ceil(rows);
             prefetch = Prefetch::of(job, claim, groups * blocks.len());
         }
         let Rows { batch, head, .. } = blocks[0].rows;
@@ -305,7 +305,7 @@ struct Visit<'v, 'w> {
 impl Visit<'_, '_> {
     /// Scores, weights, values.
     #[inline(always)]
-    fn run<I: Isa, const NQ: usize, const MS: usize, const MV: usize>(self, isa: I) {
+    fn run<I: Isa, const NQ: usize, const M: usize>(self, isa: I) {
         let Self { job, block: Block { rows, ranges, .. }, n, keys: Range { start: from, end: to }, .. } = self;
         let Self { buffers, bits, prefetch, there: [k_there, v_there], held, .. } = self;
         let (shape, width) = (&job.shape, NQ * I::LANES);
@@ -322,7 +322,7 @@ impl Visit<'_, '_> {
         let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
         let all = [tile.batch, shape.kv_head(tile.head), from];
         let k = pack::panel(isa, &job.k, all, to - from, shape.head_dim, buffers.k, k_there);
-        gemm::scores::<I, NQ, MS>(
+        gemm::scores::<I, NQ, M>(
             isa,
             k.skip(key - from),
             (keys, shape.head_dim),
@@ -366,10 +366,10 @@ impl Visit<'_, '_> {
             if job.bias.is_some() {
                 mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }
-            nonfinite::values::<I, NQ, MV>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
+            nonfinite::values::<I, NQ, M>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
             *v_there = false; // a cleaned copy has replaced it
         } else {
-            gemm::values::<I, NQ, MV>(
+            gemm::values::<I, NQ, M>(
                 isa,
                 v,
                 (keys, shape.value_dim),
