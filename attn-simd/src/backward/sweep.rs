@@ -80,7 +80,7 @@ macro_rules! instances {
 }
 
 #[cfg(target_arch = "x86_64")]
-instances!(block_avx512, Avx512, [4, 4, 6], [1, 2, 3]);
+instances!(block_avx512, Avx512, [4, 4, 4], [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
 instances!(block_avx512bf16, Pairs<Avx512Bf16>, [4, 4, 6], [1, 2, 3]);
 #[cfg(target_arch = "x86_64")]
