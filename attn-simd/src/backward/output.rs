@@ -4,7 +4,7 @@ use core::any::Any;
 use core::fmt;
 
 use attn_core::backward::Gradients;
-use attn_core::half::bf16;
+use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, Element};
 
 use super::job::{Job, product};
@@ -117,14 +117,22 @@ fn rounded<I: Isa, O: Element>(isa: I, from: &[f32], factor: f64, to: &mut [O]) 
             #[inline(always)]
             |x| (f64::from(x) * factor) as f32,
         );
-        match (to as &mut dyn Any).downcast_mut::<[bf16; MAX_LANES]>() {
-            // Rounded twice, which is as good: no middle of two bf16 numbers lies between a number and the nearest f32.
-            Some(to) if !has_middle(&near) => {
-                for lane in (0..MAX_LANES).step_by(I::LANES) {
-                    isa.store_bf16(isa.load(&near[lane..]), &mut to[lane..]);
-                }
+        // Rounded twice, which is as good where no middle of two halves lies between a number and the nearest f32.
+        let to_any: &mut dyn Any = to;
+        if let Some(to) = to_any.downcast_mut::<[bf16; MAX_LANES]>()
+            && !near.iter().fold(false, |any, &x| any | is_middle_bf16(x))
+        {
+            for lane in (0..MAX_LANES).step_by(I::LANES) {
+                isa.store_bf16(isa.load(&near[lane..]), &mut to[lane..]);
             }
-            _ => each(from, factor, to),
+        } else if let Some(to) = to_any.downcast_mut::<[f16; MAX_LANES]>()
+            && !near.iter().fold(false, |any, &x| any | is_middle_f16(x))
+        {
+            for lane in (0..MAX_LANES).step_by(I::LANES) {
+                isa.store_f16(isa.load(&near[lane..]), &mut to[lane..]);
+            }
+        } else {
+            each(from, factor, to);
         }
     }
     each(last_from, factor, last_to);
@@ -136,10 +144,21 @@ fn each<O: Element>(from: &[f32], factor: f64, to: &mut [O]) {
     to.iter_mut().zip(from).for_each(|(to, &x)| *to = O::from_f64(f64::from(x) * factor));
 }
 
-/// Whether one of the numbers is in the middle between two of bf16.
+/// Whether a number is in the middle between two of bf16.
 #[inline(always)]
-fn has_middle(numbers: &[f32; MAX_LANES]) -> bool {
-    numbers.iter().fold(false, |any, x| any | (x.to_bits() & 0xffff == 0x8000))
+fn is_middle_bf16(x: f32) -> bool {
+    x.to_bits() & 0xffff == 0x8000
+}
+
+/// Whether a number is in the middle between two of f16. Subnormal ones are multiples of 2⁻²⁴, the unit of f32 from 1/2
+/// on.
+#[inline(always)]
+fn is_middle_f16(x: f32) -> bool {
+    const UNIT: f32 = 1.0 / (1 << 24) as f32;
+    let size = x.abs();
+    let nearest = (size + 0.5) - 0.5;
+    let among_small = (size < UNIT * 1024.0) & ((size - nearest).abs() == UNIT / 2.0);
+    among_small | (x.to_bits() & 0x1fff == 0x1000)
 }
 
 /// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
@@ -166,8 +185,6 @@ pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
 mod tests {
     use std::vec::Vec;
 
-    use attn_core::half::f16;
-
     use super::*;
     use crate::isa::portable::Portable;
 
@@ -183,6 +200,12 @@ mod tests {
                 }
             }
         }
+        // Beside, on and just beyond middles of f16: subnormal ones and others.
+        for half in [0u16, 1, 2, 0x3fe, 0x3ff, 0x400, 0x401, 0x3c00, 0x7bfe, 0x7bff] {
+            let x = f16::from_bits(half).to_f32();
+            let middle = if half < 0x400 { (x + 0.5 / (1 << 24) as f32).to_bits() } else { x.to_bits() + 0x1000 };
+            from.extend([middle - 1, middle, middle + 1].map(f32::from_bits));
+        }
         for factor in [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.125, 1.7, 1e-3, 1e30] {
             for count in [0, 1, 15, 16, 33, from.len()] {
                 check::<f32>(isa, &from[..count], factor);
@@ -193,6 +216,7 @@ mod tests {
             // One at a time, so that no middle beside it is looked at.
             for x in from.iter().filter(|x| x.is_finite()) {
                 check::<bf16>(isa, &[*x; MAX_LANES], factor);
+                check::<f16>(isa, &[*x; MAX_LANES], factor);
             }
         }
     }
