@@ -185,7 +185,7 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
                 let end = depth.min(chain + part);
                 let mut acc = [[isa.splat(0.0); NQ]; M];
                 steps::<I, NQ, M, FRONT, BACK>(isa, starts, 1, q, chain..end, &mut acc);
-                values::add_all(isa, &mut sums, &acc);
+                add_all(isa, &mut sums, &acc);
                 chain = end;
             }
             for (m, row) in sums.iter().enumerate() {
@@ -214,6 +214,16 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
             }
         }
         chain = end;
+    }
+}
+
+/// `sum += acc`.
+#[inline(always)]
+fn add_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &mut [[I::F; NQ]; M], acc: &[[I::F; NQ]; M]) {
+    for (sum, acc) in sum.iter_mut().zip(acc) {
+        for (sum, x) in sum.iter_mut().zip(acc) {
+            *sum = isa.add(*sum, *x);
+        }
     }
 }
 

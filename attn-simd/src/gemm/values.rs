@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
 use super::reach::{Reach, with_vectors};
-use super::{Panel, UNROLL, padded, steps};
+use super::{Panel, UNROLL, add_all, padded, steps};
 use crate::isa::Isa;
 use crate::scoring::KV_TILE;
 
@@ -299,20 +299,6 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
         }
     }
     acc
-}
-
-/// `sum += acc`.
-#[inline(always)]
-pub(super) fn add_all<I: Isa, const NQ: usize, const M: usize>(
-    isa: I,
-    sum: &mut [[I::F; NQ]; M],
-    acc: &[[I::F; NQ]; M],
-) {
-    for (sum, acc) in sum.iter_mut().zip(acc) {
-        for (sum, x) in sum.iter_mut().zip(acc) {
-            *sum = isa.add(*sum, *x);
-        }
-    }
 }
 
 /// Writes sums to memory.
