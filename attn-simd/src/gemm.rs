@@ -156,12 +156,6 @@ const fn parts_of<I: Isa>(depth: usize) -> usize {
     }
 }
 
-/// Whether registers hold the sums of the chains before besides the accumulators of a chain. Measured on Zen 4: 4 rows
-/// with their sums in registers instead of 8 with sums in memory makes the whole call 3 to 5 % faster, backward 1 to 4.
-const fn in_registers<I: Isa>(vectors: usize, rows: usize) -> bool {
-    I::LANES == 16 && 2 * rows * vectors + vectors < 32
-}
-
 /// The scores of `M` keys, for all vectors but FRONT at the front and BACK at the back, in chains of `part`.
 ///
 /// # Safety
@@ -175,8 +169,9 @@ unsafe fn score_group<I: Isa, const NQ: usize, const M: usize, const FRONT: usiz
     (depth, part): (usize, usize),
     s: *mut f32,
 ) {
-    // Two loops: sums that one loop kept in either place would cost AVX2 5 to 10 %.
-    if const { in_registers::<I>(NQ, M) } {
+    // 32 long registers hold the sums of the chains before, too. Measured on Zen 4: four rows so, instead of eight with
+    // sums in memory, make the whole call 2 to 8 % faster. One loop for both kinds would cost AVX2 2 to 11 %.
+    if I::LANES == 16 {
         let (mut chain, mut sums) = (part.min(depth), [[isa.splat(0.0); NQ]; M]);
         // SAFETY: the caller vouches for these addresses.
         unsafe {

@@ -4,7 +4,6 @@ use core::any::Any;
 use core::fmt;
 
 use attn_core::backward::Gradients;
-use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, Element};
 
 use super::job::{Job, product};
@@ -117,25 +116,33 @@ fn rounded<I: Isa, O: Element>(isa: I, from: &[f32], factor: f64, to: &mut [O]) 
             #[inline(always)]
             |x| (f64::from(x) * factor) as f32,
         );
-        // Rounded twice, which is as good where no middle of two halves lies between a number and the nearest f32.
-        let to_any: &mut dyn Any = to;
-        if let Some(to) = to_any.downcast_mut::<[bf16; MAX_LANES]>()
-            && !near.iter().fold(false, |any, &x| any | is_middle_bf16(x))
-        {
-            for lane in (0..MAX_LANES).step_by(I::LANES) {
-                isa.store_bf16(isa.load(&near[lane..]), &mut to[lane..]);
-            }
-        } else if let Some(to) = to_any.downcast_mut::<[f16; MAX_LANES]>()
-            && !near.iter().fold(false, |any, &x| any | is_middle_f16(x))
-        {
-            for lane in (0..MAX_LANES).step_by(I::LANES) {
-                isa.store_f16(isa.load(&near[lane..]), &mut to[lane..]);
-            }
-        } else {
+        let done = halves(isa, &near, to, is_middle_bf16, I::store_bf16)
+            || halves(isa, &near, to, is_middle_f16, I::store_f16);
+        if !done {
             each(from, factor, to);
         }
     }
     each(last_from, factor, last_to);
+}
+
+/// Rounds once more if `to` is of halves `H`. That is as good where no middle of two halves lies between a number and
+/// the nearest f32; says whether it was done.
+#[inline(always)]
+fn halves<I: Isa, H: 'static>(
+    isa: I,
+    near: &[f32; MAX_LANES],
+    to: &mut dyn Any,
+    is_middle: impl Fn(f32) -> bool,
+    store: impl Fn(I, I::F, &mut [H]),
+) -> bool {
+    let Some(to) = to.downcast_mut::<[H; MAX_LANES]>() else { return false };
+    if near.iter().fold(false, |any, &x| any | is_middle(x)) {
+        return false;
+    }
+    for lane in (0..MAX_LANES).step_by(I::LANES) {
+        store(isa, isa.load(&near[lane..]), &mut to[lane..]);
+    }
+    true
 }
 
 /// Number by number.
@@ -184,6 +191,8 @@ pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
 #[cfg(test)]
 mod tests {
     use std::vec::Vec;
+
+    use attn_core::half::{bf16, f16};
 
     use super::*;
     use crate::isa::portable::Portable;
