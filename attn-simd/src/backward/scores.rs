@@ -40,7 +40,7 @@ impl<const NQ: usize> Tile<NQ> {
         if cover == Cover::Empty {
             return None;
         }
-        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(at, I::LANES) };
+        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach::<I, NQ>(at) };
         Some(Self { at, reach, bits, cover })
     }
 

@@ -32,7 +32,7 @@ impl Isa for Portable {
     type Pow = (f32x4, f32x4);
     const LANES: usize = 4;
     // Without fused multiply-adds each step rounds twice, so chains are shorter.
-    const CHAIN: usize = 16;
+    const CHAIN: usize = if Self::FUSED { 16 } else { 32 };
     const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
     type Floats = Self;
 
@@ -127,8 +127,8 @@ impl Isa for Portable {
     #[inline(always)]
     fn scale_by_pow2(self, p: f32x4, (n, y): (f32x4, f32x4)) -> f32x4 {
         // 127 is the exponent's bias.
-        let pow = n.to_array().map(|n| f32::from_bits(((n + 127.0) as i32 as u32) << 23));
-        let scaled = p * f32x4::new(pow);
+        let pow: f32x4 = wide::bytemuck::cast((n + f32x4::splat(127.0)).fast_trunc_int() << 23);
+        let scaled = p * pow;
         let scaled = y.simd_lt(f32x4::splat(-126.0)).bitselect(f32x4::ZERO, scaled);
         y.simd_ge(y).bitselect(scaled, y)
     }

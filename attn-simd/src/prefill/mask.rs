@@ -13,7 +13,7 @@ use attn_core::mask::Term;
 
 use super::job::Job;
 use super::layout::MAX_Q_TILE;
-use crate::gemm::Reach;
+use crate::gemm::{Reach, adds_pairs};
 use crate::isa::Isa;
 use crate::queue::Rows;
 use crate::scoring::{KV_TILE, TileAt};
@@ -71,15 +71,16 @@ impl<const ROWS: usize> Ranges<ROWS> {
         this
     }
 
-    /// Which keys of a tile each vector of `lanes` rows needs.
-    pub(crate) fn reach<const NQ: usize>(&self, tile: TileAt, lanes: usize) -> Reach<NQ> {
+    /// Which keys of a tile each vector needs: whole pairs of keys where chains add pairs.
+    pub(crate) fn reach<I: Isa, const NQ: usize>(&self, tile: TileAt) -> Reach<NQ> {
         let mut reach = Reach { start: [tile.keys; NQ], end: [0; NQ] };
         let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
+        let each = if adds_pairs::<I>() { 2 } else { 1 };
         for (lane, &(start, end)) in self.rows.iter().take(tile.rows).enumerate() {
             if start < end {
-                let (first, last) = (&mut reach.start[lane / lanes], &mut reach.end[lane / lanes]);
-                *first = within(start).min(*first);
-                *last = within(end).max(*last);
+                let (first, last) = (&mut reach.start[lane / I::LANES], &mut reach.end[lane / I::LANES]);
+                *first = within(start - start % each).min(*first);
+                *last = within(end.next_multiple_of(each)).max(*last);
             }
         }
         // Neither may decrease: a vector needs at least what later ones need at the left, and earlier ones at the

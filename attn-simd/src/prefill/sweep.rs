@@ -319,7 +319,7 @@ impl Visit<'_, '_> {
         if cover == Cover::Empty {
             return;
         }
-        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach(tile, I::LANES) };
+        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach::<I, NQ>(tile) };
         let all = [tile.batch, shape.kv_head(tile.head), from];
         let k = pack::panel(isa, &job.k, all, to - from, shape.head_dim, buffers.k, k_there);
         gemm::scores::<I, NQ, M>(

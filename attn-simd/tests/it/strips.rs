@@ -120,3 +120,30 @@ fn caches_of_any_size() {
         }
     }
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "minutes; strips of other blocks are checked above")]
+fn a_row_does_not_depend_on_its_block() {
+    const LEN: usize = 90;
+    let (sizes, row) = ([1, 1, LEN, 24], 20);
+    let numbers = |seed: f32, n: usize| -> Vec<f32> { (0..n).map(|i| (seed + i as f32 * 0.7).sin() * 2.0).collect() };
+    let (q, k, v) = (numbers(0.0, LEN * 24), numbers(1.0, LEN * 24), numbers(2.0, LEN * row));
+    let keys = View::new(&k, Layout::Bhsd, sizes).unwrap();
+    let values = View::new(&v, Layout::Bhsd, [1, 1, LEN, row]).unwrap();
+    // Other blocks begin and end at other keys, odd and even.
+    for (left, right) in [(3, 0), (8, 5), (33, 0), (LEN, 0), (20, LEN)] {
+        for level in Level::available() {
+            let mask = |from: usize| Mask::window(left, right, Align::Offset(from as isize));
+            let queries = View::new(&q, Layout::Bhsd, sizes).unwrap();
+            let whole = bits(level, &Attention::new().mask(mask(0)), [queries, keys, values], 1);
+            for (from, to) in [(0, 33), (1, 40), (2, 35), (5, 68), (7, LEN)] {
+                let queries = View::new(&q[from * 24..to * 24], Layout::Bhsd, [1, 1, to - from, 24]).unwrap();
+                let some = bits(level, &Attention::new().mask(mask(from)), [queries, keys, values], 1);
+                let (out, lse) = some.split_at((to - from) * row);
+                let name = level.name();
+                assert_eq!(out, &whole[from * row..to * row], "{name}, window {left}, {right}, rows {from}..{to}");
+                assert_eq!(lse, &whole[LEN * row..][from..to], "{name}, window {left}, {right}, lse {from}..{to}");
+            }
+        }
+    }
+}
