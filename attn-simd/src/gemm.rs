@@ -9,10 +9,10 @@
 //! | scores `Sᵀ = K·Qᵀ` | keys | key | channel of the head | `q[channel][query]` | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
-//! Each accumulator is a chain over `k`, in order; a score is a sum of some chains (see `parts_of`), and so is an
-//! output (see `values`). The place of `k` alone decides which sums are added, so that a score or an output depends on
-//! nothing but its own row. A last group of fewer than `M` rows reads its last row again, so that it needs no code of
-//! its own; the results of the copies are stored into padding.
+//! Each accumulator is a chain over `k`, in order (see [`adds_pairs`] for what it adds); a score is a sum of some chains
+//! (see `parts_of`), and so is an output (see `values`). The place of `k` alone decides which sums are added, so that a
+//! score or an output depends on nothing but its own row. A last group of fewer than `M` rows reads its last row again,
+//! so that it needs no code of its own; the results of the copies are stored into padding.
 //!
 //! Where the vectors multiply pairs (`Isa::WORD`), A and B hold words, and `k` counts those.
 
@@ -141,14 +141,15 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Chains that a score is made of: of equal length, at most `Isa::CHAIN`, and three at least of all but the smallest
-/// dims.
+/// Chains that a score is made of: of equal length, at most `Isa::CHAIN` additions, and three at least of all but the
+/// smallest dims.
 ///
 /// Where two weights compete, an output takes the whole error of a score. One chain of 64 or 128 exceeded `2u(2 + S)`
 /// in one output of some thousands (1.4 times; a chain of 32 and another of 1 by 1.5); equal parts stay below, for 1 %
 /// of the time.
 const fn parts_of<I: Isa>(depth: usize) -> usize {
-    match (depth.div_ceil(I::CHAIN), depth) {
+    let chain = if adds_pairs::<I>() { 2 * I::CHAIN } else { I::CHAIN };
+    match (depth.div_ceil(chain), depth) {
         (1, ..5) => 1,
         (1, ..17) => 2,
         (1 | 2, _) => 3,
@@ -222,9 +223,9 @@ fn add_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &mut [[I::F; NQ
     }
 }
 
-/// Steps of the hot loop between two branches: enough that a branch predictor foresees the end of a short loop, and that
-/// moving M places on takes few of its instructions. Measured on Zen 5 with AVX-512: 4 takes 4 to 5 % off the whole call
-/// at head_dim 64. On Zen 3 with AVX2: 10 to 14 % off the product of scores.
+/// Steps of the hot loop between two branches: enough that a branch predictor foresees the end of a short loop, and
+/// that few of its instructions move the M places on. Measured on Zen 5 with AVX-512: 4 takes 4 to 5 % off the whole
+/// call at head_dim 64. On Zen 3 with AVX2, instead of 1: about 10 % off the product of scores.
 const UNROLL: usize = 4;
 
 /// `acc[m][n] += Σₖ a[m][k·step]·b[k][n]` over a range of k, for all vectors but FRONT at the front and BACK at the

@@ -156,7 +156,8 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
 ///
 /// # Safety
 /// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
-/// beyond; `factors` for `NQ` vectors; `o` is readable and writable for `NQ` vectors of each channel, rounded up to whole groups of `M`.
+/// beyond; `factors` for `NQ` vectors; `o` is readable and writable for `NQ` vectors of each channel, rounded up to
+/// whole groups of `M`.
 #[inline(always)]
 unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
     isa: I,

@@ -32,7 +32,7 @@ impl Isa for Portable {
     type Pow = (f32x4, f32x4);
     const LANES: usize = 4;
     // Without fused multiply-adds each step rounds twice, so chains are shorter.
-    const CHAIN: usize = if Self::FUSED { 16 } else { 32 };
+    const CHAIN: usize = 16;
     const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
     type Floats = Self;
 
