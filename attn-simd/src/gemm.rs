@@ -9,7 +9,7 @@
 //! | scores `Sᵀ = K·Qᵀ` | keys | key | channel of the head | `q[channel][query]` | `s[key][query]` |
 //! | values `Oᵀ = Vᵀ·Pᵀ` | values | channel of the value | key | `p[key][query]` | `o[channel][query]` |
 //!
-//! Each accumulator is a chain over `k`, in order (see [`adds_pairs`] for what it adds). A score is a sum of some chains
+//! Each accumulator is a chain over `k`, in order ([`adds_pairs`] says what it adds). A score is a sum of some chains
 //! (see `parts_of`), and so is an output (see `values`). The place of `k` alone decides which sums are added, so that a
 //! score or an output depends on nothing but its own row. A last group of fewer than `M` rows reads its last row again,
 //! so that it needs no code of its own; the results of the copies are stored into padding.

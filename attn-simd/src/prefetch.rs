@@ -59,7 +59,7 @@ impl Prefetch {
     const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, of: "Zen 4" };
 
     /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, caches of 8 to 256 MiB, cold, as a share of a
-    /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; with near requests of 1 KiB 0.68 and 0.53; into the
+    /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; near requests of 1 KiB: 0.68 and 0.53; into the
     /// first cache, 12 KiB ahead and 4 near, 0.65 and 0.54; into the second 4 KiB ahead 0.63 and 0.50. The machine was
     /// noisy, and tells no more than that nothing is much better.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
