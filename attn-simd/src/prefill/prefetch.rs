@@ -120,8 +120,8 @@ impl Prefetch {
 /// The sweeps of the blocks hide the latency of memory. If there are few blocks the requests cost a few percent of a
 /// block's time, hence only long strips make them. Measured on Zen 4, strips of eight, 2 to 8 MiB of keys and values:
 /// AVX-512 ×1.01 to 1.05, AVX2 ×1.0 to 1.08; on Zen 3, 4 to 16 MiB: ×1.03 to 1.1, but 1 MiB, twice its second cache:
-/// ×0.985. Requests from within the products, as above, are no faster, and cost AVX2
-/// 2 % where there is nothing to request.
+/// ×0.985. Requests from within the products, as above, are no faster, and cost AVX2 2 % where there is nothing to
+/// request.
 #[derive(Debug)]
 pub(crate) struct NextTile {
     lines: [Lines; 2],
