@@ -218,6 +218,9 @@ mod tests {
 
     #[test]
     fn bits_are_those_of_the_streaming_engine() {
+        if cfg!(miri) {
+            return same_bits::<2, 1, 3, 2, 3>(); // Miri takes hundreds of times as long, and looks for something else.
+        }
         same_bits::<4, 2, 8, 5, 7>();
         same_bits::<3, 1, 6, 4, 4>();
         same_bits::<2, 2, 1, 6, 3>();

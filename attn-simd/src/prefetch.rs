@@ -194,7 +194,8 @@ mod tests {
         let data: Vec<f32> = (0..TILE * COLUMNS).map(|n| (n as f32 * 0.7).sin()).collect();
         let starts = core::array::from_fn(|n| n % TILE * COLUMNS);
         for level in Level::available() {
-            for rows in [1, 4] {
+            // Miri takes hundreds of times as long, and looks for something else.
+            for &rows in if cfg!(miri) { &[1][..] } else { &[1, 4] } {
                 let run = |prefetch| {
                     let keys =
                         Unchecked { data: &data, starts: &starts, base: 0, len: TILE, columns: COLUMNS, prefetch };
@@ -203,7 +204,8 @@ mod tests {
                 let (s, o) = run(Prefetch::OTHER);
                 assert!(s.iter().chain(&o).any(|&x| x != 0.0));
                 let forced = ["second:12288:256", "second:1048576:64", "first:64:1024"];
-                for policy in forced.map(|text| Prefetch::parse(text).unwrap()).into_iter().chain([Prefetch::ZEN5]) {
+                let forced = if cfg!(miri) { &forced[1..2] } else { &forced };
+                for policy in forced.iter().map(|text| Prefetch::parse(text).unwrap()).chain([Prefetch::ZEN5]) {
                     assert_eq!(run(policy), (s.clone(), o.clone()), "{}, {rows} rows: {policy}", level.name());
                 }
             }

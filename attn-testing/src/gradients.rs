@@ -1,8 +1,8 @@
 //! Plain calls of some lengths whose gradients are measured beside torch's, their gradients in f64, and the sizes of
 //! what each adds up. `attn-testing/python/torch_gradients.py` draws the same numbers.
 //!
-//! The loops are those of the formula, with sums along channels inside: some seconds for 4096 keys, where
-//! [`attn_core::backward`] would take a minute.
+//! The loops are those of the formula, for some queries at a time, with sums along channels inside: a few seconds for
+//! 4096 keys, where [`attn_core::backward`] would take a minute.
 
 use attn_core::{Align, Attention, AttnShape, Mask};
 
@@ -51,44 +51,91 @@ impl Call {
 
     /// The gradients in f64.
     pub fn answer(&self) -> Answer {
-        let [q, k, v, dy] = &self.tensors;
-        let (len, scale) = (self.shape.q_len, 1.0 / (DIM as f64).sqrt());
-        let zeros = || [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
+        let [q, k, v, dy] = self.tensors.each_ref().map(|x| x.as_chunks::<DIM>().0);
+        let len = self.shape.q_len;
+        let zeros = || [q, k, v].map(|x| vec![[0.0; DIM]; x.len()]);
         let (mut exact, mut sizes) = (zeros(), zeros());
-        let (mut weights, mut gradients) = (vec![0.0; len], vec![[0.0; 2]; len]);
-        for (row, (q, dy)) in q.as_chunks::<DIM>().0.iter().zip(dy.as_chunks::<DIM>().0).enumerate() {
-            let (head, query) = (row / len, row % len);
-            let first = self.shape.kv_head(head) * len;
-            let seen = if self.causal { query + 1 } else { len };
-            let [k, v] = [k, v].map(|x| &x.as_chunks::<DIM>().0[first..first + seen]);
-            let (weights, gradients) = (&mut weights[..seen], &mut gradients[..seen]);
-            for (weight, k) in weights.iter_mut().zip(k) {
-                *weight = dot(q, k) * scale;
-            }
-            let most = weights.iter().fold(f64::NEG_INFINITY, |most, &x| most.max(x));
-            weights.iter_mut().for_each(|x| *x = (*x - most).exp());
-            let sum: f64 = weights.iter().sum();
-            let mut out = [0.0; DIM];
-            for (weight, v) in weights.iter_mut().zip(v) {
-                *weight /= sum;
-                add(&mut out, *weight, v);
-            }
-            let (delta, delta_size) = (dot(dy, &out), dot_of_sizes(dy, &out));
-            for ((gradient, &p), v) in gradients.iter_mut().zip(&*weights).zip(v) {
-                *gradient = [p * (dot(dy, v) - delta) * scale, p * (dot_of_sizes(dy, v) + delta_size) * scale];
-            }
-            for (n, (&[gradient, size], k)) in gradients.iter().zip(k).enumerate() {
-                for (to, factor, abs) in [(&mut exact, gradient, false), (&mut sizes, size, true)] {
-                    let taken = |x: &[f64; DIM]| if abs { x.map(f64::abs) } else { *x };
-                    let [dq, dk, dv] = to.each_mut().map(|x| x.as_chunks_mut::<DIM>().0);
-                    add(&mut dq[row], factor, &taken(k));
-                    add(&mut dk[first + n], factor, &taken(q));
-                    add(&mut dv[first + n], weights[n], &taken(dy));
+        let mut terms = vec![[Term::default(); QUERIES]; len];
+        let heads = 0..self.shape.q_heads;
+        for (head, query) in heads.flat_map(|head| (0..len).step_by(QUERIES).map(move |query| (head, query))) {
+            let (first, count) = (head * len + query, QUERIES.min(len - query));
+            let (q, dy) = (&q[first..first + count], &dy[first..first + count]);
+            let keys = self.shape.kv_head(head) * len;
+            let (k, v) = (&k[keys..keys + len], &v[keys..keys + len]);
+            self.terms(query, [q, dy], [k, v], &mut terms);
+            let of_queries = |to: &mut [Vec<[f64; DIM]>; 3]| to[0][first..first + count].to_vec();
+            let [mut dq, mut dq_sizes] = [of_queries(&mut exact), of_queries(&mut sizes)];
+            for (n, terms) in terms.iter().enumerate() {
+                let ([_, dk, dv], [_, dk_sizes, dv_sizes]) = (&mut exact, &mut sizes);
+                for (row, term) in terms[..count].iter().enumerate() {
+                    add(&mut dq[row], term.gradient, &k[n]);
+                    add_sizes(&mut dq_sizes[row], term.size, &k[n]);
+                    add(&mut dk[keys + n], term.gradient, &q[row]);
+                    add_sizes(&mut dk_sizes[keys + n], term.size, &q[row]);
+                    add(&mut dv[keys + n], term.weight, &dy[row]);
+                    add_sizes(&mut dv_sizes[keys + n], term.weight, &dy[row]);
                 }
             }
+            exact[0][first..first + count].copy_from_slice(&dq);
+            sizes[0][first..first + count].copy_from_slice(&dq_sizes);
         }
-        Answer { exact, sizes }
+        let flat = |x: [Vec<[f64; DIM]>; 3]| x.map(|x| x.as_flattened().to_vec());
+        Answer { exact: flat(exact), sizes: flat(sizes) }
     }
+
+    /// What each key is to some queries from number `query` on. What a query does not see weighs nothing.
+    fn terms(
+        &self,
+        query: usize,
+        [q, dy]: [&[[f64; DIM]]; 2],
+        [k, v]: [&[[f64; DIM]]; 2],
+        terms: &mut [[Term; QUERIES]],
+    ) {
+        let scale = 1.0 / (DIM as f64).sqrt();
+        let (mut most, mut sum) = ([f64::NEG_INFINITY; QUERIES], [0.0; QUERIES]);
+        let mut out = [[0.0; DIM]; QUERIES];
+        for (n, (terms, k)) in terms.iter_mut().zip(k).enumerate() {
+            for (row, q) in q.iter().enumerate() {
+                let is_seen = !self.causal || n <= query + row;
+                terms[row].weight = if is_seen { dot(q, k) * scale } else { f64::NEG_INFINITY };
+                most[row] = most[row].max(terms[row].weight);
+            }
+        }
+        for terms in &mut *terms {
+            for row in 0..q.len() {
+                terms[row].weight = (terms[row].weight - most[row]).exp();
+                sum[row] += terms[row].weight;
+            }
+        }
+        for (terms, v) in terms.iter_mut().zip(v) {
+            for row in 0..q.len() {
+                terms[row].weight /= sum[row];
+                add(&mut out[row], terms[row].weight, v);
+            }
+        }
+        for (row, dy) in dy.iter().enumerate() {
+            let (delta, delta_size) = (dot(dy, &out[row]), dot_of_sizes(dy, &out[row]));
+            for (terms, v) in terms.iter_mut().zip(v) {
+                let factor = terms[row].weight * scale;
+                terms[row].gradient = factor * (dot(dy, v) - delta);
+                terms[row].size = factor * (dot_of_sizes(dy, v) + delta_size);
+            }
+        }
+    }
+}
+
+/// So many queries share what is read of keys and values.
+const QUERIES: usize = 16;
+
+/// What one key is to one query.
+#[derive(Clone, Copy, Default)]
+struct Term {
+    /// Its weight; its score before that.
+    weight: f64,
+    /// The derivative of the loss by its score.
+    gradient: f64,
+    /// The sum of the sizes of that derivative's terms.
+    size: f64,
 }
 
 impl Answer {
@@ -108,19 +155,34 @@ impl Answer {
 }
 
 fn dot(a: &[f64; DIM], b: &[f64; DIM]) -> f64 {
+    sum_of(a, b, |a, b| a * b)
+}
+
+fn dot_of_sizes(a: &[f64; DIM], b: &[f64; DIM]) -> f64 {
+    sum_of(a, b, |a, b| (a * b).abs())
+}
+
+#[inline(always)]
+fn sum_of(a: &[f64; DIM], b: &[f64; DIM], product: impl Fn(f64, f64) -> f64) -> f64 {
     let mut sums = [0.0; 8];
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
-        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
+        for n in 0..8 {
+            sums[n] += product(a[n], b[n]);
+        }
     }
     sums.iter().sum()
 }
 
-fn dot_of_sizes(a: &[f64; DIM], b: &[f64; DIM]) -> f64 {
-    dot(&a.map(f64::abs), &b.map(f64::abs))
+fn add(to: &mut [f64; DIM], factor: f64, x: &[f64; DIM]) {
+    for n in 0..DIM {
+        to[n] += factor * x[n];
+    }
 }
 
-fn add(to: &mut [f64; DIM], factor: f64, x: &[f64; DIM]) {
-    to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+fn add_sizes(to: &mut [f64; DIM], factor: f64, x: &[f64; DIM]) {
+    for n in 0..DIM {
+        to[n] += factor * x[n].abs();
+    }
 }
 
 #[cfg(test)]

@@ -215,7 +215,10 @@ mod tests {
             let middle = if half < 0x400 { (x + 0.5 / (1 << 24) as f32).to_bits() } else { x.to_bits() + 0x1000 };
             from.extend([middle - 1, middle, middle + 1].map(f32::from_bits));
         }
-        for factor in [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.125, 1.7, 1e-3, 1e30] {
+        for factor in [1.7, 1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.125, 1e-3, 1e30] {
+            if cfg!(miri) && factor != 1.7 {
+                break; // Miri takes hundreds of times as long, and looks for something else.
+            }
             for count in [0, 1, 15, 16, 33, from.len()] {
                 check::<f32>(isa, &from[..count], factor);
                 check::<f64>(isa, &from[..count], factor);

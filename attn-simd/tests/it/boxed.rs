@@ -34,15 +34,17 @@ fn the_same_bits_as_without_a_box() {
                 plain.mask_mod(even).with_mods(BoxedMods::new),
                 plain.score_mod(shift).mask_mod(even).with_mods(BoxedMods::new),
             ];
-            let want = [
-                bits(level, &plain, q_len),
-                bits(level, &plain.score_mod(shift), q_len),
-                bits(level, &plain.mask_mod(even), q_len),
-                bits(level, &plain.score_mod(shift).mask_mod(even), q_len),
-            ];
-            for (boxed, want) in boxed.iter().zip(&want) {
-                assert_eq!(bits(level, boxed, q_len), *want, "{} {boxed:?}", level.name());
-                assert_eq!(bits(level, &boxed.by_ref(), q_len), *want);
+            let want = |n| match n {
+                0 => bits(level, &plain, q_len),
+                1 => bits(level, &plain.score_mod(shift), q_len),
+                2 => bits(level, &plain.mask_mod(even), q_len),
+                _ => bits(level, &plain.score_mod(shift).mask_mod(even), q_len),
+            };
+            // An interpreter has time for both, not for each.
+            for (n, boxed) in boxed.iter().enumerate().skip(if cfg!(miri) { 3 } else { 0 }) {
+                let want = want(n);
+                assert_eq!(bits(level, boxed, q_len), want, "{} {boxed:?}", level.name());
+                assert_eq!(bits(level, &boxed.by_ref(), q_len), want);
             }
         }
     }

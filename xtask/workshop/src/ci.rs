@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::install::install;
+use crate::install::Installation;
 use crate::need::Need;
 use crate::process::{self, show_tail, told};
 use crate::root::root;
@@ -65,20 +65,24 @@ pub(crate) fn run(args: Args) -> ExitCode {
         return ExitCode::FAILURE;
     }
     process::end_group_on_interrupt();
-    if args.install {
-        let needs: Vec<Need> = chosen.iter().flat_map(|step| step.needs).copied().collect();
-        install(&needs, &logs);
-    }
-    if args.list {
-        list(&chosen);
-        return ExitCode::SUCCESS;
-    }
-
     let start = Instant::now();
     // Those that build take all cores; those that keep one core busy come in pairs.
     let (alone, paired): (Vec<_>, Vec<_>) = chosen.iter().enumerate().partition(|(_, step)| !step.one_core);
-    let mut results = in_lanes(1, &alone, chosen.len(), &logs);
-    results.append(&mut in_lanes(2, &paired, chosen.len(), &logs));
+    let needs: Vec<Need> = alone.iter().chain(&paired).flat_map(|(_, step)| step.needs).copied().collect();
+    let installation = Installation::new(if args.install { &needs } else { &[] });
+    if args.list {
+        installation.run(&logs);
+        list(&chosen);
+        return ExitCode::SUCCESS;
+    }
+    let lanes = |lanes, steps: &[_]| in_lanes(lanes, steps, chosen.len(), &installation, &logs);
+    let mut results = thread::scope(|scope| {
+        // Downloads take minutes in which the first steps can work.
+        scope.spawn(|| installation.run(&logs));
+        let mut results = lanes(1, &alone);
+        results.append(&mut lanes(2, &paired));
+        results
+    });
     results.sort_by_key(|(i, ..)| *i);
     summary(&results, start.elapsed())
 }
@@ -87,13 +91,20 @@ pub(crate) fn run(args: Args) -> ExitCode {
 type Ended = (usize, &'static Step, Outcome, Duration);
 
 /// Runs steps in order, `lanes` of them at a time.
-fn in_lanes(lanes: usize, steps: &[(usize, &&'static Step)], all: usize, logs: &Path) -> Vec<Ended> {
+fn in_lanes(
+    lanes: usize,
+    steps: &[(usize, &&'static Step)],
+    all: usize,
+    installation: &Installation<'_>,
+    logs: &Path,
+) -> Vec<Ended> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..lanes.min(steps.len()) {
             scope.spawn(|| {
                 while let Some((i, step)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    installation.wait_for(step.needs);
                     println!("[{:>2}/{all}] {}: {}", i + 1, step.name, step.proves);
                     let begin = Instant::now();
                     let outcome = run_step(step, logs);

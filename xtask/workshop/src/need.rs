@@ -70,6 +70,8 @@ pub(crate) enum Need {
     ComponentOf(&'static str, &'static str, &'static str),
     /// A program, and the Debian package that holds it.
     Program(&'static str, &'static str),
+    /// A header that this compiler finds, and the Debian package that holds it.
+    Header(&'static str, &'static str, &'static str),
     /// A shared library, by how its file's name begins, and the Debian package that holds it.
     Library(&'static str, &'static str),
     /// A cargo command of this version, which `cargo install` builds.
@@ -107,6 +109,9 @@ impl Need {
                 )
             }
             Self::Program(name, package) => format!("program {name} is not installed (Debian package {package})"),
+            Self::Header(compiler, name, package) => {
+                format!("{compiler} does not find {name} (Debian package {package})")
+            }
             Self::Library(name, package) => format!("library {name} is not installed (Debian package {package})"),
             Self::CargoCommand(name, version) => {
                 format!("{name} {version} is not installed (cargo install --locked {name}@{version})")
@@ -142,6 +147,10 @@ impl Need {
                 sysroot(Some(toolchain)).is_some_and(|root| root.join(file).exists())
             }
             Self::Program(name, _) => is_on_path(name),
+            Self::Header(compiler, name, _) => {
+                let read = Command::new(compiler).args(["-E", "-include", name, "-x", "c", "/dev/null"]).output();
+                read.is_ok_and(|output| output.status.success())
+            }
             Self::Library(name, _) => has_library(name),
             Self::CargoCommand(name, version) => {
                 let said = Command::new(name).arg("--version").output();
@@ -186,7 +195,7 @@ impl Need {
             Self::ComponentOf(toolchain, name, _) => {
                 vec![vec!["rustup", "component", "add", "--toolchain", toolchain, name]]
             }
-            Self::Program(_, package) | Self::Library(_, package) => vec![
+            Self::Program(_, package) | Self::Header(.., package) | Self::Library(_, package) => vec![
                 vec!["apt-get", "update", "-q"],
                 vec!["apt-get", "install", "-y", "-q", "--no-install-recommends", package],
             ],
@@ -267,6 +276,7 @@ mod tests {
         assert!(!Need::Arch("pdp11").is_met());
         assert!(!Need::Target("pdp11-unknown-none").is_met());
         assert!(!Need::Program("no-such-program-anywhere", "none").is_met());
+        assert!(!Need::Header("no-such-compiler-anywhere", "stdio.h", "none").is_met());
         assert!(!Need::Library("libno-such-library", "none").is_met());
         assert!(Need::Folder("xtask").is_met() && !Need::Folder("no/such/folder").is_met());
         assert!(!Need::Packages("no/such/Cargo.toml").is_met());

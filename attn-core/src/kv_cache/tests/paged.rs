@@ -23,6 +23,9 @@ fn pages_and_chunks_change_no_bit() {
             continue; // Miri takes hundreds of times as long, and looks for something else.
         }
         for (layout, chunks) in [(Layout::Bshd, &[[11usize, 11]][..]), (Layout::Bhsd, &[[4, 1], [0, 5], [7, 5]])] {
+            if cfg!(miri) && layout != Layout::Bhsd {
+                continue;
+            }
             let pages = 22 / page_size + 2;
             let (mut k, mut v) = (vec![f32::NAN; pages * 2 * page_size * 6], vec![f32::NAN; pages * 2 * page_size * 3]);
             let mut lens = [0, 0];

@@ -22,6 +22,9 @@ fn chunks_and_eviction_follow_the_rule_bit_for_bit() {
         let rule = |at: At| at.key <= at.query && (at.query - at.key < window || at.key < sinks);
         let want = stream.plain(&attn.mask_mod(rule));
         for chunks in [&[13usize][..], &[1; 13], &[5, 7, 1]] {
+            if cfg!(miri) && chunks.len() != 3 {
+                continue;
+            }
             let slots = sinks + window;
             let (mut k, mut v) = (vec![f32::NAN; 4 * slots * 6], vec![f32::NAN; 4 * slots * 3]);
             let mut seen = [0, 0];

@@ -118,8 +118,9 @@ fn definition(mla: &Mla<'_, f64>, x: &[f64]) -> Vec<f64> {
 fn both_forms_are_the_definition_whole_or_in_chunks() {
     let weights = Weights::new();
     let x: Vec<f64> = (0..2 * 7 * MODEL).map(|i| libm::cos(i as f64 * 1.1)).collect();
-    for low_rank in [false, true] {
-        let mla = weights.mla(low_rank);
+    // Miri takes hundreds of times as long, and looks for something else.
+    for low_rank in if cfg!(miri) { &[true][..] } else { &[false, true] } {
+        let mla = weights.mla(*low_rank);
         let want = x.chunks(7 * MODEL).flat_map(|x| definition(&mla, x)).collect::<Vec<f64>>();
         let mut caches = Vec::new();
         for (form, chunks) in [
@@ -128,6 +129,9 @@ fn both_forms_are_the_definition_whole_or_in_chunks() {
             (MlaForm::Expanded, &[3, 1, 3]),
             (MlaForm::Absorbed, &[5, 1, 1]),
         ] {
+            if cfg!(miri) && chunks.len() == 1 {
+                continue;
+            }
             // A longer cache than needed, with junk behind.
             let (mut cache, mut out) = (vec![f64::NAN; 2 * 9 * (LATENT + ROTARY)], vec![0.0; x.len()]);
             let mut past = 0;

@@ -15,9 +15,9 @@ use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
 use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
 
-/// The tests of attn-simd but for the model of AMX, one after the other.
+/// The tests of attn-simd but for the model of AMX, one after the other: those that step `test-release` has built.
 const SIMD_WITHOUT_AMX: &[&str] =
-    &["test", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
+    &["test", "--release", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
 
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
@@ -315,7 +315,8 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[
             Need::Linux,
             Need::Program("mpirun", "openmpi-bin"),
-            Need::Program("mpicc", "libopenmpi-dev"),
+            // Debian's mpicc comes without its headers.
+            Need::Header("mpicc", "mpi.h", "libopenmpi-dev"),
             Need::Library("libclang.so", "libclang-dev"),
             Need::Program("pkg-config", "pkg-config"),
             Need::Packages("attn-mpi/Cargo.toml"),
