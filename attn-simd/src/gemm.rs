@@ -243,11 +243,29 @@ unsafe fn steps<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, con
     range: core::ops::Range<usize>,
     acc: &mut [[I::F; NQ]; M],
 ) {
-    let mut left = range.len();
-    // SAFETY: every place that is passed on is that of a k of the range, and the caller vouches for those addresses.
+    // SAFETY: the caller vouches for these addresses.
     unsafe {
         // Places that move on, not multiples of k: four multiplications less at the start of each short chain.
-        let (mut at, mut row) = (range.start as isize * step, b.add(range.start * NQ * I::LANES));
+        let places = (range.start as isize * step, b.add(range.start * NQ * I::LANES));
+        steps_from::<I, NQ, M, FRONT, BACK>(isa, a, step, places, range.len(), acc);
+    }
+}
+
+/// As [`steps`], for `left` steps from a place of `a` and a row of `b` on.
+///
+/// # Safety
+/// As [`steps`], for these steps.
+#[inline(always)]
+unsafe fn steps_from<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    step: isize,
+    (mut at, mut row): (isize, *const f32),
+    mut left: usize,
+    acc: &mut [[I::F; NQ]; M],
+) {
+    // SAFETY: every place that is passed on is that of one of these steps, and the caller vouches for those addresses.
+    unsafe {
         while adds_pairs::<I>() && left >= 2 {
             step_twice::<I, NQ, M, FRONT, BACK>(isa, a, (at, step), row, acc);
             (at, row) = (at.wrapping_add(2 * step), row.wrapping_add(2 * NQ * I::LANES));

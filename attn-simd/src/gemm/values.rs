@@ -2,8 +2,10 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
+use core::sync::atomic::{Ordering, compiler_fence};
+
 use super::reach::{Reach, with_vectors};
-use super::{Panel, UNROLL, add_all, adds_pairs, padded, steps};
+use super::{Panel, UNROLL, add_all, adds_pairs, padded, steps, steps_from};
 use crate::isa::Isa;
 use crate::scoring::KV_TILE;
 
@@ -49,37 +51,34 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     let (b, c) = (p.as_ptr(), o.as_mut_ptr());
     let factors = factor.map(<[f32]>::as_ptr);
     let (stride, reach) = (values.row_stride, (!reach.is_all(depth)).then_some(reach));
-    let tile = Tile { a, stride, p: b, depth, phase, reach };
+    let tile = Tile { stride, p: b, depth, phase, reach };
     let mut first = 0;
     while first < columns {
+        between();
+        let left = columns - first;
         // SAFETY: every column is below `columns` or clamped to the last, so each pointer lies in row 0 of the panel
         // and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of
         // `NQ` vectors and `o` has room for whole groups of M rows; both were asserted above, and that no reach is
         // beyond `depth`, and that the keys are those of one tile.
         unsafe {
-            if I::LANES < 16 {
-                let end = columns.min(first + Waiting::CHANNELS);
-                part_by_part::<I, NQ, M>(isa, &tile, first..end, factors, c.add(first * width), &mut between);
-                first = end;
+            let (a, o) = (a.add(first), c.add(first * width));
+            // A call of its own for each: with one for all kinds of places, each costs a register or a load. Measured
+            // on Zen 3 at AVX2: 17 % of this product. Eight channels at the end are two groups of four, so that no
+            // group reads a row twice.
+            first += if M > 4 && (left == 4 || left == 8) {
+                value_group::<I, NQ, 4, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
+            } else if left >= M {
+                value_group::<I, NQ, M, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
             } else {
-                between();
-                let last = columns - 1;
-                let starts: [*const f32; M] = if first + M <= columns {
-                    core::array::from_fn(|m| a.add(first + m))
-                } else {
-                    core::array::from_fn(|m| a.add((first + m).min(last)))
-                };
-                value_group::<I, NQ, M>(isa, &starts, &tile, factors, c.add(first * width));
-                first += M;
-            }
+                let starts = core::array::from_fn(|m| a.add(m.min(left - 1)));
+                value_group::<I, NQ, M, false>(isa, &starts, &tile, factors, o)
+            };
         }
     }
 }
 
 /// The values of a tile, and its weights.
 struct Tile<'a, const NQ: usize> {
-    /// The first row of values.
-    a: *const f32,
     /// Elements from one row to the next.
     stride: isize,
     /// `[depth][NQ·LANES]`.
@@ -99,11 +98,209 @@ const PART: usize = 12;
 const PART_OF_PAIRS: usize = 20;
 /// Keys of half a tile.
 const HALF: usize = KV_TILE / 2;
-const _: () = assert!(PART.is_multiple_of(UNROLL) && HALF.is_multiple_of(UNROLL) && PART_OF_PAIRS.is_multiple_of(2));
+const _: () = assert!(PART.is_multiple_of(UNROLL) && HALF.is_multiple_of(UNROLL));
 
-/// Keys of a part at a level.
-const fn part_len<I: Isa>() -> usize {
-    if adds_pairs::<I>() { PART_OF_PAIRS } else { PART }
+/// `M` columns of the output from all keys. Returns `M`. Only what is OFTEN called has a loop for whole tiles.
+///
+/// # Safety
+/// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`
+/// vectors, and no reach goes beyond; `factors` for `NQ` vectors; `o` is readable and writable for `M` of them.
+#[inline(always)]
+unsafe fn value_group<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool>(
+    isa: I,
+    a: &[*const f32; M],
+    tile: &Tile<'_, NQ>,
+    factors: Option<*const f32>,
+    o: *mut f32,
+) -> usize {
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        let sum = if I::LANES == 16 { halves(isa, a, tile) } else { in_turn::<I, NQ, M, OFTEN>(isa, a, tile) };
+        add_to(isa, &sum, factors, o);
+    }
+    M
+}
+
+/// The sums of all keys, for levels of few or short registers: sums of parts wait in memory. Where chains do not add
+/// pairs, the channels take turns: the parts of two end at a place of the tile, those of the next two four keys later.
+///
+/// Measured on Zen 3 at AVX2, this product alone: 12 stores side by side after every twelfth key take 20 % of its time,
+/// four after every fourth key 5 %. Which keys are a part depends on a channel's place, never on a query's. Turns of
+/// two keys are no faster and err more: constants by 4.7u instead of 4.1u at most.
+///
+/// # Safety
+/// As [`value_group`].
+#[inline(always)]
+unsafe fn in_turn<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool>(
+    isa: I,
+    a: &[*const f32; M],
+    tile: &Tile<'_, NQ>,
+) -> [[I::F; NQ]; M] {
+    const { assert!(M <= CHANNELS && M * NQ * I::LANES <= Waiting::FLOATS || I::LANES == 16) };
+    let mut waiting = Waiting([0.0; _]);
+    // Opaque: else sums that wait would be kept in some of the few registers as well.
+    let waiting: *mut f32 = core::hint::black_box(waiting.0.as_mut_ptr());
+    let mut acc = [[isa.splat(0.0); NQ]; M];
+    // SAFETY: the caller vouches for the addresses of the tile, and `Waiting` has room for `M·NQ` vectors.
+    unsafe {
+        match tile.reach {
+            None if OFTEN && tile.phase == 0 => rounds(isa, a, tile, waiting, &mut acc),
+            None => chains::<I, NQ, M, 0, 0>(isa, a, tile, 0..tile.depth, waiting, &mut acc),
+            Some(reach) => reach.runs(
+                #[inline(always)]
+                |keys, front, back| {
+                    with_vectors!(front, back, NQ, FRONT, BACK => {
+                        chains::<I, NQ, M, FRONT, BACK>(isa, a, tile, keys.start..keys.end, waiting, &mut acc);
+                    });
+                },
+            ),
+        }
+        add_stored(isa, &mut acc, waiting);
+    }
+    acc
+}
+
+/// The chains of [`in_turn`], over all keys from the first of a tile on.
+///
+/// # Safety
+/// As [`chains`], for all keys.
+#[inline(always)]
+unsafe fn rounds<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    &Tile { stride, p, depth, .. }: &Tile<'_, NQ>,
+    waiting: *mut f32,
+    acc: &mut [[I::F; NQ]; M],
+) {
+    let (mut at, mut row, mut left) = (0, p, depth);
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        macro_rules! turns {
+            ($($turn:literal)*) => { loop { $(
+                if $turn < turns::<I>() {
+                    if left < every::<I>() {
+                        break $turn;
+                    }
+                    end_part(isa, $turn, acc, waiting);
+                    for _ in 0..2 {
+                        // Nothing crosses this line: else the compiler would mix so many keys that registers do not
+                        // suffice.
+                        compiler_fence(Ordering::SeqCst);
+                        let keys = every::<I>() / 2;
+                        steps_from::<I, NQ, M, 0, 0>(isa, a, stride, (at, row), keys, acc);
+                        at = at.wrapping_add(keys as isize * stride);
+                        row = row.wrapping_add(keys * NQ * I::LANES);
+                    }
+                    left -= every::<I>();
+                }
+            )* } };
+        }
+        let turn = turns!(0 1 2);
+        if left > 0 {
+            end_part(isa, turn, acc, waiting);
+            steps_from::<I, NQ, M, 0, 0>(isa, a, stride, (at, row), left, acc);
+        }
+    }
+}
+
+/// Some keys of the chains of [`in_turn`].
+///
+/// # Safety
+/// As [`value_group`], for these keys; `waiting` is readable and writable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn chains<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, const BACK: usize>(
+    isa: I,
+    a: &[*const f32; M],
+    &Tile { stride, p, phase, .. }: &Tile<'_, NQ>,
+    keys: core::ops::Range<usize>,
+    waiting: *mut f32,
+    acc: &mut [[I::F; NQ]; M],
+) {
+    let mut key = keys.start;
+    while key < keys.end {
+        let (turn, past) = ((phase + key) / every::<I>() % turns::<I>(), (phase + key) % every::<I>());
+        let next = keys.end.min(key + every::<I>() - past);
+        // SAFETY: the caller vouches for these addresses.
+        unsafe {
+            if past == 0 {
+                end_part(isa, turn, acc, waiting);
+            }
+            chain::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, (phase, key..next), acc);
+        }
+        key = next;
+    }
+}
+
+/// Channels of the largest group.
+const CHANNELS: usize = 6;
+
+/// Turns of a part: in each end the parts of two channels, or in one those of all.
+const fn turns<I: Isa>() -> usize {
+    if adds_pairs::<I>() { 1 } else { 3 }
+}
+
+/// Keys of a turn.
+const fn every<I: Isa>() -> usize {
+    if adds_pairs::<I>() { PART_OF_PAIRS } else { PART / turns::<I>() }
+}
+
+/// The parts whose turn it is end: their sums wait, and the next parts begin.
+///
+/// # Safety
+/// `waiting` is readable and writable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn end_part<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    turn: usize,
+    acc: &mut [[I::F; NQ]; M],
+    waiting: *mut f32,
+) {
+    // No closure: it would not get the level's features, unless it were always inlined.
+    macro_rules! end {
+        ($($m:literal)*) => {{ $(
+            if $m < M {
+                // SAFETY: the channel is one of M, and the caller vouches for these vectors.
+                unsafe { end_channel(isa, $m, acc, waiting) }
+            }
+        )* }};
+    }
+    // A jump, after which each channel has registers of its own.
+    match turn {
+        _ if turns::<I>() == 1 => end!(0 1 2 3 4 5),
+        0 => end!(0 3),
+        1 => end!(1 4),
+        _ => end!(2 5),
+    }
+}
+
+/// The part of one channel ends.
+///
+/// # Safety
+/// `waiting` is readable and writable for `M·NQ` vectors.
+#[inline(always)]
+unsafe fn end_channel<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    m: usize,
+    acc: &mut [[I::F; NQ]; M],
+    waiting: *mut f32,
+) {
+    for n in 0..NQ {
+        // SAFETY: a channel of `acc` is one of M, n < NQ, and the caller vouches for these vectors.
+        unsafe {
+            let slot = waiting.add((m * NQ + n) * I::LANES);
+            isa.store_ptr(isa.add(isa.load_ptr(slot), acc[m][n]), slot);
+        }
+        acc[m][n] = isa.splat(0.0);
+    }
+}
+
+/// Sums of the parts before, of a group.
+#[repr(C, align(64))]
+struct Waiting([f32; Self::FLOATS]);
+
+impl Waiting {
+    /// Two vectors of eight for each channel.
+    const FLOATS: usize = CHANNELS * 16;
 }
 
 /// The end of the part that starts at `from`, the `phase + from`-th key of its tile: a half has parts of 12, 12 and 8.
@@ -120,23 +317,19 @@ fn part_end(phase: usize, from: usize, depth: usize) -> usize {
     depth.min(from + end - place)
 }
 
-/// `M` columns of the output from all keys, for levels of 32 long registers, which hold accumulators of a part and of
-/// half a tile at once.
+/// The sums of all keys, for levels of 32 long registers, which hold accumulators of a part and of half a tile at once.
 ///
 /// An addition takes the place of a multiply-add on Intel, and none on AMD: parts of 12 instead of 8 make a whole call
 /// 3 to 4 % faster on Granite Rapids.
 ///
 /// # Safety
-/// Each of `a` is readable, and so are the `depth − 1` places `stride` further each; `p` for `depth` rows of `NQ`
-/// vectors, and no reach goes beyond; `factors` for `NQ` vectors; `o` is readable and writable for `M` of them.
+/// As [`value_group`].
 #[inline(always)]
-unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
+unsafe fn halves<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     a: &[*const f32; M],
     tile: &Tile<'_, NQ>,
-    factors: Option<*const f32>,
-    o: *mut f32,
-) {
+) -> [[I::F; NQ]; M] {
     let (depth, middle) = (tile.depth, tile.depth.min(HALF.saturating_sub(tile.phase)));
     // SAFETY: the caller vouches for these addresses; both halves are below `depth`.
     unsafe {
@@ -145,104 +338,7 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize>(
             let second = half::<I, NQ, M>(isa, a, tile, middle..depth);
             add_all(isa, &mut sum, &second);
         }
-        add_to(isa, &sum, factors, o);
-    }
-}
-
-/// Some columns of the output from all keys, for levels of few or short registers: all columns of a part of the keys
-/// before the next part; sums of the parts before wait in memory.
-///
-/// So the rows of a part are read from one end to the other. If each group went through all keys, a column of rows 512
-/// bytes apart (`value_dim` 128) would fill all places that a first cache of eight ways has for it. Measured on Zen 4
-/// at AVX2, this product alone, part by part against group by group: 128 channels 1.08, 64 channels 1.00.
-///
-/// # Safety
-/// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
-/// beyond; `factors` for `NQ` vectors; `o` is readable and writable for `NQ` vectors of each channel, rounded up to
-/// whole groups of `M`.
-#[inline(always)]
-unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
-    isa: I,
-    tile: &Tile<'_, NQ>,
-    channels: core::ops::Range<usize>,
-    factors: Option<*const f32>,
-    o: *mut f32,
-    between: &mut impl FnMut(),
-) {
-    const { assert!(I::LANES == 16 || (Waiting::CHANNELS.is_multiple_of(M) && NQ * I::LANES <= Waiting::WIDTH)) };
-    let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); _]);
-    let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
-    let mut from = 0;
-    while from < tile.depth {
-        let keys = from..tile.depth.min(from + part_len::<I>() - (tile.phase + from) % part_len::<I>());
-        from = keys.end;
-        let mut first = 0;
-        while first < channels.len() {
-            if keys.end == tile.depth {
-                between();
-            }
-            let left = channels.len() - first;
-            // SAFETY: the caller vouches for these addresses, and `Waiting` has room for whole groups of M.
-            unsafe {
-                let a = tile.a.add(channels.start + first);
-                let (waiting, o) = (waiting.add(first * NQ * I::LANES), o.add(first * NQ * I::LANES));
-                // Eight channels at the end are two groups of four, so that no group reads a row twice.
-                if M > 4 && (left == 4 || left == 8) {
-                    let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(m));
-                    value_part::<I, NQ, 4>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += 4;
-                } else if left >= M {
-                    let starts: [*const f32; M] = core::array::from_fn(|m| a.add(m));
-                    value_part::<I, NQ, M>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += M;
-                } else {
-                    // A call of its own: with one for both kinds of places, each of either costs a register or a load.
-                    // Measured on Zen 3 at AVX2: 17 % of this product.
-                    let starts: [*const f32; M] = core::array::from_fn(|m| a.add(m.min(left - 1)));
-                    value_part::<I, NQ, M>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += M;
-                }
-            }
-        }
-    }
-}
-
-/// Sums of the parts before, of some channels.
-#[repr(C, align(64))]
-struct Waiting([core::mem::MaybeUninit<f32>; Self::CHANNELS * Self::WIDTH]);
-
-impl Waiting {
-    /// Channels: whole groups of 4 and of 6, and all of most models. Rows and sums of a part stay in the first cache.
-    const CHANNELS: usize = 192;
-    /// Floats of the most vectors of a level with short ones.
-    const WIDTH: usize = 16;
-}
-
-/// A part of the keys for `M` columns: added to the sums that wait, and the last part to the output.
-///
-/// # Safety
-/// As [`value_group`]; the sums that wait are readable and writable for `M·NQ` vectors.
-#[inline(always)]
-unsafe fn value_part<I: Isa, const NQ: usize, const M: usize>(
-    isa: I,
-    a: &[*const f32; M],
-    tile: &Tile<'_, NQ>,
-    keys: core::ops::Range<usize>,
-    factors: Option<*const f32>,
-    (waiting, o): (*mut f32, *mut f32),
-) {
-    let (is_first, is_last) = (keys.start == 0, keys.end == tile.depth);
-    // SAFETY: the caller vouches for these addresses.
-    unsafe {
-        let mut sum = part::<I, NQ, M>(isa, a, tile, keys);
-        if !is_first {
-            add_stored(isa, &mut sum, waiting);
-        }
-        if is_last {
-            add_to(isa, &sum, factors, o);
-        } else {
-            store_all(isa, &sum, waiting);
-        }
+        sum
     }
 }
 
@@ -278,27 +374,27 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
 unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
     a: &[*const f32; M],
-    &Tile { stride, p, phase, reach, .. }: &Tile<'_, NQ>,
+    &Tile { stride, p, reach, .. }: &Tile<'_, NQ>,
     part: core::ops::Range<usize>,
 ) -> [[I::F; NQ]; M] {
     let mut acc = [[isa.splat(0.0); NQ]; M];
     // SAFETY: the caller vouches for these addresses.
     unsafe {
         match reach {
-            // Loops whose length is known. A whole part begins a pair.
-            None if I::LANES != 8 && part.len() == part_len::<I>() => {
-                steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + part_len::<I>(), &mut acc)
+            // Loops whose length is known.
+            None if part.len() == PART => {
+                steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + PART, &mut acc)
             }
-            None if I::LANES == 16 && part.len() == HALF % PART => {
+            None if part.len() == HALF % PART => {
                 steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + HALF % PART, &mut acc)
             }
-            None => chain::<I, NQ, M, 0, 0>(isa, a, stride, p, (phase, part), &mut acc),
+            None => steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part, &mut acc),
             Some(reach) => reach.runs(
                 #[inline(always)]
                 |keys, front, back| {
                     let keys = keys.start.max(part.start)..keys.end.min(part.end);
                     with_vectors!(front, back, NQ, FRONT, BACK => {
-                        chain::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, (phase, keys), &mut acc);
+                        steps::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, keys, &mut acc);
                     });
                 },
             ),
@@ -328,20 +424,6 @@ unsafe fn chain<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, con
             keys.start += 1;
         }
         steps::<I, NQ, M, FRONT, BACK>(isa, a, stride, p, keys, acc);
-    }
-}
-
-/// Writes sums to memory.
-///
-/// # Safety
-/// `to` is writable for `M·NQ` vectors.
-#[inline(always)]
-unsafe fn store_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &[[I::F; NQ]; M], to: *mut f32) {
-    for m in 0..M {
-        for n in 0..NQ {
-            // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
-            unsafe { isa.store_ptr(sum[m][n], to.add((m * NQ + n) * I::LANES)) }
-        }
     }
 }
 
