@@ -10,8 +10,8 @@ pub(super) struct Step {
     pub(super) proves: &'static str,
     /// Minutes after which it counts as failed.
     pub(super) minutes: u64,
-    /// Whether it keeps one core busy for most of its time (interpreters and emulators): two such steps run side by
-    /// side, after all others.
+    /// Whether it keeps one core busy for most of its time (interpreters, emulators, a browser): two such steps run
+    /// side by side, after all others.
     pub(super) one_core: bool,
     /// What it cannot run without.
     pub(super) needs: &'static [Need],

@@ -361,8 +361,8 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "heatmap",
         proves: "the heat map's page works in Chromium: clicks, keys, masks, dropout, light and dark, wide and narrow",
-        minutes: 10,
-        one_core: false,
+        minutes: 15,
+        one_core: true,
         needs: &[Need::Linux, Need::Program("chromium", "chromium"), Need::Packages("xtask/browser/Cargo.toml")],
         runs: &[
             cargo(&["fmt", "--check", "--manifest-path", "xtask/browser/Cargo.toml"]),
