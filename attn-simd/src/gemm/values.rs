@@ -1,4 +1,5 @@
-//! The product of values and weights: chains of some keys, added up in halves of a tile.
+//! The product of values and weights: chains of some keys, whose sums are added up. Levels do that in three ways:
+//! 32 long registers by halves of a tile, AVX2 with channels that take turns, short registers part by part.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
@@ -53,14 +54,7 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
     let (stride, reach) = (values.row_stride, (!reach.is_all(depth)).then_some(reach));
     let tile = Tile { a, stride, p: b, depth, phase, reach };
     let mut first = 0;
-    while I::LANES < 8 && first < columns {
-        let end = columns.min(first + Waiting::CHANNELS);
-        // SAFETY: as below.
-        unsafe { part_by_part::<I, NQ, M>(isa, &tile, first..end, factors, c.add(first * width), &mut between) }
-        first = end;
-    }
     while first < columns {
-        between();
         let left = columns - first;
         // SAFETY: every column is below `columns` or clamped to the last, so each pointer lies in row 0 of the panel
         // and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of
@@ -68,9 +62,15 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         // beyond `depth`, and that the keys are those of one tile.
         unsafe {
             let (a, o) = (a.add(first), c.add(first * width));
-            // A call of its own for each: with one for all kinds of places, each costs a register or a load. Measured
-            // on Zen 3 at AVX2: 17 % of this product. Eight channels at the end are two groups of four, so that no
-            // group reads a row twice.
+            if I::LANES < 8 {
+                let end = columns.min(first + Waiting::CHANNELS);
+                part_by_part::<I, NQ, M>(isa, &tile, first..end, factors, o, &mut between);
+                first = end;
+                continue;
+            }
+            between();
+            // A call of its own for each: with one for all kinds of places, each costs a register or a load. Eight
+            // channels at the end are two groups of four, so that no group reads a row twice.
             first += if M > 4 && (left == 4 || left == 8) {
                 value_group::<I, NQ, 4, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
             } else if left >= M {
@@ -134,12 +134,11 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool
     M
 }
 
-/// Some columns of the output from all keys, for levels of few or short registers: all columns of a part of the keys
-/// before the next part; sums of the parts before wait in memory.
+/// Some columns of the output from all keys, for levels of short registers: all columns of a part of the keys before the
+/// next part; sums of the parts before wait in memory.
 ///
-/// So the rows of a part are read from one end to the other. If each group went through all keys, a column of rows 512
-/// bytes apart (`value_dim` 128) would fill all places that a first cache of eight ways has for it. Measured on Zen 4
-/// at AVX2, this product alone, part by part against group by group: 128 channels 1.08, 64 channels 1.00.
+/// So the rows of a part are read from one end to the other. Measured on Zen 3, portable, on a host with busy
+/// neighbours: with groups that go through all keys, whole calls take 3 to 11 % longer; on a quiet one as long.
 ///
 /// # Safety
 /// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
@@ -154,7 +153,7 @@ unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
     o: *mut f32,
     between: &mut impl FnMut(),
 ) {
-    const { assert!(I::LANES == 16 || (Waiting::CHANNELS.is_multiple_of(M) && NQ * I::LANES <= Waiting::WIDTH)) };
+    const { assert!(I::LANES >= 8 || (Waiting::CHANNELS.is_multiple_of(M) && NQ * I::LANES <= Waiting::WIDTH)) };
     let mut waiting = Waiting([core::mem::MaybeUninit::uninit(); _]);
     let waiting: *mut f32 = waiting.0.as_mut_ptr().cast();
     let mut from = 0;
@@ -171,23 +170,16 @@ unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
             unsafe {
                 let a = tile.a.add(channels.start + first);
                 let (waiting, o) = (waiting.add(first * NQ * I::LANES), o.add(first * NQ * I::LANES));
-                // Eight channels at the end are two groups of four, so that no group reads a row twice.
-                if M > 4 && (left == 4 || left == 8) {
-                    let starts: [*const f32; 4] = core::array::from_fn(|m| a.add(m));
-                    value_part::<I, NQ, 4>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += 4;
-                } else if left >= M {
+                // A call of its own for each, as above.
+                if left >= M {
                     let starts: [*const f32; M] = core::array::from_fn(|m| a.add(m));
                     value_part::<I, NQ, M>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += M;
                 } else {
-                    // A call of its own: with one for both kinds of places, each of either costs a register or a load.
-                    // Measured on Zen 3 at AVX2: 17 % of this product.
                     let starts: [*const f32; M] = core::array::from_fn(|m| a.add(m.min(left - 1)));
                     value_part::<I, NQ, M>(isa, &starts, tile, keys.clone(), factors, (waiting, o));
-                    first += M;
                 }
             }
+            first += M;
         }
     }
 }
@@ -197,10 +189,10 @@ unsafe fn part_by_part<I: Isa, const NQ: usize, const M: usize>(
 struct Waiting([core::mem::MaybeUninit<f32>; Self::CHANNELS * Self::WIDTH]);
 
 impl Waiting {
-    /// Channels: whole groups of 4 and of 6, and all of most models. Rows and sums of a part stay in the first cache.
+    /// Channels: whole groups, and all of most models. Rows and sums of a part stay in the first cache.
     const CHANNELS: usize = 192;
-    /// Floats of the most vectors of a level with short ones.
-    const WIDTH: usize = 16;
+    /// Floats of two vectors of four.
+    const WIDTH: usize = 8;
 }
 
 /// A part of the keys for `M` columns: added to the sums that wait, and the last part to the output.
@@ -287,7 +279,6 @@ unsafe fn rounds<I: Isa, const NQ: usize, const M: usize>(
     unsafe {
         macro_rules! turns {
             ($($turn:literal)*) => { loop { $(
-                {
                     if left < EVERY {
                         break $turn;
                     }
@@ -302,7 +293,6 @@ unsafe fn rounds<I: Isa, const NQ: usize, const M: usize>(
                         row = row.wrapping_add(keys * NQ * I::LANES);
                     }
                     left -= EVERY;
-                }
             )* } };
         }
         let turn = turns!(0 1 2);
@@ -348,6 +338,7 @@ const CHANNELS: usize = 6;
 const TURNS: usize = 3;
 /// Keys of a turn.
 const EVERY: usize = PART / TURNS;
+const _: () = assert!(CHANNELS == 2 * TURNS && PART == TURNS * EVERY && EVERY.is_multiple_of(2));
 
 /// The parts whose turn it is end: their sums wait, and the next parts begin.
 ///
@@ -486,7 +477,7 @@ unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     unsafe {
         match reach {
             // Loops whose length is known. A whole part begins a pair.
-            None if I::LANES != 8 && part.len() == part_len::<I>() => {
+            None if part.len() == part_len::<I>() => {
                 steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + part_len::<I>(), &mut acc)
             }
             None if I::LANES == 16 && part.len() == HALF % PART => {
