@@ -134,8 +134,8 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool
     M
 }
 
-/// Some columns of the output from all keys, for levels of short registers: all columns of a part of the keys before the
-/// next part; sums of the parts before wait in memory.
+/// Some columns of the output from all keys, for levels of short registers: all columns of a part of the keys before
+/// the next part; sums of the parts before wait in memory.
 ///
 /// So the rows of a part are read from one end to the other. Measured on Zen 3, portable, on a host with busy
 /// neighbours: with groups that go through all keys, whole calls take 3 to 11 % longer; on a quiet one as long.
