@@ -197,12 +197,11 @@ pub(crate) fn as_panicked_rank(cluster: Cluster) {
 
 /// A rank that falls silent is named, and the job ends.
 pub(crate) fn silent_rank() -> bool {
-    let start = Instant::now();
-    let (what, output) = run("silent", 4);
+    let (what, output, took) = run("silent", 4);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let good = !output.status.success()
         && said.contains("no sign of life from ranks [1]")
-        && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+        && took < 2 * PATIENCE + Duration::from_secs(20);
     println!("{what}, a silent rank is {}", if good { "named" } else { "NOT NAMED" });
     said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
     good
@@ -225,7 +224,7 @@ pub(crate) fn stopped_job() -> bool {
 
 /// Whether a job of three ranks ends well, said in one of two ways.
 fn succeeds(job: &str, who: &str, [yes, no]: [&str; 2]) -> bool {
-    let (what, output) = run(job, 3);
+    let (what, output, _) = run(job, 3);
     let good = output.status.success();
     println!("{what}, {who} {}", if good { yes } else { no });
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("    {line}"));
@@ -234,12 +233,11 @@ fn succeeds(job: &str, who: &str, [yes, no]: [&str; 2]) -> bool {
 
 /// Ranks that wait for each other are told so, and the job ends.
 pub(crate) fn crossed_ranks() -> bool {
-    let start = Instant::now();
-    let (what, output) = run("crossed", 3);
+    let (what, output, took) = run("crossed", 3);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let good = !output.status.success()
         && said.contains("all ranks wait for each other")
-        && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+        && took < 2 * PATIENCE + Duration::from_secs(20);
     println!("{what}, ranks that make different calls are {}", if good { "told so" } else { "NOT TOLD" });
     said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
     good
@@ -247,13 +245,12 @@ pub(crate) fn crossed_ranks() -> bool {
 
 /// A rank that dies is named, by MPI or by us, and the job ends.
 pub(crate) fn killed_rank() -> bool {
-    let start = Instant::now();
-    let (what, output) = run("killed", 4);
+    let (what, output, took) = run("killed", 4);
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     // MPICH's launcher knows the process and its host.
     let by_launcher = said.contains("process rank 1") || said.contains("RANK 1") || said.contains("=   PID ");
     let named = by_launcher || said.contains("from ranks [1]");
-    let good = !output.status.success() && named && start.elapsed() < 2 * PATIENCE + Duration::from_secs(20);
+    let good = !output.status.success() && named && took < 2 * PATIENCE + Duration::from_secs(20);
     println!("{what}, a dead rank is {}", if good { "named" } else { "NOT NAMED" });
     let lines = said.lines().filter(|line| line.contains("rank 1") || line.contains("=   PID "));
     lines.for_each(|line| println!("    {line}"));
@@ -262,12 +259,9 @@ pub(crate) fn killed_rank() -> bool {
 
 /// A rank that panics ends the job at once, long before the time-out.
 pub(crate) fn panicked_rank() -> bool {
-    let start = Instant::now();
-    let (what, output) = run("panicked", 4);
+    let (what, output, took) = run("panicked", 4);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let good = !output.status.success()
-        && said.contains("attn-mpi: rank 1 panicked")
-        && start.elapsed() < Duration::from_secs(50);
+    let good = !output.status.success() && said.contains("attn-mpi: rank 1 panicked") && took < Duration::from_secs(50);
     println!("{what}, a rank that panics is {}", if good { "named" } else { "NOT NAMED" });
     said.lines().filter(|line| line.starts_with("attn-mpi")).for_each(|line| println!("    {line}"));
     good
