@@ -64,7 +64,7 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// Nothing between two groups. A function, because every closure would have a product compiled for it.
+/// Nothing between two groups.
 pub(crate) fn nothing() {}
 
 /// Rows of `C` rounded up to whole groups of `M`.
@@ -86,7 +86,7 @@ pub(crate) fn scores<I: Isa, const NQ: usize, const M: usize>(
     reach: &Reach<NQ>,
     q: &[f32],
     s: &mut [f32],
-    between: impl FnMut(),
+    between: &mut dyn FnMut(),
 ) {
     isa.vectorize(
         #[inline(always)]
@@ -102,7 +102,7 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     reach: &Reach<NQ>,
     q: &[f32],
     s: &mut [f32],
-    mut between: impl FnMut(),
+    between: &mut dyn FnMut(),
 ) {
     let width = NQ * I::LANES;
     if depth == 0 {

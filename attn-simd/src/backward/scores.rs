@@ -66,14 +66,14 @@ impl<const NQ: usize> Tile<NQ> {
         call: &Job<'_>,
         [k, v]: [Panel<'_>; 2],
         work: &mut Work<'_>,
-        mut between: impl FnMut(),
+        between: &mut dyn FnMut(),
     ) {
         let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
         let (keys, shape) = (tile.keys, &job.shape);
         let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
         let [qk, dyv] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD));
-        gemm::scores::<I, NQ, M>(isa, k, (keys, qk), &self.reach, transposed[0], scores, &mut between);
-        gemm::scores::<I, NQ, M>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, &mut between);
+        gemm::scores::<I, NQ, M>(isa, k, (keys, qk), &self.reach, transposed[0], scores, between);
+        gemm::scores::<I, NQ, M>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, between);
         let isa = isa.floats();
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {

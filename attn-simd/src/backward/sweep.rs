@@ -198,7 +198,7 @@ impl Block<'_> {
                 let [of_k, of_v] = words.channels.each_mut();
                 let k = operand(isa, &job.k, first, (tile.at.keys, shape.head_dim), k, of_k);
                 let v = operand(isa, &job.v, first, (tile.at.keys, shape.value_dim), v, of_v);
-                tile.weigh::<I, M>(isa, call, [k, v], work, gemm::nothing);
+                tile.weigh::<I, M>(isa, call, [k, v], work, &mut gemm::nothing);
                 piece.add(buffers.bias_sums, tile.at, width, buffers.work.dots);
             },
         );
@@ -222,18 +222,11 @@ impl Block<'_> {
         let [of_k, of_v] = words.channels.each_mut();
         let k = operand(isa, &job.k, first, (keys, shape.head_dim), k, of_k);
         let v = operand(isa, &job.v, first, (keys, shape.value_dim), v, of_v);
-        tile.weigh::<I, M>(
-            isa,
-            call,
-            [k, v],
-            work,
-            #[inline(always)]
-            || {
-                if let Some(prefetch) = prefetch.as_mut() {
-                    prefetch.step(isa);
-                }
-            },
-        );
+        tile.weigh::<I, M>(isa, call, [k, v], work, &mut || {
+            if let Some(prefetch) = prefetch.as_mut() {
+                prefetch.step(isa);
+            }
+        });
         let (scores, dots) = (&mut work.scores[..keys * width], &mut work.dots[..keys * width]);
         tile.through_cap(isa, call, dots, work.slopes);
         let visible = tile.visible();
@@ -262,10 +255,10 @@ impl Block<'_> {
             words.of_tile(isa, (scores, dots), (keys, rows.count, width));
             let (panel, sizes) = (Panel::packed(words.keys, shape.head_dim), (keys.div_ceil(2), shape.head_dim));
             let (place, factors) = ((phase / 2, &tile.reach.halved()), (&*words.gradients, factor));
-            gemm::values::<I, NQ, M>(isa, panel, sizes, place, factors, dq, gemm::nothing);
+            gemm::values::<I, NQ, M>(isa, panel, sizes, place, factors, dq, &mut gemm::nothing);
         } else {
             let place = (phase, &tile.reach);
-            gemm::values::<I::Floats, NQ, M>(floats, panel, sizes, place, (dots, factor), dq, gemm::nothing);
+            gemm::values::<I::Floats, NQ, M>(floats, panel, sizes, place, (dots, factor), dq, &mut gemm::nothing);
         }
         let seen = |n: usize, lane: usize| visible.is_none_or(|bits| bits[n] >> lane & 1 == 1);
         if !sound {

@@ -46,6 +46,25 @@ impl<const NQ: usize> Reach<NQ> {
         }
     }
 
+    /// The run of keys that begins at `key`: its end, at most `limit`, and how many vectors to leave out at the front and
+    /// at the back. The runs are those of [`runs`](Self::runs); between them and at both ends no vector needs any key.
+    #[inline(always)]
+    pub(super) fn run_from(&self, key: usize, limit: usize) -> (usize, usize, usize) {
+        let narrow = self.start[NQ - 1] > self.end[0];
+        let starts = if narrow { [self.start[0]; NQ] } else { self.start };
+        let (mut end, mut front, mut back) = (limit, 0, 0);
+        for n in 0..NQ {
+            front += usize::from(self.end[n] <= key);
+            back += usize::from(starts[n] > key);
+            for edge in [self.end[n], starts[n]] {
+                if edge > key {
+                    end = end.min(edge);
+                }
+            }
+        }
+        (end, front, back)
+    }
+
     /// How many vectors to leave out, at the front and at the back, for a few keys from `first` on; `None` where none
     /// needs them.
     #[inline(always)]
@@ -77,3 +96,40 @@ macro_rules! with_vectors {
     };
 }
 pub(crate) use with_vectors;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which keys belong to which run, as `(front, back)` of each key.
+    fn by_runs(reach: &Reach<3>, keys: usize) -> Vec<Option<(usize, usize)>> {
+        let mut all = vec![None; keys];
+        reach.runs(|run, front, back| all[run].fill(Some((front, back))));
+        all
+    }
+
+    #[test]
+    fn a_run_from_any_key_is_the_rest_of_one_of_the_runs() {
+        const KEYS: usize = 6;
+        let mut seen = 0;
+        for code in 0..7usize.pow(6) {
+            let at = |n: u32| code / 7usize.pow(n) % 7;
+            let reach = Reach { start: [at(0), at(1), at(2)], end: [at(3), at(4), at(5)] };
+            let grow = |edges: [usize; 3]| edges.is_sorted();
+            if !grow(reach.start) || !grow(reach.end) || (0..3).any(|n| reach.start[n] > reach.end[n]) {
+                continue;
+            }
+            let expected = by_runs(&reach, KEYS);
+            for first in 0..KEYS {
+                let (end, front, back) = reach.run_from(first, KEYS);
+                assert!(first < end && end <= KEYS, "{reach:?}");
+                let found = (front < 3 && back < 3).then_some((front, back));
+                for key in first..end {
+                    assert_eq!(found, expected[key], "key {key} of the run from {first}, {reach:?}");
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen > 1000, "{seen}");
+    }
+}

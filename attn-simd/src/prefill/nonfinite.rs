@@ -72,7 +72,7 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         }
     }
     let (panel, phase) = (Panel::packed(scratch, columns), tile.key % job.tiles.kv_tile);
-    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, gemm::nothing);
+    gemm::values::<I, NQ, M>(isa, panel, (keys, columns), (phase, reach), (p, factor), out, &mut gemm::nothing);
     for (key, &visible) in bits.iter().enumerate().take(keys) {
         for channel in 0..columns {
             let value = job.v.at([row[0], row[1], tile.key + key, channel]);

@@ -329,8 +329,7 @@ impl Visit<'_, '_> {
             &reach,
             buffers.q.of(n),
             buffers.scores,
-            #[inline(always)]
-            || prefetch.step(isa),
+            &mut || prefetch.step(isa),
         );
         let scores = &mut buffers.scores[..keys * width];
         if let Some(scale) = job.score_scale {
@@ -376,8 +375,7 @@ impl Visit<'_, '_> {
                 (key % job.tiles.kv_tile, &reach),
                 (scores, factor),
                 out,
-                #[inline(always)]
-                || prefetch.step(isa),
+                &mut || prefetch.step(isa),
             );
         }
     }
