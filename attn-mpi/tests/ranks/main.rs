@@ -96,8 +96,8 @@ fn as_rank(suite: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Starts this program on so many ranks, and again if the launcher does not end. Returns what ended, what it printed and
-/// how long that took.
+/// Starts this program on so many ranks, and again if the launcher does not end. Returns what ended, what it printed
+/// and how long that took.
 fn run(suite: &str, ranks: usize) -> (String, Output, Duration) {
     let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
     let version = Command::new(&mpirun).arg("--version").output().expect("mpirun is there");

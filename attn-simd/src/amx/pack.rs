@@ -220,9 +220,26 @@ fn put<I: Isa, const TRANSPOSED: bool>(isa: I, operand: &mut Operand, mut fill: 
 }
 
 /// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries
-/// transposed, words of two channels by queries. Returns the rows that parts cannot hold.
-#[inline(always)]
+/// transposed, words of two channels by queries. Returns the rows that parts cannot hold. A function of its own, as
+/// [`along_rows`] is: a tile is long, and a kernel of pieces is compiled in less time.
+#[inline(never)]
 pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
+    isa: I,
+    input: &Input<'_>,
+    rows: Rows,
+    channels: usize,
+    numbers: (usize, f32),
+    stage: &mut [f32],
+    operands: &mut [Operand],
+) -> u32 {
+    isa.vectorize(
+        #[inline(always)]
+        || along_channels_inlined::<I, TRANSPOSED>(isa, input, rows, channels, numbers, stage, operands),
+    )
+}
+
+#[inline(always)]
+fn along_channels_inlined<I: Isa, const TRANSPOSED: bool>(
     isa: I,
     input: &Input<'_>,
     rows: Rows,
@@ -275,8 +292,24 @@ pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
 /// Packs values, over whose rows the product runs: operands of sixteen channels by words of two keys, [`value_factor`]
 /// times as large. `place(square)` is the index of the first operand of 32 channels, `[part][16 channels]`. Returns the
 /// rows that parts cannot hold.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn along_rows<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    rows: Rows,
+    numbers: (usize, usize),
+    stage: &mut [f32],
+    operands: &mut [Operand],
+    place: impl Fn(usize) -> usize,
+) -> u32 {
+    isa.vectorize(
+        #[inline(always)]
+        || along_rows_inlined(isa, input, rows, numbers, stage, operands, place),
+    )
+}
+
+#[inline(always)]
+fn along_rows_inlined<I: Isa>(
     isa: I,
     input: &Input<'_>,
     rows: Rows,

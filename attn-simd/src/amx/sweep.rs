@@ -154,16 +154,15 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let Buffers { out, max, sum, totals, .. } = &mut *self.buffers;
             let (floats, max) = (layout.out_floats(), &max[at..at + SIDE]);
             let (out, sum) = (&mut out[block * floats..][..floats], &mut sum[at..at + SIDE]);
-            if held[block].total {
+            let (state, out, rest) = if held[block].total {
                 let mut total = total_of(totals, layout, block);
                 total.join(isa, job.log2_scale(), &[Part { out, sum, max }], SIDE, false);
                 let Total { out: [out, rest], sum: [sum, lost], .. } = total;
-                let state = finish::State { max, sum, rest: Some(lost) };
-                finish::write(isa, job, state, (out, Some(rest)), smaller, SIDE, &mut part);
+                (finish::State { max, sum, rest: Some(lost) }, out, Some(&*rest))
             } else {
-                let state = finish::State { max, sum, rest: None };
-                finish::write(isa, job, state, (out, None), smaller, SIDE, &mut part);
-            }
+                (finish::State { max, sum, rest: None }, out, None)
+            };
+            finish::write(isa, job, state, (out, rest), smaller, SIDE, &mut part);
         }
         odd
     }

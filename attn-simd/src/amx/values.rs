@@ -21,7 +21,6 @@ impl Values {
 
     /// Makes room for the weights of a tile; returns how many squares of the ready group should be multiplied
     /// meanwhile.
-    #[inline(always)]
     pub(crate) fn open_tile(
         &mut self,
         tile: usize,
@@ -62,7 +61,6 @@ impl Values {
     }
 
     /// Multiplies the next square of the ready group.
-    #[inline(always)]
     pub(crate) fn next_square(
         &mut self,
         unit: &mut dyn AmxUnit,
@@ -82,7 +80,6 @@ impl Values {
     }
 
     /// Multiplies the rest: the ready group, and what there is of the open one.
-    #[inline(always)]
     pub(crate) fn all(
         &mut self,
         unit: &mut dyn AmxUnit,
@@ -104,7 +101,6 @@ impl Values {
 }
 
 /// `o[square] += v·p` over some tiles of one group.
-#[inline(always)]
 fn multiply_values(
     unit: &mut dyn AmxUnit,
     layout: &Layout,

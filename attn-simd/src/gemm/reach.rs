@@ -46,8 +46,9 @@ impl<const NQ: usize> Reach<NQ> {
         }
     }
 
-    /// The run of keys that begins at `key`: its end, at most `limit`, and how many vectors to leave out at the front and
-    /// at the back. The runs are those of [`runs`](Self::runs); between them and at both ends no vector needs any key.
+    /// The run of keys that begins at `key`: its end, at most `limit`, and how many vectors to leave out at the front
+    /// and at the back. The runs are those of [`runs`](Self::runs); between them and at both ends no vector needs any
+    /// key.
     #[inline(always)]
     pub(super) fn run_from(&self, key: usize, limit: usize) -> (usize, usize, usize) {
         let narrow = self.start[NQ - 1] > self.end[0];

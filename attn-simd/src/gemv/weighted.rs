@@ -294,30 +294,54 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
             }
             return;
         }
-        // The sums go through memory: the loop below is too long to be unrolled, and an index that is no constant would
-        // keep the accumulators in memory while they add up.
         let mut tile = [[core::mem::MaybeUninit::<[f32; MAX_LANES]>::uninit(); C]; R];
         for r in 0..R {
             for c in 0..C {
                 isa.store_ptr(acc[r][c], tile[r][c].as_mut_ptr().cast());
             }
         }
-        for r in 0..R {
-            let by = *factor.add(r);
-            // A factor of 1 changes no bit.
-            let factor = (by != 1.0).then(
-                #[inline(always)]
-                || isa.splat(by),
-            );
-            for c in 0..C {
-                let at = r * columns + from + c * I::LANES;
-                let (o, rest) = (o.add(at), rest.add(at));
-                let before = (isa.load_ptr(o), isa.load_ptr(rest));
-                let part = isa.load_ptr(tile[r][c].as_ptr().cast());
-                let (sum, missing) = add_compensated(isa, before, factor, part);
-                isa.store_ptr(sum, o);
-                isa.store_ptr(finite_or_zero(isa, missing), rest);
-            }
-        }
+        add_tile(isa, (R, C), tile.as_ptr().cast(), factor, (o.add(from), rest.add(from)), columns);
     }
+}
+
+/// Adds the sums of a whole tile, of R rows and C vectors of channels, to what was before. They come through memory, so
+/// that this is compiled once, not for every number of rows and type of values.
+///
+/// # Safety
+/// `tile` is readable for `rows·vectors` places of [`MAX_LANES`] floats, of which LANES are sums, `factor` for `rows`
+/// floats; `o` and `rest` are readable and writable for so many vectors of `rows` rows that lie `columns` apart.
+#[inline(never)]
+unsafe fn add_tile<I: Isa>(
+    isa: I,
+    (rows, vectors): (usize, usize),
+    tile: *const f32,
+    factor: *const f32,
+    (o, rest): (*mut f32, *mut f32),
+    columns: usize,
+) {
+    isa.vectorize(
+        #[inline(always)]
+        || {
+            for r in 0..rows {
+                // SAFETY: r is below `rows`, c below `vectors`, and the caller vouches for these places.
+                unsafe {
+                    let by = *factor.add(r);
+                    // A factor of 1 changes no bit.
+                    let factor = (by != 1.0).then(
+                        #[inline(always)]
+                        || isa.splat(by),
+                    );
+                    for c in 0..vectors {
+                        let at = r * columns + c * I::LANES;
+                        let (o, rest) = (o.add(at), rest.add(at));
+                        let before = (isa.load_ptr(o), isa.load_ptr(rest));
+                        let part = isa.load_ptr(tile.add((r * vectors + c) * MAX_LANES));
+                        let (sum, missing) = add_compensated(isa, before, factor, part);
+                        isa.store_ptr(sum, o);
+                        isa.store_ptr(finite_or_zero(isa, missing), rest);
+                    }
+                }
+            }
+        },
+    );
 }

@@ -1,9 +1,10 @@
-//! `cargo xtask emulated`: the tests of the amx kernel on an emulated processor that has the real instructions.
+//! `cargo xtask emulated`: the tests of the amx kernel on an emulated processor that has the real instructions, and
+//! some of all kernels on its AVX-512, which few machines of CI have.
 //!
 //! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once,
 //! into `target/ci/amx-emulator`. The tests of `attn-simd` are built for musl, so that one file is a whole program, and
-//! run there with `ATTN_TEST_LEVELS=amx`: the level must be there, and the exact model of the instructions is left out,
-//! because it is far too slow there.
+//! run there with `ATTN_TEST_LEVELS=amx`, say: the level must be there, and the exact model of the instructions is left
+//! out, because it is far too slow there.
 //!
 //! The kernel is told that the time-stamp counter is reliable. Else it doubts the counter during long runs and changes
 //! its own code, of which the emulator keeps the old form: it then takes the same interrupt for ever.
@@ -62,6 +63,8 @@ enum Tests {
 struct Boot {
     name: &'static str,
     tests: Tests,
+    /// The levels that the tests run on.
+    levels: &'static str,
     /// Parts of the names of the tests that run. Each has to choose some.
     filters: &'static [&'static str],
     /// Options that leave some of them out.
@@ -75,6 +78,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         name: "amx",
         tests: Tests::Integration,
+        levels: "amx",
         filters: &["amx_kernel::", "level::the_level_found"],
         // The laws run on the model alone; the rest is in the next one.
         but: &["--skip=laws::", "--skip=amx_kernel::bits::", "--skip=amx_kernel::fast_keeps"],
@@ -83,13 +87,35 @@ const BOOTS: &[Boot] = &[
     Boot {
         name: "amx-bits",
         tests: Tests::Integration,
+        levels: "amx",
         filters: &["amx_kernel::bits::", "amx_kernel::fast_keeps"],
         but: &[],
         among: &["amx_kernel::bits::a_row_has_the_same_bits_whatever_stands_beside_it"],
     },
     Boot {
+        name: "avx512",
+        tests: Tests::Integration,
+        levels: "avx512,avx512bf16",
+        filters: &[
+            "strips::",
+            "edges::",
+            "decode::decoding_and",
+            "decode::the_cut",
+            "backward::strides",
+            "backward::tables",
+            "quantized::rows_that",
+        ],
+        but: &[],
+        among: &[
+            "strips::blocks_that_see_different_keys",
+            "decode::decoding_and_prefilling_give_the_same_bits",
+            "backward::tables_of_masks",
+        ],
+    },
+    Boot {
         name: "guard",
         tests: Tests::Integration,
+        levels: "amx",
         filters: &["guard::"],
         but: &[],
         among: &[
@@ -102,6 +128,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         name: "mxcsr",
         tests: Tests::Integration,
+        levels: "amx",
         filters: &["mxcsr::"],
         but: &[],
         among: &["mxcsr::the_control_register_is_as_before"],
@@ -109,6 +136,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         name: "isa",
         tests: Tests::Unit,
+        levels: "amx",
         filters: &["isa::"],
         but: &[],
         among: &[
@@ -259,7 +287,7 @@ fn on_emulator(boot: &Boot, script: &Path, program: &Path) -> Result<String, Str
     let start = || {
         let mut command = Command::new("bash");
         command.arg(script).env("EMULATOR_DIR", folder()).current_dir(root());
-        command.args(["-e", "ATTN_TEST_LEVELS=amx", "-e", "ATTN_EXPECT_LEVEL=amx"]);
+        command.args(["-e", &format!("ATTN_TEST_LEVELS={}", boot.levels), "-e", "ATTN_EXPECT_LEVEL=amx"]);
         command.args(["-t", &BOOT_SECONDS.to_string()]);
         command.arg(program).arg("--test-threads=1").args(boot.filters).args(boot.but);
         logged(command, boot.name)

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
-use super::{HALF, PART, Tile, part, part_within};
+use super::tile::{HALF, PART, Tile, part, part_within};
 use crate::gemm::add_all;
 use crate::gemm::reach::Reach;
 use crate::isa::Isa;
@@ -62,10 +62,10 @@ pub(super) unsafe fn sums_within<I: Isa, const NQ: usize, const M: usize>(
         #[inline(always)]
         || {
             let (depth, middle) = (tile.depth, tile.depth.min(HALF.saturating_sub(tile.phase)));
-            let mut total = [[isa.splat(0.0); NQ]; M];
-            // No sum is -0, so zeros before the first change no bit.
+            // -0 is what changes no bit of a sum, not even the sign of a zero. No keys count as 0.
+            let mut total = [[isa.splat(if middle == 0 { 0.0 } else { -0.0 }); NQ]; M];
             for keys in [0..middle, middle..depth] {
-                let (mut sum, mut from) = ([[isa.splat(0.0); NQ]; M], keys.start);
+                let (mut sum, mut from) = ([[isa.splat(-0.0); NQ]; M], keys.start);
                 while from < keys.end {
                     let to = part_end(tile.phase, from, keys.end);
                     // SAFETY: the caller vouches for these addresses; both halves are below `depth`.
@@ -73,6 +73,7 @@ pub(super) unsafe fn sums_within<I: Isa, const NQ: usize, const M: usize>(
                     add_all(isa, &mut sum, &acc);
                     from = to;
                 }
+                // After a half without keys, -0 again.
                 add_all(isa, &mut total, &sum);
             }
             total

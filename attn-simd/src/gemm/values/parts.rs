@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
-use super::{Tile, add_stored, add_to, part, part_len, part_within, store_all};
+use super::tile::{Tile, add_stored, add_to, part, part_len, part_within, store_all};
 use crate::isa::Isa;
 
 /// Some columns of the output from all keys, for levels of short registers: all columns of a part of the keys before

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{PART, Tile, add_stored};
+use super::tile::{PART, Tile, add_stored};
 use crate::gemm::reach::{Reach, with_vectors};
 use crate::gemm::{steps, steps_from};
 use crate::isa::Isa;

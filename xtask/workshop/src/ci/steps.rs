@@ -401,7 +401,8 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "amx-emulated",
-        proves: "the level amx on an emulated processor: the real instructions, flags, guard pages, permission",
+        proves: "the level amx on an emulated processor: the real instructions, flags, guard pages, permission; the kernels \
+                 on its AVX-512",
         minutes: 20,
         one_core: false,
         needs: crate::emulated::NEEDS,
