@@ -19,6 +19,11 @@ use crate::need::{MSRV, NIGHTLY, Need};
 const SIMD_WITHOUT_AMX: &[&str] =
     &["test", "--release", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
 
+/// What turns on, in a debug build of the kernels, the checks that the workspace turns off there: of every sum, and of
+/// every pointer. Steps with the portable level alone build quickly even so.
+const OVERFLOW: &str = "profile.dev.package.attn-simd.overflow-checks=true";
+const ASSERTIONS: &str = "profile.dev.package.attn-simd.debug-assertions=true";
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -424,11 +429,31 @@ pub(super) const STEPS: &[Step] = &[
         one_core: true,
         needs: &MIRI,
         runs: &[
-            cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--lib"])
-                .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
+            cargo_of(
+                NIGHTLY,
+                &["miri", "test", "-p", "attn-simd", "--lib", "--config", OVERFLOW, "--config", ASSERTIONS],
+            )
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
             // Whole calls, through packing, the micro-kernel on addresses, and the output's claims.
-            cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-simd", "--test", "it", "--", "small::", "boxed::"])
-                .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
+            cargo_of(
+                NIGHTLY,
+                &[
+                    "miri",
+                    "test",
+                    "-p",
+                    "attn-simd",
+                    "--test",
+                    "it",
+                    "--config",
+                    OVERFLOW,
+                    "--config",
+                    ASSERTIONS,
+                    "--",
+                    "small::",
+                    "boxed::",
+                ],
+            )
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
         ],
     },
     Step {
@@ -495,6 +520,10 @@ pub(super) const STEPS: &[Step] = &[
             "--tests",
             "--target",
             "aarch64-unknown-linux-musl",
+            "--config",
+            OVERFLOW,
+            "--config",
+            ASSERTIONS,
             "--",
             "--test-threads=1",
             "--skip",
@@ -524,6 +553,10 @@ pub(super) const STEPS: &[Step] = &[
             "--tests",
             "--target",
             "wasm32-wasip1",
+            "--config",
+            OVERFLOW,
+            "--config",
+            ASSERTIONS,
             "--",
             "--skip",
             "amx_kernel",
@@ -539,52 +572,4 @@ pub(super) const STEPS: &[Step] = &[
 ];
 
 #[cfg(test)]
-mod tests {
-    use super::super::step::Program;
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_plain() {
-        for (i, step) in STEPS.iter().enumerate() {
-            assert!(
-                step.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'),
-                "{}",
-                step.name
-            );
-            assert!(STEPS.iter().skip(i + 1).all(|other| other.name != step.name), "{} stands twice", step.name);
-            assert!(step.minutes > 0 && !step.runs.is_empty(), "{}", step.name);
-        }
-    }
-
-    #[test]
-    fn a_step_of_another_toolchain_needs_it_and_leaves_the_shared_directory_alone() {
-        for step in STEPS {
-            for run in step.runs {
-                if let Program::CargoOf(toolchain) = run.program {
-                    assert!(step.needs.contains(&Need::Toolchain(toolchain)), "{}", step.name);
-                    let own =
-                        run.env.iter().any(|(name, value)| *name == "CARGO_TARGET_DIR" && value.starts_with("{ci}/"));
-                    assert!(own, "{}", step.name);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_architecture_page_names_every_step() {
-        let page = include_str!("../../../../ARCHITECTURE.md");
-        for step in STEPS {
-            assert!(page.contains(&format!("`{}`", step.name)), "ARCHITECTURE.md does not name {}", step.name);
-        }
-    }
-
-    #[test]
-    fn no_emulated_step_runs_a_thread_pool() {
-        for step in STEPS {
-            let emulated = step.runs.iter().any(|run| run.env.iter().any(|(name, _)| name.ends_with("_RUNNER")));
-            let pooled =
-                step.runs.iter().any(|run| run.args.contains(&"attn-parallel") || run.args.contains(&"--workspace"));
-            assert!(!(emulated && pooled), "{}", step.name);
-        }
-    }
-}
+mod tests;
