@@ -15,9 +15,17 @@ use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
 use super::step::{Step, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
 
-/// The tests of attn-simd but for the model of AMX, one after the other: those that step `test-release` has built.
-const SIMD_WITHOUT_AMX: &[&str] =
-    &["test", "--release", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel"];
+/// Tests of attn-simd that go through every phase of every kernel, one after the other: those that `test-release` has
+/// built, and has run at these levels already. What is new under an emulator is that an instruction of another level
+/// ends the program. So the longest are left out: laws over all masks, random calls, sums over many keys, guard
+/// pages (which make the emulator translate anew), the model of AMX.
+#[rustfmt::skip]
+const SIMD_ON_X86: &[&str] = &[
+    "test", "--release", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel",
+    "--skip", "laws", "--skip", "random", "--skip", "gate", "--skip", "long_s", "--skip", "backward_eta",
+    "--skip", "biases_of", "--skip", "options_over", "--skip", "odd_sizes", "--skip", "as_exact_as",
+    "--skip", "as_if_each", "--skip", "queries_of_wide", "--skip", "every_layout", "--skip", "guard",
+];
 
 /// What turns on, in a debug build of the kernels, the checks that the workspace turns off there: of every sum, and of
 /// every pointer. Steps with the portable level alone build quickly even so.
@@ -480,7 +488,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
+        runs: &[cargo(SIMD_ON_X86).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
             ("ATTN_EXPECT_LEVEL", "portable"),
             ("ATTN_TEST_LEVELS", "portable"),
@@ -493,7 +501,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(SIMD_WITHOUT_AMX).with(&[
+        runs: &[cargo(SIMD_ON_X86).with(&[
             ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
             ("ATTN_EXPECT_LEVEL", "avx2"),
             ("ATTN_TEST_LEVELS", "portable,avx2"),
