@@ -1,6 +1,6 @@
 //! Calls about which ranks disagree, and jobs whose ranks compute for long, fall silent or die.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use attn_core::{Align, Attention, AttnError, Layout, Mask, View, ViewMut};
 use attn_mpi::mpi::topology::SimpleCommunicator;
