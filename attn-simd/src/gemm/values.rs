@@ -68,23 +68,24 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         // beyond `depth`, and that the keys are those of one tile.
         unsafe {
             let (a, o) = (a.add(first), c.add(first * width));
-            if I::LANES < 8 {
+            // Constant conditions, here and below, so that no code of other levels is compiled.
+            if const { I::LANES < 8 } {
                 let end = columns.min(first + parts::CHANNELS);
                 part_by_part::<I, NQ, M>(isa, &tile, first..end, factors, o, between);
                 first = end;
-                continue;
-            }
-            between();
-            // A call of its own for each: with one for all kinds of places, each costs a register or a load. Eight
-            // channels at the end are two groups of four, so that no group reads a row twice.
-            first += if M > 4 && (left == 4 || left == 8) {
-                value_group::<I, NQ, 4, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
-            } else if left >= M {
-                value_group::<I, NQ, M, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
             } else {
-                let starts = core::array::from_fn(|m| a.add(m.min(left - 1)));
-                value_group::<I, NQ, M, false>(isa, &starts, &tile, factors, o)
-            };
+                between();
+                // A call of its own for each: with one for all kinds of places, each costs a register or a load. Eight
+                // channels at the end are two groups of four, so that no group reads a row twice.
+                first += if M > 4 && (left == 4 || left == 8) {
+                    value_group::<I, NQ, 4, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
+                } else if left >= M {
+                    value_group::<I, NQ, M, true>(isa, &core::array::from_fn(|m| a.add(m)), &tile, factors, o)
+                } else {
+                    let starts = core::array::from_fn(|m| a.add(m.min(left - 1)));
+                    value_group::<I, NQ, M, false>(isa, &starts, &tile, factors, o)
+                };
+            }
         }
     }
 }
@@ -104,11 +105,16 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool
 ) -> usize {
     // SAFETY: the caller vouches for these addresses.
     unsafe {
-        let sum = match tile.reach {
-            None if I::LANES == 16 => halves::sums(isa, a, tile),
-            None => turns::sums::<I, NQ, M, OFTEN>(isa, a, tile),
-            Some(reach) if I::LANES == 16 => halves::sums_within(isa, a, tile, reach),
-            Some(reach) => turns::sums_within(isa, a, tile, reach),
+        let sum = if const { I::LANES == 16 } {
+            match tile.reach {
+                None => halves::sums(isa, a, tile),
+                Some(reach) => halves::sums_within(isa, a, tile, reach),
+            }
+        } else {
+            match tile.reach {
+                None => turns::sums::<I, NQ, M, OFTEN>(isa, a, tile),
+                Some(reach) => turns::sums_within(isa, a, tile, reach),
+            }
         };
         add_to(isa, &sum, factors, o);
     }

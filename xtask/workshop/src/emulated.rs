@@ -1,5 +1,5 @@
 //! `cargo xtask emulated`: the tests of the amx kernel on an emulated processor that has the real instructions, and
-//! some of all kernels on its AVX-512, which few machines of CI have.
+//! some of all kernels on its AVX-512, which not every machine has.
 //!
 //! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once,
 //! into `target/ci/amx-emulator`. The tests of `attn-simd` are built for musl, so that one file is a whole program, and

@@ -67,7 +67,7 @@ const WIDTH: usize = 8;
 /// A part of the keys for `M` columns: added to the sums that wait, and the last part to the output.
 ///
 /// # Safety
-/// As [`value_group`]; the sums that wait are readable and writable for `M·NQ` vectors.
+/// As [`value_group`](super::value_group); the sums that wait are readable and writable for `M·NQ` vectors.
 #[inline(always)]
 unsafe fn value_part<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
