@@ -215,7 +215,7 @@ mod tests {
     /// All 2³² arguments; some minutes unoptimised, so that it is run by name:
     /// `cargo test --release -p attn-simd -- --ignored`.
     #[test]
-    #[ignore = "4 billion arguments per level; CI runs it in release"]
+    #[ignore = "4 billion arguments per level; CI's step exp2 runs it"]
     fn exp2_exhaustive() {
         for level in Level::available() {
             let worst = check_exp2(level, 1);

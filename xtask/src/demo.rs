@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: real models on these kernels, which the workspace in `demo/` runs on candle.
+//! `cargo xtask demo`: real models on these kernels, which `demo/` runs on candle.
 //!
 //! Nobody who builds `xtask` builds candle: it is built, in `target/demo`, when a demo is run.
 

@@ -2,8 +2,9 @@
 //!
 //! [`steps`] holds the table, [`need`](crate::need) what a step cannot run without, [`install`](crate::install) gets
 //! it, and [`process`] keeps the limit on time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is
-//! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure. The last
-//! line is `N passed, M failed, K skipped`.
+//! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure; so is one
+//! that was not done when the time for all of them, if there is a limit, was over. The last line is `N passed, M failed,
+//! K skipped`.
 
 mod needs;
 mod step;
@@ -22,7 +23,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::install::Installation;
 use crate::need::Need;
-use crate::process::{self, show_tail, told};
+use crate::process::{self, End, show_tail, told};
 use crate::root::root;
 use step::{Program, Run, Step};
 use steps::STEPS;
@@ -42,6 +43,9 @@ pub(crate) struct Args {
     /// First install missing tools of the chosen steps (rustup; apt-get, as root).
     #[arg(long)]
     install: bool,
+    /// Time for all steps, in minutes. Steps that are not done by then are skipped, and counted so.
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
 }
 
 /// What became of a step.
@@ -75,7 +79,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
         list(&chosen);
         return ExitCode::SUCCESS;
     }
-    let lanes = |lanes, steps: &[_]| in_lanes(lanes, steps, chosen.len(), &installation, &logs);
+    let deadline = args.minutes.map(|minutes| start + Duration::from_secs(60 * minutes));
+    let lanes = |lanes, steps: &[_]| in_lanes(lanes, steps, chosen.len(), &installation, &logs, deadline);
     let mut results = thread::scope(|scope| {
         // Downloads take minutes in which the first steps can work.
         scope.spawn(|| installation.run(&logs));
@@ -97,6 +102,7 @@ fn in_lanes(
     all: usize,
     installation: &Installation<'_>,
     logs: &Path,
+    deadline: Option<Instant>,
 ) -> Vec<Ended> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
@@ -107,7 +113,7 @@ fn in_lanes(
                     installation.wait_for(step.needs);
                     println!("[{:>2}/{all}] {}: {}", i + 1, step.name, step.proves);
                     let begin = Instant::now();
-                    let outcome = run_step(step, logs);
+                    let outcome = run_step(step, logs, deadline);
                     let time = begin.elapsed();
                     let name = if lanes > 1 { format!("{} ", step.name) } else { String::new() };
                     match &outcome {
@@ -145,7 +151,15 @@ fn list(chosen: &[&Step]) {
     println!("{table}");
 }
 
-fn run_step(step: &Step, logs: &Path) -> Outcome {
+/// What is said of steps for which a slow machine has no time.
+const NO_TIME: &str = "the time for all steps was over";
+
+/// Runs a step, until the deadline of all steps at most.
+fn run_step(step: &Step, logs: &Path, all: Option<Instant>) -> Outcome {
+    let is_over = || all.is_some_and(|all| Instant::now() >= all);
+    if is_over() {
+        return Outcome::Skipped(NO_TIME.to_owned());
+    }
     let missing: Vec<_> = step.needs.iter().filter(|need| !need.is_met()).map(|need| need.missing()).collect();
     if !missing.is_empty() {
         return Outcome::Skipped(missing.join("; "));
@@ -160,9 +174,13 @@ fn run_step(step: &Step, logs: &Path) -> Outcome {
     };
     let deadline = Instant::now() + Duration::from_secs(60 * step.minutes);
     for run in step.runs {
-        let end = process::run(command(run), &log, deadline.saturating_duration_since(Instant::now()));
+        let until = all.map_or(deadline, |all| all.min(deadline));
+        let end = process::run(command(run), &log, until.saturating_duration_since(Instant::now()));
         if end.is_success() {
             continue;
+        }
+        if matches!(end, End::TimedOut) && is_over() {
+            return Outcome::Skipped(NO_TIME.to_owned());
         }
         show_tail(&path, 200);
         let what = told(&end, Duration::from_secs(60 * step.minutes));
@@ -186,6 +204,7 @@ fn command(run: &Run) -> Command {
             command.args(["run", "--release", "--quiet", "--package", "xtask", "--"]);
             command
         }
+        Program::Built(path) => Command::new(root().join("target/ci").join(path)),
     };
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
@@ -211,6 +230,7 @@ fn describe(run: &Run) -> String {
         Program::Cargo => "cargo".to_owned(),
         Program::CargoOf(toolchain) => format!("cargo +{toolchain}"),
         Program::Xtask => "cargo xtask".to_owned(),
+        Program::Built(path) => format!("target/ci/{path}"),
     };
     let env = run.env.iter().map(|(name, value)| format!("{name}='{}' ", fill(value)));
     let args = run.args.iter().map(|arg| format!(" {}", fill(arg)));
@@ -248,4 +268,33 @@ fn summary(results: &[Ended], total: Duration) -> ExitCode {
     println!("total {:.0} min {:02.0} s", (total.as_secs() / 60) as f64, (total.as_secs() % 60) as f64);
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A step of a program that is wherever these tests are.
+    const SHORT: Step = Step {
+        name: "of-a-test",
+        proves: "nothing",
+        minutes: 1,
+        one_core: false,
+        needs: &[],
+        runs: &[step::cargo(&["--version"])],
+    };
+
+    #[test]
+    fn a_step_after_the_deadline_of_all_is_skipped_and_says_so() {
+        let logs = env::temp_dir();
+        let now = Instant::now();
+        for (all, passes) in [(None, true), (Some(now + Duration::from_secs(50)), true), (Some(now), false)] {
+            match run_step(&SHORT, &logs, all) {
+                Outcome::Passed => assert!(passes, "{all:?}"),
+                Outcome::Skipped(why) => assert!(!passes && why == NO_TIME, "{all:?}: {why}"),
+                Outcome::Failed => panic!("{all:?}"),
+            }
+        }
+        let _ = fs::remove_file(logs.join("of-a-test.log"));
+    }
 }

@@ -2,15 +2,18 @@
 //! some of all kernels on its AVX-512, which not every machine has.
 //!
 //! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once,
-//! into `target/ci/amx-emulator`. The tests of `attn-simd` are built for musl, so that one file is a whole program, and
-//! run there with `ATTN_TEST_LEVELS=amx`, say: the level must be there, and the exact model of the instructions is left
-//! out, because it is far too slow there.
+//! into `target/ci/amx-emulator`. The tests of `attn-simd` are [those of `cargo test --workspace`](programs), taken
+//! along with the libraries that they load, and run there with `ATTN_TEST_LEVELS=amx`, say: the level must be there, and
+//! the exact model of the instructions is left out, because it is far too slow there. With `--cpu` QEMU runs them as a
+//! program on a processor without AMX ([`user_mode`]).
 //!
 //! The kernel is told that the time-stamp counter is reliable. Else it doubts the counter during long runs and changes
 //! its own code, of which the emulator keeps the old form: it then takes the same interrupt for ever.
 //!
 //! A test that nobody ran proves nothing. The same program says on this machine which tests each filter chooses, and
 //! as many have to pass there.
+
+mod user_mode;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,9 +22,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::dist::succeed;
 use crate::install;
 use crate::need::Need;
 use crate::process;
+use crate::programs::{self, Tests};
 use crate::root::root;
 
 /// Arguments of the command.
@@ -30,34 +35,20 @@ pub(crate) struct Args {
     /// First install missing tools (rustup; apt-get, as root), and build the emulator.
     #[arg(long)]
     install: bool,
+    /// Run tests of all kernels under QEMU instead, on this processor, which lacks levels that others have.
+    #[arg(long, value_name = "NAME", conflicts_with = "install")]
+    cpu: Option<user_mode::Cpu>,
 }
 
-/// What programs for the emulated processor are built for.
-const TARGET: &str = "x86_64-unknown-linux-musl";
-
 /// What the command cannot run without.
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Linux,
-    Need::Arch("x86_64"),
-    Need::Folder("../shared/amx-emulator"),
-    Need::Target(TARGET),
-    Need::AmxEmulator,
-];
+pub(crate) const NEEDS: &[Need] =
+    &[Need::Linux, Need::Arch("x86_64"), Need::Folder("../shared/amx-emulator"), Need::AmxEmulator];
 
 /// How long a build may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// How long one start of the emulated machine may take, in seconds: four times what the longest takes alone.
 const BOOT_SECONDS: u64 = 450;
-
-/// The two test programs of `attn-simd`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tests {
-    /// Those inside the library.
-    Unit,
-    /// Those of its interface.
-    Integration,
-}
 
 /// One start of the emulated machine: what runs there.
 struct Boot {
@@ -150,7 +141,8 @@ const BOOTS: &[Boot] = &[
 
 pub(crate) fn run(args: Args) -> ExitCode {
     process::end_group_on_interrupt();
-    match all(&args) {
+    let result = args.cpu.map_or_else(|| all(&args), user_mode::run);
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("emulated: {message}");
@@ -166,7 +158,7 @@ fn all(args: &Args) -> Result<(), String> {
     }
     fs::create_dir_all(folder()).map_err(|error| format!("{}: {error}", folder().display()))?;
     let start = Instant::now();
-    let (script, programs) = (script()?, build()?);
+    let (script, programs) = (script()?, programs()?);
     println!("built in {:.0} s", start.elapsed().as_secs_f64());
     let (next, failures) = (Mutex::new(BOOTS.iter()), Mutex::new(Vec::new()));
     let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -206,21 +198,24 @@ fn logged(command: Command, name: &str) -> Result<(String, bool), String> {
     Ok((String::from_utf8_lossy(&bytes).into_owned(), end.is_success()))
 }
 
-/// Writes the script that starts the emulator, with one more option for the kernel; returns where it is.
+/// Writes the script that starts the emulator, changed; returns where it is.
 fn script() -> Result<PathBuf, String> {
     let (from, to) = (root().join("../shared/amx-emulator"), folder().join("run.sh"));
     let file = from.join("run.sh");
     let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let text =
-        with_reliable_clock(&text, &from).ok_or_else(|| format!("{}: no APPEND, or no here=", file.display()))?;
+    let text = changed(&text, &from).ok_or_else(|| format!("{}: no APPEND, here= or cp of busybox", file.display()))?;
     fs::write(&to, text).map_err(|error| format!("{}: {error}", to.display()))?;
     Ok(to)
 }
 
-/// The text of the emulator's script with a clock that its kernel trusts, to be run from another folder than its own.
-fn with_reliable_clock(text: &str, folder: &Path) -> Option<String> {
-    let (mut clock, mut here) = (false, false);
-    let mut line_with = |line: &str| match line {
+/// Copies the libraries that a program loads, and its loader, to the same places of the emulated machine's disk.
+const LIBRARIES: &str = r#"for f in $(ldd "$program" | grep -o '/[^ ]*'); do install -D "$f" "$work/root$f"; done"#;
+
+/// The text of the emulator's script with a clock that its kernel trusts and a program's libraries, to be run from
+/// another folder than its own.
+fn changed(text: &str, folder: &Path) -> Option<String> {
+    let (mut clock, mut here, mut libraries) = (false, false, false);
+    let mut change = |line: &str| match line {
         _ if line.trim_start().starts_with("APPEND ") => {
             clock = true;
             format!("{line} tsc=reliable\n")
@@ -229,35 +224,25 @@ fn with_reliable_clock(text: &str, folder: &Path) -> Option<String> {
             here = true;
             format!("here='{}'\n", folder.display())
         }
+        _ if line.starts_with("cp ") && line.contains("\"$program\"") => {
+            libraries = true;
+            format!("{line}\n{LIBRARIES}\n")
+        }
         _ => format!("{line}\n"),
     };
-    let text = text.lines().map(&mut line_with).collect();
-    (clock && here).then_some(text)
+    let text = text.lines().map(&mut change).collect();
+    (clock && here && libraries).then_some(text)
 }
 
-/// Builds the test programs, in the order of [`Tests`].
-fn build() -> Result<[PathBuf; 2], String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["test", "-p", "attn-simd", "--release", "--target", TARGET, "--lib", "--test", "it", "--no-run"]);
-    command.arg("--message-format=json-render-diagnostics").current_dir(root());
-    // rust-lld and musl come with the target.
-    command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld");
-    let (text, built) = logged(command, "build-tests")?;
-    if !built {
-        return Err(format!("the tests do not build for {TARGET}:\n{text}"));
-    }
-    let program = |kind: &str| {
-        let found = text.lines().find_map(|line| executable(line, kind));
-        found.ok_or_else(|| format!("cargo names no test program of the kind {kind}"))
+/// The test programs, in the order of [`Tests`], without what only debuggers read: the emulated disk is memory.
+fn programs() -> Result<[PathBuf; 2], String> {
+    let [unit, integration] = programs::of_simd()?;
+    let stripped = |program: PathBuf, name: &str| {
+        let to = folder().join(name);
+        succeed(Command::new("strip").arg("-o").arg(&to).arg(program))?;
+        Ok::<_, String>(to)
     };
-    Ok([program("lib")?, program("test")?])
-}
-
-/// The test program of `attn-simd` that a line of cargo's messages names, if it is one of this kind.
-fn executable(line: &str, kind: &str) -> Option<PathBuf> {
-    let message: serde_json::Value = serde_json::from_str(line).ok()?;
-    let kinds = message["target"]["kind"].as_array()?;
-    kinds.iter().any(|of| of == kind).then(|| message["executable"].as_str().map(PathBuf::from))?
+    Ok([stripped(unit, "unit")?, stripped(integration, "integration")?])
 }
 
 /// The names of the tests that a filter chooses, as the program says on this machine; ignored ones do not count.
@@ -330,20 +315,18 @@ mod tests {
     }
 
     #[test]
-    fn the_script_changes_in_two_lines() {
-        let text = "#!/bin/bash\nhere=$(pwd)\n  APPEND console=ttyS0 quiet\nexit\n";
-        let changed = "#!/bin/bash\nhere='/e'\n  APPEND console=ttyS0 quiet tsc=reliable\nexit\n";
-        assert_eq!(with_reliable_clock(text, Path::new("/e")).as_deref(), Some(changed));
-        assert_eq!(with_reliable_clock("here=1\n", Path::new("/e")), None);
-        assert_eq!(with_reliable_clock("APPEND 1\n", Path::new("/e")), None);
-    }
-
-    #[test]
-    fn programs_are_found_in_cargos_messages() {
-        let line = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"executable":"/t/x-1"}"#;
-        assert_eq!(executable(line, "lib"), Some(PathBuf::from("/t/x-1")));
-        assert_eq!(executable(line, "test"), None);
-        assert_eq!(executable(&line.replace("\"/t/x-1\"", "null"), "lib"), None, "a library, not its tests");
-        assert_eq!(executable("warning: unused", "lib"), None);
+    fn the_script_changes_in_three_lines() {
+        let text = "#!/bin/bash\nhere=$(pwd)\ncp b \"$program\" r\n  APPEND console=ttyS0 quiet\nexit\n";
+        let new = changed(text, Path::new("/e")).expect("it has all of them");
+        let libraries = LIBRARIES;
+        assert_eq!(
+            new,
+            format!(
+                "#!/bin/bash\nhere='/e'\ncp b \"$program\" r\n{libraries}\n  APPEND console=ttyS0 quiet tsc=reliable\nexit\n"
+            )
+        );
+        for line in text.lines().filter(|line| !["#!/bin/bash", "exit"].contains(line)) {
+            assert_eq!(changed(&text.replace(line, ""), Path::new("/e")), None, "without {line}");
+        }
     }
 }

@@ -16,6 +16,7 @@ mod mpi;
 mod need;
 mod no_panic;
 mod process;
+mod programs;
 mod python;
 mod random;
 mod reader;
@@ -52,7 +53,7 @@ enum Command {
     Random(random::Args),
     /// Run attn-core on emulated microcontrollers, compare with the host, report flash, RAM, stack and instructions.
     Embedded(embedded::Args),
-    /// Run the tests of the AMX kernel on an emulated processor.
+    /// Run the tests of kernels on emulated processors: with AMX, or without AVX.
     Emulated(emulated::Args),
     /// Prove from machine code that attn-core cannot panic.
     NoPanic(no_panic::Args),

@@ -39,6 +39,8 @@ pub(super) enum Program {
     CargoOf(&'static str),
     /// `cargo xtask`, with another command.
     Xtask,
+    /// A program that a run before this one has built, by its path below `target/ci`.
+    Built(&'static str),
 }
 
 /// A run of cargo.
@@ -54,6 +56,11 @@ pub(super) const fn cargo_of(toolchain: &'static str, args: &'static [&'static s
 /// A run of `cargo xtask`.
 pub(super) const fn xtask(args: &'static [&'static str]) -> Run {
     Run { program: Program::Xtask, args, env: &[] }
+}
+
+/// A run of a program that the run before has built.
+pub(super) const fn built(path: &'static str, args: &'static [&'static str]) -> Run {
+    Run { program: Program::Built(path), args, env: &[] }
 }
 
 impl Run {

@@ -12,20 +12,8 @@
 //! is the same code on every processor: emulated steps skip it.
 
 use super::needs::{C_PROGRAMS, CANDLE, MIRI, MPI, PYTHON, QEMU_X86};
-use super::step::{Step, cargo, cargo_of, xtask};
+use super::step::{Step, built, cargo, cargo_of, xtask};
 use crate::need::{MSRV, NIGHTLY, Need};
-
-/// Tests of attn-simd that go through every phase of every kernel, one after the other: those that `test-release` has
-/// built, and has run at these levels already. What is new under an emulator is that an instruction of another level
-/// ends the program. So the longest are left out: laws over all masks, random calls, sums over many keys, guard
-/// pages (which make the emulator translate anew), the model of AMX.
-#[rustfmt::skip]
-const SIMD_ON_X86: &[&str] = &[
-    "test", "--release", "-p", "attn-simd", "--lib", "--tests", "--", "--test-threads=1", "--skip", "amx_kernel",
-    "--skip", "laws", "--skip", "random", "--skip", "gate", "--skip", "long_s", "--skip", "backward_eta",
-    "--skip", "biases_of", "--skip", "options_over", "--skip", "odd_sizes", "--skip", "as_exact_as",
-    "--skip", "as_if_each", "--skip", "queries_of_wide", "--skip", "every_layout", "--skip", "guard",
-];
 
 /// What turns on, in a debug build of the kernels, the checks that the workspace turns off there: of every sum, and of
 /// every pointer. Steps with the portable level alone build quickly even so.
@@ -173,24 +161,12 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "test-release",
-        proves: "the libraries' tests pass as users build them: optimised, without overflow checks",
+        proves: "tests of core and layers pass as users build them: optimised, without overflow checks",
         minutes: 20,
         one_core: false,
         needs: &[],
-        runs: &[cargo(&[
-            "test",
-            "--release",
-            "-p",
-            "attn-core",
-            "-p",
-            "attn-layers",
-            "-p",
-            "attn-simd",
-            "-p",
-            "attn-parallel",
-            "--lib",
-            "--tests",
-        ])],
+        // `test` builds the kernels like this already.
+        runs: &[cargo(&["test", "--release", "-p", "attn-core", "-p", "attn-layers", "--lib", "--tests"])],
     },
     Step {
         name: "exp2",
@@ -198,7 +174,8 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &[],
-        runs: &[cargo(&["test", "--release", "-p", "attn-simd", "--lib", "--", "--ignored", "--nocapture"])],
+        // The whole workspace, of which `test` has built everything: for one package cargo would build the kernels anew.
+        runs: &[cargo(&["test", "--workspace", "--lib", "--", "--ignored", "--nocapture", "exp2_exhaustive"])],
     },
     Step {
         name: "conformance",
@@ -307,15 +284,15 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "candle",
-        proves: "attn-candle computes what candle's own matmuls and softmax do, in a real layer too",
+        proves: "attn-candle computes what candle's own matmuls and softmax do, in a real layer too; heads of real models \
+                 give their stored f64 results in every engine; a training that goes on gives the bits of one that did \
+                 not end",
         minutes: 20,
         one_core: false,
         needs: &[Need::Packages("attn-candle/Cargo.toml")],
         runs: &[
-            cargo(&["fmt", "--check", "--manifest-path", "attn-candle/Cargo.toml"]),
-            cargo(&["test", "--locked", "--manifest-path", "attn-candle/Cargo.toml"]).with(&CANDLE),
-            cargo(&["run", "--locked", "--manifest-path", "attn-candle/Cargo.toml", "--example", "layer"])
-                .with(&CANDLE),
+            cargo(&["fmt", "--all", "--check", "--manifest-path", "attn-candle/Cargo.toml"]),
+            cargo(&["test", "--locked", "--workspace", "--manifest-path", "attn-candle/Cargo.toml"]).with(&CANDLE),
         ],
     },
     Step {
@@ -383,25 +360,16 @@ pub(super) const STEPS: &[Step] = &[
         ],
     },
     Step {
-        name: "demo",
-        proves: "heads of real models give their stored f64 results in every engine and through candle; a training \
-                 that goes on gives the bits of one that did not end",
-        minutes: 20,
-        one_core: false,
-        needs: &[Need::Packages("demo/Cargo.toml")],
-        runs: &[
-            cargo(&["fmt", "--check", "--manifest-path", "demo/Cargo.toml"]),
-            cargo(&["test", "--locked", "--manifest-path", "demo/Cargo.toml"]).with(&CANDLE),
-        ],
-    },
-    Step {
         name: "models",
         proves: "a real encoder's layers on candle and these kernels give the activations that were computed in f64",
         minutes: 20,
         one_core: false,
-        needs: &[Need::Packages("demo/Cargo.toml"), Need::Folder("../shared/models/all-minilm-l6-v2")],
+        needs: &[Need::Packages("attn-candle/Cargo.toml"), Need::Folder("../shared/models/all-minilm-l6-v2")],
         runs: &[
-            cargo(&["run", "--locked", "--manifest-path", "demo/Cargo.toml", "--", "minilm", "--check"]).with(&CANDLE)
+            // All of it, as `candle` built it: for one package cargo would build candle anew.
+            cargo(&["test", "--locked", "--workspace", "--manifest-path", "attn-candle/Cargo.toml", "--no-run"])
+                .with(&CANDLE),
+            built("candle/debug/attn-demo", &["minilm", "--check"]),
         ],
     },
     Step {
@@ -417,7 +385,7 @@ pub(super) const STEPS: &[Step] = &[
         proves: "the level amx on an emulated processor: the real instructions, flags, guard pages, permission; the kernels \
                  on its AVX-512",
         minutes: 20,
-        one_core: false,
+        one_core: false, // it starts two machines at a time
         needs: crate::emulated::NEEDS,
         runs: &[xtask(&["emulated"])],
     },
@@ -488,12 +456,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(SIMD_ON_X86).with(&[
-            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Nehalem"),
-            ("ATTN_EXPECT_LEVEL", "portable"),
-            ("ATTN_TEST_LEVELS", "portable"),
-            ("ATTN_EMULATED", "1"),
-        ])],
+        runs: &[xtask(&["emulated", "--cpu", "nehalem"])],
     },
     Step {
         name: "qemu-haswell",
@@ -501,12 +464,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 25,
         one_core: true,
         needs: &QEMU_X86,
-        runs: &[cargo(SIMD_ON_X86).with(&[
-            ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-x86_64-static -cpu Haswell"),
-            ("ATTN_EXPECT_LEVEL", "avx2"),
-            ("ATTN_TEST_LEVELS", "portable,avx2"),
-            ("ATTN_EMULATED", "1"),
-        ])],
+        runs: &[xtask(&["emulated", "--cpu", "haswell"])],
     },
     Step {
         name: "aarch64",
