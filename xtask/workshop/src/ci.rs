@@ -2,9 +2,9 @@
 //!
 //! [`steps`] holds the table, [`need`](crate::need) what a step cannot run without, [`install`](crate::install) gets
 //! it, and [`process`] keeps the limit on time. Each step's output goes to `target/ci/NAME.log`; only a failed one's is
-//! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure; so is one
-//! that was not done when the time for all of them, if there is a limit, was over. The last line is `N passed, M failed,
-//! K skipped`.
+//! shown. A step that cannot run here says so and is counted as skipped: it is neither a pass nor a failure. So is one
+//! that was not done when the time for all of them, if there is a limit, was over. The last line is
+//! `N passed, M failed, K skipped`.
 
 mod needs;
 mod step;

@@ -174,7 +174,7 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &[],
-        // The whole workspace, of which `test` has built everything: for one package cargo would build the kernels anew.
+        // The whole workspace, which `test` has built: for one package cargo would build the kernels anew.
         runs: &[cargo(&["test", "--workspace", "--lib", "--", "--ignored", "--nocapture", "exp2_exhaustive"])],
     },
     Step {
