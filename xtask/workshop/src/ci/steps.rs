@@ -2,10 +2,10 @@
 //!
 //! Benches are not built by a step of their own: clippy checks them like every other target.
 //!
-//! Order is by how soon a step tells something: seconds first, emulators last. Steps that use the same compiler,
-//! profile and flags share `target/`; every other combination has a directory of its own below `target/ci/`, so that no
-//! step rebuilds what another one built. The limits are several times what a step takes on two cores: they catch hangs,
-//! not slowness.
+//! Order is by how soon a step tells something: seconds first, emulators and interpreters last. Steps that use the same
+//! compiler, profile and flags share `target/`; every other combination has a directory of its own below `target/ci/`,
+//! so that no step rebuilds what another one built. The limits are several times what a step takes on two cores: they
+//! catch hangs, not slowness.
 //!
 //! Emulation covers `attn-core` and `attn-simd` only. User-mode emulators hang in thread pools now and then, and
 //! `attn-parallel` is the same kernels over a pool. A model of AMX under an emulator would take minutes, and
@@ -390,67 +390,6 @@ pub(super) const STEPS: &[Step] = &[
         runs: &[xtask(&["emulated"])],
     },
     Step {
-        name: "miri-core",
-        proves: "the tests of attn-core and attn-layers have no undefined behaviour",
-        minutes: 15,
-        one_core: true,
-        needs: &MIRI,
-        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "-p", "attn-layers", "--lib"])
-            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
-    },
-    Step {
-        name: "miri-simd",
-        proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
-        minutes: 15,
-        one_core: true,
-        needs: &MIRI,
-        runs: &[
-            cargo_of(
-                NIGHTLY,
-                &["miri", "test", "-p", "attn-simd", "--lib", "--config", OVERFLOW, "--config", ASSERTIONS],
-            )
-            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
-            // Whole calls, through packing, the micro-kernel on addresses, and the output's claims.
-            cargo_of(
-                NIGHTLY,
-                &[
-                    "miri",
-                    "test",
-                    "-p",
-                    "attn-simd",
-                    "--test",
-                    "it",
-                    "--config",
-                    OVERFLOW,
-                    "--config",
-                    ASSERTIONS,
-                    "--",
-                    "small::",
-                    "boxed::",
-                ],
-            )
-            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
-        ],
-    },
-    Step {
-        name: "asan",
-        proves: "attn-simd reads and writes only what it was given, on every level of this machine",
-        minutes: 25,
-        one_core: true,
-        needs: &[Need::Linux, Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
-        // `--target` keeps the flag away from proc macros and build scripts.
-        runs: &[cargo_of(
-            NIGHTLY,
-            &["test", "-p", "attn-simd", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu"],
-        )
-        .with(&[
-            ("CARGO_TARGET_DIR", "{ci}/asan"),
-            ("RUSTFLAGS", "-Zsanitizer=address"),
-            // Its own signal stacks are too small for a process with permission for AMX, where the system refuses them.
-            ("ASAN_OPTIONS", "use_sigaltstack=0"),
-        ])],
-    },
-    Step {
         name: "qemu-nehalem",
         proves: "attn-simd finds the portable level on a processor without AVX, and is right there",
         minutes: 15,
@@ -533,6 +472,67 @@ pub(super) const STEPS: &[Step] = &[
             ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "-Ctarget-feature=+simd128"),
             ("ATTN_EXPECT_LEVEL", "portable"),
             ("ATTN_EMULATED", "1"),
+        ])],
+    },
+    Step {
+        name: "miri-core",
+        proves: "the tests of attn-core and attn-layers have no undefined behaviour",
+        minutes: 15,
+        one_core: true,
+        needs: &MIRI,
+        runs: &[cargo_of(NIGHTLY, &["miri", "test", "-p", "attn-core", "-p", "attn-layers", "--lib"])
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")])],
+    },
+    Step {
+        name: "miri-simd",
+        proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
+        minutes: 15,
+        one_core: true,
+        needs: &MIRI,
+        runs: &[
+            cargo_of(
+                NIGHTLY,
+                &["miri", "test", "-p", "attn-simd", "--lib", "--config", OVERFLOW, "--config", ASSERTIONS],
+            )
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
+            // Whole calls, through packing, the micro-kernel on addresses, and the output's claims.
+            cargo_of(
+                NIGHTLY,
+                &[
+                    "miri",
+                    "test",
+                    "-p",
+                    "attn-simd",
+                    "--test",
+                    "it",
+                    "--config",
+                    OVERFLOW,
+                    "--config",
+                    ASSERTIONS,
+                    "--",
+                    "small::",
+                    "boxed::",
+                ],
+            )
+            .with(&[("CARGO_TARGET_DIR", "{ci}/miri"), ("MIRIFLAGS", "-Zmiri-disable-isolation")]),
+        ],
+    },
+    Step {
+        name: "asan",
+        proves: "attn-simd reads and writes only what it was given, on every level of this machine",
+        minutes: 25,
+        one_core: true,
+        needs: &[Need::Linux, Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
+        // `--target` keeps the flag away from proc macros and build scripts.
+        runs: &[cargo_of(
+            NIGHTLY,
+            &["test", "-p", "attn-simd", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu"],
+        )
+        .with(&[
+            ("CARGO_TARGET_DIR", "{ci}/asan"),
+            ("RUSTFLAGS", "-Zsanitizer=address"),
+            // Its own signal stacks are too small for a process with permission for AMX, where the system refuses them.
+            ("ASAN_OPTIONS", "use_sigaltstack=0"),
         ])],
     },
 ];
