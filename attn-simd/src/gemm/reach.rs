@@ -111,10 +111,11 @@ mod tests {
 
     #[test]
     fn a_run_from_any_key_is_the_rest_of_one_of_the_runs() {
-        const KEYS: usize = 6;
+        const KEYS: usize = if cfg!(miri) { 2 } else { 6 }; // all ways to set six edges; Miri would take an hour
+        const EDGES: usize = KEYS + 1;
         let mut seen = 0;
-        for code in 0..7usize.pow(6) {
-            let at = |n: u32| code / 7usize.pow(n) % 7;
+        for code in 0..EDGES.pow(6) {
+            let at = |n: u32| code / EDGES.pow(n) % EDGES;
             let reach = Reach { start: [at(0), at(1), at(2)], end: [at(3), at(4), at(5)] };
             let grow = |edges: [usize; 3]| edges.is_sorted();
             if !grow(reach.start) || !grow(reach.end) || (0..3).any(|n| reach.start[n] > reach.end[n]) {
@@ -131,6 +132,6 @@ mod tests {
                 seen += 1;
             }
         }
-        assert!(seen > 1000, "{seen}");
+        assert!(seen > EDGES.pow(4), "{seen}");
     }
 }
