@@ -32,11 +32,11 @@ use crate::root::root;
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// First install missing tools (rustup; apt-get, as root), and build the emulator.
+    /// First install missing tools (rustup; apt-get, as root), and build the emulator of AMX.
     #[arg(long)]
     install: bool,
     /// Run tests of all kernels under QEMU instead, on this processor, which lacks levels that others have.
-    #[arg(long, value_name = "NAME", conflicts_with = "install")]
+    #[arg(long, value_name = "NAME")]
     cpu: Option<user_mode::Cpu>,
 }
 
@@ -44,7 +44,11 @@ pub(crate) struct Args {
 pub(crate) const NEEDS: &[Need] =
     &[Need::Linux, Need::Arch("x86_64"), Need::Folder("../shared/amx-emulator"), Need::AmxEmulator];
 
-/// How long a build may take.
+/// What it cannot run without where a processor is named.
+pub(crate) const QEMU: &[Need] =
+    &[Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
+
+/// How long a start may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// How long one start of the emulated machine may take, in seconds: four times what the longest takes alone.
@@ -141,8 +145,7 @@ const BOOTS: &[Boot] = &[
 
 pub(crate) fn run(args: Args) -> ExitCode {
     process::end_group_on_interrupt();
-    let result = args.cpu.map_or_else(|| all(&args), user_mode::run);
-    match result {
+    match all(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("emulated: {message}");
@@ -152,10 +155,15 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn all(args: &Args) -> Result<(), String> {
-    let missing = install::missing(NEEDS, args.install);
+    let missing = install::missing(if args.cpu.is_some() { QEMU } else { NEEDS }, args.install);
     if !missing.is_empty() {
         return Err(format!("{} (or: cargo xtask emulated --install)", missing.join("; ")));
     }
+    args.cpu.map_or_else(boots, user_mode::run)
+}
+
+/// Starts the machine for each of [`BOOTS`].
+fn boots() -> Result<(), String> {
     fs::create_dir_all(folder()).map_err(|error| format!("{}: {error}", folder().display()))?;
     let start = Instant::now();
     let (script, programs) = (script()?, programs()?);

@@ -61,7 +61,7 @@ struct Waiting([core::mem::MaybeUninit<f32>; CHANNELS * WIDTH]);
 
 /// Channels that wait at once: whole groups, and all of most models. Rows and sums of a part stay in the first cache.
 pub(super) const CHANNELS: usize = 192;
-/// Floats of two vectors of four; of the four that AArch64 has registers for.
+/// Floats of two vectors of four lanes; on AArch64, which has registers for them, of four.
 const WIDTH: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
 /// A part of the keys for `M` columns: added to the sums that wait, and the last part to the output.

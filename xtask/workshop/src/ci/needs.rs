@@ -11,9 +11,6 @@ pub(super) const MIRI: [Need; 3] = [
 /// What compiles and links programs in C and C++ and finds libraries for them.
 pub(super) const C_PROGRAMS: [Need; 3] =
     [Need::Linux, Need::Program("c++", "g++"), Need::Program("pkg-config", "pkg-config")];
-/// What runs programs for other x86 processors.
-pub(super) const QEMU_X86: [Need; 3] =
-    [Need::Linux, Need::Arch("x86_64"), Need::Program("qemu-x86_64-static", "qemu-user-static")];
 
 /// What builds and tests the Python package.
 pub(super) const PYTHON: [Need; 5] = [
