@@ -2,8 +2,8 @@
 //! some of all kernels on its AVX-512, which not every machine has.
 //!
 //! `../shared/amx-emulator` holds the emulator: Bochs with AMX mended, which runs Debian's kernel. It is built once,
-//! into `target/ci/amx-emulator`. The tests of `attn-simd` are [those of `cargo test --workspace`](programs). They are
-//! taken along with the libraries that they load, and run there with `ATTN_TEST_LEVELS=amx`, say: the level must be
+//! into `target/ci/amx-emulator`. The tests of `attn-simd` are [those of `cargo test --workspace`](mod@programs). They
+//! are taken along with the libraries that they load, and run there with `ATTN_TEST_LEVELS=amx`, say: the level must be
 //! there, and the exact model of the instructions is left out, because it is far too slow there. With `--cpu` QEMU runs
 //! them, on a processor without AMX ([`user_mode`]).
 //!
