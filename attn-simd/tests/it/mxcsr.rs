@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "reads and writes the register")]
 
 use core::arch::asm;
+use core::hint::black_box;
+use std::io::Write;
 
 use attn_core::half::{bf16, f16};
 use attn_core::mask::Documents;
@@ -33,6 +35,12 @@ fn write(word: u32) {
     unsafe { asm!("ldmxcsr [{}]", in(reg) &word, options(nostack, readonly)) };
 }
 
+/// Leaves signalling NaN in the stack below, and in memory that was given back: what a call reads of them shows.
+#[inline(never)]
+fn fill_stack() {
+    black_box(&[f32::from_bits(0x7fa0_7fa0); 1 << 17]);
+}
+
 /// Runs a call with the register as told; returns its output and what the register says then.
 fn under<T: KernelElement, O: KernelElement>(
     control: u32,
@@ -45,6 +53,7 @@ fn under<T: KernelElement, O: KernelElement>(
     let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, inputs.shape.output()).unwrap()).lse(&mut lse);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let mut workspace = Workspace::new();
+    fill_stack();
     write(control);
     let result = forward_at(level, attn, q, k, v, to, &mut workspace);
     let after = read();
@@ -53,25 +62,30 @@ fn under<T: KernelElement, O: KernelElement>(
     (out, after)
 }
 
-/// As [`under`], up to three times while an invalid operation is told.
+/// As [`under`]; where an invalid operation is told, the call is made again with the exception unmasked.
 ///
-/// What our code raises, it raises each time: equal inputs take equal steps. Once a virtual machine told a flag, under
-/// AddressSanitizer, that no later run of the same call showed. Such a flag is printed, and does not count.
-fn under_again<T: KernelElement, O: KernelElement>(
+/// What our code raises ends the process then, by a signal, after a line that names the call. Under AddressSanitizer a
+/// virtual machine told flags, for half a second, that no run of the same calls raised before or since: a flag that
+/// was left there by others ends nothing, and does not count.
+fn under_trap<T: KernelElement, O: KernelElement>(
     control: u32,
     level: Level,
     attn: &Attention<'_>,
     inputs: &Inputs<T>,
-) -> (Vec<O>, u32) {
-    let mut result = under(control, level, attn, inputs);
-    for _ in 0..2 {
-        if result.1 & INVALID == 0 {
-            break;
+    what: &str,
+) -> Vec<O> {
+    let (out, after) = under(control, level, attn, inputs);
+    assert_eq!(after & !0x3f, control, "{level:?}: control bits");
+    if after & INVALID != 0 {
+        // Not by a macro: what the test prints would be lost with the process.
+        let types = format!("{:?} to {:?}", T::DTYPE, O::DTYPE);
+        let line = format!("{level:?}, {types}, {what}: an invalid operation; the next one ends the tests\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        for _ in 0..3 {
+            under::<T, O>(control & !(INVALID << 7), level, attn, inputs);
         }
-        eprintln!("{level:?}, control {control:x}: an invalid operation; does it come again?");
-        result = under(control, level, attn, inputs);
     }
-    result
+    out
 }
 
 #[test]
@@ -82,13 +96,8 @@ fn the_control_register_is_as_before() {
             let inputs = Inputs::<f32>::plain(shape((1, 1, 1, q_len, 150, 24, 24)), 61);
             let attn = Attention::new().mask(mask);
             // Rounding to nearest, up, and with subnormals flushed.
-            let results = [DEFAULT, DEFAULT | 2 << 13, DEFAULT | FLUSH].map(|control| {
-                let (out, after) = under_again::<f32, f32>(control, level, &attn, &inputs);
-                assert_eq!(after & !0x3f, control, "{level:?}: control bits");
-                let what = format!("{level:?}, {q_len} queries, {mask:?}, control {control:x}");
-                assert_eq!(after & INVALID, 0, "{what}: an invalid operation on finite numbers");
-                out
-            });
+            let results = [DEFAULT, DEFAULT | 2 << 13, DEFAULT | FLUSH]
+                .map(|control| under_trap::<f32, f32>(control, level, &attn, &inputs, &format!("{mask:?}")));
             assert_eq!(
                 results[0], results[2],
                 "{level:?}: normal numbers do not depend on what is done to subnormal ones"
@@ -97,38 +106,29 @@ fn the_control_register_is_as_before() {
     }
 }
 
-/// How many of the calls of a type raise an invalid operation: on each level, under both precisions, into each type.
-fn invalid<T: KernelElement + Number>(attn: &Attention<'_>, inputs: &Inputs<T>, what: &str) -> usize {
-    let mut count = 0;
+/// The calls of a type raise no invalid operation: on each level, under both precisions, into each type.
+fn none_invalid<T: KernelElement + Number>(attn: &Attention<'_>, inputs: &Inputs<T>, what: &str) {
     for level in levels_and_model() {
         for precision in [Precision::Exact, Precision::Fast] {
-            let attn = attn.precision(precision);
-            let flags = [
-                ("f32", under_again::<T, f32>(DEFAULT, level, &attn, inputs).1),
-                ("f16", under_again::<T, f16>(DEFAULT, level, &attn, inputs).1),
-                ("bf16", under_again::<T, bf16>(DEFAULT, level, &attn, inputs).1),
-            ];
-            for (to, _) in flags.iter().filter(|(_, flags)| flags & INVALID != 0) {
-                eprintln!("{level:?} {:?} to {to} {precision:?} {what}: an invalid operation", T::DTYPE);
-                count += 1;
-            }
+            let (attn, what) = (attn.precision(precision), format!("{precision:?}, {what}"));
+            under_trap::<T, f32>(DEFAULT, level, &attn, inputs, &what);
+            under_trap::<T, f16>(DEFAULT, level, &attn, inputs, &what);
+            under_trap::<T, bf16>(DEFAULT, level, &attn, inputs, &what);
         }
     }
-    count
 }
 
 /// The same of every type.
-fn invalid_in_any(attn: &Attention<'_>, shape: AttnShape, what: &str) -> usize {
-    invalid(attn, &Inputs::<f32>::plain(shape, 62), what)
-        + invalid(attn, &Inputs::<f16>::plain(shape, 62), what)
-        + invalid(attn, &Inputs::<bf16>::plain(shape, 62), what)
+fn none_invalid_in_any(attn: &Attention<'_>, shape: AttnShape, what: &str) {
+    none_invalid(attn, &Inputs::<f32>::plain(shape, 62), what);
+    none_invalid(attn, &Inputs::<f16>::plain(shape, 62), what);
+    none_invalid(attn, &Inputs::<bf16>::plain(shape, 62), what);
 }
 
 /// Rows that see nothing of a tile, of the first ones, of all; decoded and not. Who traps invalid operations would be
 /// ended by one.
 #[test]
 fn no_mask_raises_an_invalid_operation() {
-    let mut count = 0;
     for (q_len, kv_len) in [(5, 150), (40, 150), (90, 40)] {
         let shape = shape((1, 1, 1, q_len, kv_len, 9, 7));
         let (queries, keys) =
@@ -156,48 +156,43 @@ fn no_mask_raises_an_invalid_operation() {
         ];
         for (name, mask) in masks {
             let what = format!("{q_len} queries, {kv_len} keys, {name}");
-            count += invalid_in_any(&Attention::new().mask(mask), shape, &what);
+            none_invalid_in_any(&Attention::new().mask(mask), shape, &what);
         }
         let attn = Attention::new().bias(hiding).softcap(5.0).sinks(&[0.25]);
-        count += invalid_in_any(&attn, shape, &format!("{q_len} queries, {kv_len} keys, bias, cap, sink"));
+        none_invalid_in_any(&attn, shape, &format!("{q_len} queries, {kv_len} keys, bias, cap, sink"));
         let attn = Attention::new().scale(0.0).mask(Mask::causal(Align::TopLeft));
-        count += invalid_in_any(&attn, shape, &format!("{q_len} queries, {kv_len} keys, scale 0"));
+        none_invalid_in_any(&attn, shape, &format!("{q_len} queries, {kv_len} keys, scale 0"));
     }
-    assert_eq!(count, 0, "invalid operations on finite numbers");
 }
 
 /// Lanes that stand for no row see as many tiles as the others; what they hold may not grow until it is infinite.
 #[test]
 fn lanes_without_rows_raise_none_over_many_tiles() {
-    let mut count = 0;
     for q_len in [5, 33] {
         let (shape, what) = (shape((1, 1, 1, q_len, 330, 9, 7)), format!("{q_len} queries, 330 keys, scale 3"));
-        count += invalid_in_any(&Attention::new().scale(3.0), shape, &what);
+        none_invalid_in_any(&Attention::new().scale(3.0), shape, &what);
     }
-    assert_eq!(count, 0, "invalid operations on finite numbers");
 }
 
 /// Numbers at the ends of their types, which AMX leaves to vectors, and calls with any options.
 #[test]
 fn large_numbers_and_any_options_raise_none_either() {
-    let mut count = 0;
     for place in 0..3 {
         for size in [1e15, 1e18] {
             let mut inputs = Inputs::<f32>::plain(shape((1, 1, 1, 40, 70, 9, 7)), 63);
             let tensor = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
             let [q, k, v] = tensor;
             [q, k, v][place].each(|[_, _, row, _], x| *x *= if row % 7 == 3 { size } else { 1.0 });
-            count += invalid(&Attention::new(), &inputs, &format!("{size:e} at {place}"));
+            none_invalid(&Attention::new(), &inputs, &format!("{size:e} at {place}"));
         }
     }
     for seed in 0..24 {
         let case = Case::random(64_000 + seed);
         let (attn, what) = (case.options.attention(), format!("{case:?}"));
-        count += match seed % 3 {
-            0 => invalid(&attn, &case.inputs::<f32>(), &what),
-            1 => invalid(&attn, &case.inputs::<f16>(), &what),
-            _ => invalid(&attn, &case.inputs::<bf16>(), &what),
-        };
+        match seed % 3 {
+            0 => none_invalid(&attn, &case.inputs::<f32>(), &what),
+            1 => none_invalid(&attn, &case.inputs::<f16>(), &what),
+            _ => none_invalid(&attn, &case.inputs::<bf16>(), &what),
+        }
     }
-    assert_eq!(count, 0, "invalid operations on finite numbers");
 }

@@ -194,8 +194,9 @@ impl Places {
     fn asan(&self) -> Result<(), String> {
         let (target, folder) = ("x86_64-unknown-linux-gnu", root().join("target/ci/asan"));
         let mut command = Command::new("rustup");
-        command.args(["run", "nightly", "cargo", "rustc", "--quiet", "-p", "attn-capi", "--lib"]);
-        command.args(["--crate-type", "staticlib", "--target", target]).current_dir(root());
+        command.args(["run", "nightly", "cargo", "build", "--quiet", "--lib", "--target", target]).current_dir(root());
+        // With attn-testing the kernels' dependencies have the features that they have in the step `asan` of CI.
+        command.args(["-p", "attn-capi", "-p", "attn-testing"]);
         command.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", &folder);
         command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
         succeed(&mut command)?;
