@@ -1,6 +1,6 @@
 //! Programs that are built when they are first used, so that nobody waits for them before the first measurement.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::process::{Command, ExitCode, ExitStatus};
 
 use crate::root::root;
@@ -13,7 +13,7 @@ fn start<A: AsRef<OsStr>>(what: &[&OsStr], args: &[A]) -> Result<ExitStatus, Str
 }
 
 /// Runs a package of this workspace in the place of this program: its exit code is ours.
-pub(crate) fn run<A: AsRef<OsStr>>(package: &str, args: &[A]) -> ExitCode {
+pub fn run<A: AsRef<OsStr>>(package: &str, args: &[A]) -> ExitCode {
     match start(&["--package".as_ref(), package.as_ref()], args) {
         Ok(status) => status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from),
         Err(error) => {
@@ -24,10 +24,21 @@ pub(crate) fn run<A: AsRef<OsStr>>(package: &str, args: &[A]) -> ExitCode {
 }
 
 /// Runs a workspace of its own, with its own folder below `target`. It has said itself what went wrong in there.
-pub(crate) fn run_apart<A: AsRef<OsStr>>(folder: &str, target: &str, args: &[A]) -> Result<(), String> {
+///
+/// # Errors
+/// The program cannot be built or started, or ends with another code than 0.
+pub fn run_apart<A: AsRef<OsStr>>(folder: &str, target: &str, args: &[A]) -> Result<(), String> {
     let manifest = root().join(folder).join("Cargo.toml");
     let target = root().join("target").join(target);
     let what = ["--manifest-path".as_ref(), manifest.as_os_str(), "--target-dir".as_ref(), target.as_os_str()];
     let status = start(&what, args)?;
     if status.success() { Ok(()) } else { Err(format!("ended with {status}")) }
+}
+
+/// Runs a demo of `demo/`, whose name `args` starts with.
+///
+/// # Errors
+/// Those of [`run_apart`].
+pub fn demo(args: &[OsString]) -> Result<(), String> {
+    run_apart("demo", "demo", args)
 }

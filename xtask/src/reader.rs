@@ -1,7 +1,7 @@
 //! The reader of this program's output, who may close it early.
 
 /// Ends quietly if the reader of our output has closed it (`cargo xtask bench | head`), which makes `println!` panic.
-pub(crate) fn end_with_it() {
+pub fn end_with_it() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let text = panic.payload().downcast_ref::<String>();

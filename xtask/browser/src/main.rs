@@ -1,8 +1,8 @@
 //! Opens the heat map's pages in the installed Chromium and uses them: `attn-browser FOLDER`.
 //!
-//! `cargo xtask heatmap --check` writes the pages (`xtask/src/heatmap/check.rs`) and starts this program. [`checks`]
-//! clicks, types and compares; [`page`] is a page of the browser, which headless_chrome drives. Pictures are left
-//! beside the pages.
+//! `cargo xtask heatmap --check` writes the pages (`xtask/measure/src/heatmap/check.rs`) and starts this program.
+//! [`checks`] clicks, types and compares; [`page`] is a page of the browser, which headless_chrome drives. Pictures are
+//! left beside the pages.
 
 mod checks;
 mod page;

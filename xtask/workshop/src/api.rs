@@ -7,7 +7,7 @@
 use std::fs;
 use std::process::{Command, ExitCode};
 
-use crate::root::root;
+use xtask::root::root;
 
 /// The libraries, whose text is `CRATE/public-api.txt`. (The C interface is `attn.h`.)
 const CRATES: &[&str] = &["attn-core", "attn-layers", "attn-simd", "attn-parallel"];

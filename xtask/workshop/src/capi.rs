@@ -13,7 +13,7 @@ use clap::ValueEnum;
 
 use crate::dist::{self, succeed, write};
 use crate::mpi::mpirun;
-use crate::root::root;
+use xtask::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

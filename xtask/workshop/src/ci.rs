@@ -24,9 +24,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::install::Installation;
 use crate::need::Need;
 use crate::process::{self, End, show_tail, told};
-use crate::root::root;
 use step::{Program, Run, Step};
 use steps::STEPS;
+use xtask::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 
 use object::{Object, ObjectSymbol};
 
-use crate::root::root;
+use xtask::root::root;
 
 /// What a program must be linked with beside the static library, as `rustc --print native-static-libs` says for Linux.
 const STATIC_NEEDS: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";

@@ -27,7 +27,7 @@ use crate::install;
 use crate::need::Need;
 use crate::process;
 use crate::programs::{self, Tests};
-use crate::root::root;
+use xtask::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::need::Need;
 use crate::process::{self, show_tail, told};
-use crate::root::root;
+use xtask::root::root;
 
 /// How long one command that installs something may take; the emulator of AMX is built by one.
 const INSTALL_LIMIT: Duration = Duration::from_secs(600);

@@ -19,8 +19,6 @@ mod process;
 mod programs;
 mod python;
 mod random;
-mod reader;
-mod root;
 mod simd;
 mod tidy;
 mod vectors;
@@ -66,7 +64,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    reader::end_with_it();
+    xtask::reader::end_with_it();
     match Cli::parse().command {
         Command::Conformance(args) => conformance::run(args),
         Command::Random(args) => random::run(args),
@@ -90,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_front_names_every_command() {
-        let front = include_str!("../../src/workshop.txt");
+        let front = include_str!("../../src/contributors.txt");
         let named = front.lines().skip(1).filter_map(|line| line.split_whitespace().next());
         let mut named: Vec<&str> = named.chain(["conformance", "dist"]).collect();
         let command = Cli::command();

@@ -7,7 +7,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::root::root;
+use xtask::root::root;
 
 /// The oldest compiler that the libraries promise to build with. A test holds it equal to `rust-version` in
 /// `Cargo.toml`.

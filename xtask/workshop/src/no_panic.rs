@@ -16,7 +16,7 @@ use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolSection};
 
 use crate::process;
-use crate::root::root;
+use xtask::root::root;
 
 /// What the names of all entry points begin with.
 const ENTRY: &str = "attn_entry_";

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::root::root;
+use xtask::root::root;
 
 /// The two test programs of `attn-simd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

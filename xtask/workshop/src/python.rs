@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use crate::dist::succeed;
 use crate::mpi::mpirun;
 use crate::need::VENV;
-use crate::root::root;
+use xtask::root::root;
 
 /// Bytes of a wheel at most: it is downloaded by everybody who tries it.
 const WHEEL_BYTES: u64 = 5 << 20;

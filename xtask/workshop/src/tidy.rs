@@ -14,9 +14,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use crate::root::root;
 use circles::Graph;
 use rules::{Finding, Source, TOTAL_BYTES};
+use xtask::root::root;
 
 /// Arguments of the command.
 #[derive(clap::Args)]

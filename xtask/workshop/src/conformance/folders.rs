@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use attn_testing::conformance::Suite;
 
-use crate::root::root;
+use xtask::root::root;
 
 /// What is run without arguments, where it exists.
 pub(crate) const BESIDE: [&str; 2] = ["../shared/conformance", "../shared/conformance-new"];

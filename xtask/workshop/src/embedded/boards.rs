@@ -81,5 +81,5 @@ pub(super) fn objdump() -> Option<std::path::PathBuf> {
 
 /// Where everything is built.
 pub(super) fn folder() -> std::path::PathBuf {
-    crate::root::root().join("target/ci/embedded")
+    xtask::root::root().join("target/ci/embedded")
 }

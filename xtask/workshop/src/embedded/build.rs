@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::boards::{Board, folder, objdump};
 use crate::need::{DISTRIBUTION_RUSTC, Need};
 use crate::process;
-use crate::root::root;
+use xtask::root::root;
 
 /// How long one compilation may take.
 const LIMIT: Duration = Duration::from_secs(600);

@@ -37,8 +37,6 @@ pub(super) const COPIES: &[(&str, &[&str])] = &[
             "attn-bench/LICENSE-APACHE",
         ],
     ),
-    ("xtask/src/reader.rs", &["xtask/workshop/src/reader.rs"]),
-    ("xtask/src/root.rs", &["xtask/workshop/src/root.rs"]),
 ];
 
 /// The copies that differ from their original, with the original.

@@ -12,7 +12,7 @@ use super::example::{self, MAX_TOKENS};
 use attn_heatmap::{Drop, Layer, Scene};
 
 use super::masks::PageMask;
-use crate::hand_over;
+use xtask::hand_over;
 
 /// What every page drops.
 const DROP: Option<Drop> = Some(Drop { p: 0.5, seed: 1 });

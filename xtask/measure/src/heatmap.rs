@@ -2,7 +2,7 @@
 //!
 //! Without an option it shows the worked example, "The cat sat on the mat"; `--tokens` other words through the same
 //! projections, `--heads-of FILE` the queries, keys and values of any model, and `--model minilm --text "…"` those of a
-//! real encoder, which [`crate::demo`] computes and writes to such a file.
+//! real encoder, which a demo computes and writes to such a file.
 //!
 //! `attn_heatmap` computes a page with the library's own kernels, and writes it as one file. Here [`example`] makes
 //! queries, keys and values of words, [`heads`] reads them from a file, [`picture`] draws the first head for documents,
@@ -103,7 +103,7 @@ fn scene(args: &Args) -> Result<Scene, String> {
     }
     if let (Some(model), Some(text)) = (&args.model, &args.text) {
         let path = args.out.with_extension("json");
-        crate::demo::build_and_run(&[model.into(), "--save".into(), path.clone().into(), "--".into(), text.into()])?;
+        xtask::hand_over::demo(&[model.into(), "--save".into(), path.clone().into(), "--".into(), text.into()])?;
         return heads::scene(&path, drop);
     }
     let tokens: Vec<&str> = match args.tokens.as_slice() {

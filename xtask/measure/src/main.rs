@@ -1,0 +1,7 @@
+//! Starts [`measure::run`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    measure::run()
+}
