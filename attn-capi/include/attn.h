@@ -6,15 +6,17 @@
  * Functions return an AttnStatus; attn_last_error() has the text of an error. No pointer is followed beyond its length.
  * Only tables are copied.
  *
- * Environment: ATTN_LEVEL=avx2 restricts a program to one level (attn_levels() lists them). A level that cannot run is
- * ignored, and a line on stderr says so; attn_level() returns it as an error.
+ * Environment: ATTN_LEVEL=avx2 restricts a program to one level: portable, avx2, avx512, avx512bf16 or amx, written
+ * exactly so. A level that cannot run, or another name, is ignored: the best level runs, and a line on stderr says so;
+ * attn_level() returns it as an error.
  *
  * AMX: Linux lets a process use AMX only after a request. On a machine with AMX, attn_levels(), attn_level() and the
  * first call without AttnOptions.level make this request, once per process. From then on Linux refuses small alternate
  * signal stacks to every thread of the process: sigaltstack() fails with ENOMEM below getauxval(AT_MINSIGSTKSZ). 2048
  * to 11264 bytes are too small, 16384 are enough. If a thread already has a small stack, Linux refuses the request, and
- * avx512 runs. A program that needs small signal stacks must not make the request: set ATTN_LEVEL=avx512 and do not
- * call attn_levels(), or set AttnOptions.level = "avx512" in every call. */
+ * avx512 runs. A program that needs small signal stacks must not make the request: set ATTN_LEVEL=avx512bf16 (avx512
+ * on a processor without it; a name that cannot run does make it) and do not call attn_levels(), or set
+ * AttnOptions.level to that name in every call. */
 
 #ifndef ATTN_H
 #define ATTN_H
@@ -26,7 +28,11 @@
 #define ATTN_VERSION_PATCH 0
 #define ATTN_VERSION "0.1.0"
 
-/* What a struct starts as: its size, and zero for all else. AttnOptions options = ATTN_OPTIONS_INIT; */
+/* For window_left and window_right: no limit on that side. */
+#define ATTN_UNBOUNDED ((size_t)-1)
+
+/* What a struct starts as: its size, and zero for all else. An initialiser: AttnOptions options = ATTN_OPTIONS_INIT;
+ * in C it is no value to be assigned later. C++ takes them from C++11 on. */
 #ifdef __cplusplus
 #define ATTN_INIT_(Type) ([] { Type init = Type(); init.struct_size = sizeof(Type); return init; }())
 #elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L
@@ -126,9 +132,16 @@ typedef enum AttnLayout {
 
 /* How exact a result must be if the hardware has a faster way. */
 typedef enum AttnPrecision {
-  /* As exact as f32 arithmetic; halves rounded once. */
+  /* As exact as f32 arithmetic, whatever the number of keys: an f32 output is off by 2u(2 + S) of the sum of p|v|
+   * over the keys, by 6u(2 + S) if magnitudes vary at random, by 9u(2 + S) if inputs are chosen to err; lse by
+   * 4u(2 + S + |lse|). u is 2^-24; S is the largest |scale| * sum of |q_d * k_d| + |bias| + |ALiBi| of the row's
+   * visible keys, divided by the temperature. Half outputs are the exact result rounded
+   * once, but for about one element in a hundred that lies beside the middle of two. */
   ATTN_PRECISION_EXACT = 0,
-  /* Within the documented bound. */
+  /* Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others. An f32 output is off
+   * by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times that of rounding,
+   * with a sink among the keys up to 1.7.
+   * lse is off by 2^-16(1 + S), from bf16 into bf16 by up to 2^-7. */
   ATTN_PRECISION_FAST = 1
 } AttnPrecision;
 
@@ -237,7 +250,8 @@ typedef struct AttnOptions {
   const size_t *q_lens;
   /* Entries in q_lens. */
   size_t q_lens_len;
-  /* Packed sequences, end to end: the first query of each document, then the end of the last one. */
+  /* Packed sequences, end to end: the first query of each document, then the end of the last one. Queries before the
+   * first and behind the last document see nothing: their output is 0. */
   const size_t *cu_q;
   /* Documents + 1. */
   size_t cu_q_len;
@@ -285,7 +299,8 @@ typedef struct AttnOptions {
   float dropout_p;
   /* Seed of the random numbers; 0 without dropout_p, and with dropout_keep. */
   uint64_t dropout_seed;
-  /* Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight. */
+  /* Bools that broadcast to [batch, q_heads, q_len, kv_len]: 1 keeps the weight, which is divided by
+   * 1 - dropout_p: it stays as it is if that is 0. */
   const struct AttnTensor *dropout_keep;
   /* One more logit per query head, in the softmax's denominator only. */
   const float *sinks;
@@ -491,7 +506,7 @@ enum AttnStatus attn_backward(const struct AttnOptions *options,
 
 /* Computes attention of the last tokens of a batch of sequences to a cache that already holds their keys and values.
  * One call mixes decode steps and parts of prompts of any lengths. options may be null. Always causal: the last query
- * of a sequence sees all its tokens, the query before it sees all but the last.
+ * of a sequence sees all its tokens, the query before it sees all but the last. AttnOptions.causal may hide more.
  *
  * q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries); f32, f16 or bf16, also if the cache has another
  * dtype. queries may be null: then every row is a query. out: the shape of q with value_dim in place of head_dim; f32,
@@ -634,6 +649,8 @@ enum AttnStatus attn_plan_state(const struct AttnPlan *plan,
 
 /* Merges states over disjoint sets of keys, in f32: states become the states over both sets. Both arrays hold len
  * floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
+ * Each merge rounds: one after the other, hundreds of states add up their rounding; merged in pairs, and these in
+ * pairs, they hardly do.
  *
  * The caller vouches for this:
  * states and others point to len floats each; nobody else reads or writes states during the call. */

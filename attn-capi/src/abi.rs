@@ -56,7 +56,7 @@ pub extern "C" fn attn_levels() -> *const c_char {
 pub unsafe extern "C" fn attn_level(name: *mut *const c_char) -> AttnStatus {
     static NAME: OnceLock<CString> = OnceLock::new();
     guard(|| {
-        let level = Level::try_detect().map_err(Error::Level)?;
+        let level = Level::try_detect().map_err(|error| Error::Level { what: "ATTN_LEVEL", error })?;
         let text = NAME.get_or_init(|| CString::new(level.name()).unwrap_or_default());
         // SAFETY: the caller vouches for the pointer to a pointer.
         unsafe { raw::store("name", name, text.as_ptr()) }
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn attn_backward(
 
 /// Computes attention of the last tokens of a batch of sequences to a cache that already holds their keys and values.
 /// One call mixes decode steps and parts of prompts of any lengths. options may be null. Always causal: the last query
-/// of a sequence sees all its tokens, the query before it sees all but the last.
+/// of a sequence sees all its tokens, the query before it sees all but the last. AttnOptions.causal may hide more.
 ///
 /// q: [batch, q_heads, q_len, head_dim], or packed (see AttnQueries); f32, f16 or bf16, also if the cache has another
 /// dtype. queries may be null: then every row is a query. out: the shape of q with value_dim in place of head_dim; f32,
@@ -446,6 +446,8 @@ pub unsafe extern "C" fn attn_plan_state(
 
 /// Merges states over disjoint sets of keys, in f32: states become the states over both sets. Both arrays hold len
 /// floats, 2 + value_dim for each query. A state of a query that saw no key changes no bit of the other state.
+/// Each merge rounds: one after the other, hundreds of states add up their rounding; merged in pairs, and these in
+/// pairs, they hardly do.
 ///
 /// # Safety
 /// states and others point to len floats each; nobody else reads or writes states during the call.

@@ -59,7 +59,7 @@ impl<'a> Place<'a> {
             (!is_ring && sinks != 0, "AttnCache.sinks", ring),
             (!is_ring && window != 0, "AttnCache.window", ring),
             (!is_paged && block_table.is_some(), "AttnCache.block_table", paged),
-            (!is_paged && csr.is_some(), "AttnCache.kv_indptr", paged),
+            (!is_paged && csr.is_some(), "AttnCache.kv_indptr, kv_indices or kv_last_page_len", paged),
             (csr.is_some() && block_table.is_some(), "AttnCache.block_table", padded),
             (csr.is_some() && has_lens, "AttnCache.lens", padded),
         ];

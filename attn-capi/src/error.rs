@@ -10,6 +10,7 @@ use core::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use attn_core::AttnError;
+use attn_simd::LevelError;
 
 use crate::types::{AttnDtype, AttnStatus};
 
@@ -38,8 +39,8 @@ pub(crate) enum Error {
     NotBool { what: &'static str, at: usize, value: u8 },
     /// A text longer than the caller's buffer.
     Text { needed: usize, found: usize },
-    /// A level that does not exist, or that this machine lacks.
-    Level(attn_simd::LevelError),
+    /// A level that does not exist, or that this machine lacks, and what names it.
+    Level { what: &'static str, error: LevelError },
     /// A workspace that another call uses.
     Busy,
     /// A panic was caught.
@@ -57,7 +58,6 @@ impl From<AttnError> for Error {
 
 impl Error {
     fn status(self) -> AttnStatus {
-        use attn_simd::LevelError;
         match self {
             Self::Attn(error) => match error {
                 AttnError::TooShort { .. } | AttnError::Underflow { .. } => AttnStatus::Bounds,
@@ -73,12 +73,13 @@ impl Error {
             Self::StructSize { .. } | Self::StructTail { .. } => AttnStatus::StructSize,
             Self::Misaligned { .. } => AttnStatus::Misaligned,
             Self::Overlap { .. } => AttnStatus::Overlap,
-            Self::Unknown { .. } | Self::Idle { .. } | Self::Dtype { .. } | Self::Level(LevelError::Unknown) => {
-                AttnStatus::Option
-            }
+            Self::Unknown { .. }
+            | Self::Idle { .. }
+            | Self::Dtype { .. }
+            | Self::Level { error: LevelError::Unknown, .. } => AttnStatus::Option,
             Self::NotBool { .. } => AttnStatus::Table,
             Self::Text { .. } => AttnStatus::Bounds,
-            Self::Level(_) => AttnStatus::Unsupported,
+            Self::Level { .. } => AttnStatus::Unsupported,
             Self::Busy => AttnStatus::Busy,
             Self::Panic => AttnStatus::Internal,
         }
@@ -108,7 +109,7 @@ impl fmt::Display for Error {
                 write!(f, "{what}: byte {at} is {value}; a boolean tensor holds 0 and 1 only")
             }
             Self::Text { needed, found } => write!(f, "text needs {needed} bytes, text_size is {found}"),
-            Self::Level(error) => error.fmt(f),
+            Self::Level { what, error } => write!(f, "{what}: {error}"),
             Self::Busy => write!(f, "another call uses the workspace"),
             Self::Panic => write!(f, "internal error: a panic was caught, please report it"),
         }

@@ -37,15 +37,26 @@ pub struct Attention<'a, M = ()> {
     pub(crate) mods: M,
 }
 
-/// How exact an engine has to be where the hardware offers something faster. `eta = |o − exact| / Σ p|v|`, `u = 2⁻²⁴`,
-/// and `S` is the row's largest `scale·Σ|q·k|`.
+/// How exact an engine has to be where the hardware offers something faster.
 ///
+/// # The measure
+/// `eta = |o − exact| / Σ p|v|` for each element of the output, where the sum is over the keys and `exact` is the
+/// formula of the inputs as they are. `u = 2⁻²⁴`. `S` says how large the scores of a row are: the largest, over its
+/// visible keys `j`, of `(|scale|·Σ_d |q_d·k_jd| + |bias_j| + |slope·distance_j|) / temperature`, and no less than the
+/// size of its sink. What a `score_mod` adds counts like a bias. A score of size `S` is known to some `u·S` in f32, and
+/// its weight no better: a bias of 30 000, or an ALiBi slope times a distance of as much, costs that much of every
+/// engine's exactness, here as elsewhere. Only differences matter for the result; keep what is common to a row out of
+/// its scores.
+///
+/// # What each costs
 /// [`Exact`](Self::Exact) is the default. Only kernels that multiply bf16 (by AMX or AVX512_BF16) know a difference;
-/// every other engine and level computes in f32 and is `Exact` either way. What each costs there, in products of bf16
-/// for the scores + for the values. AVX512_BF16 runs the calls that take three products or fewer; vectors of f32 are
-/// faster for the others, and run them.
+/// every other level computes in f32 and is `Exact` either way. Of the engines, [`streaming`](crate::streaming) adds
+/// keys in one chain: its error grows with their number, as it says.
 ///
-/// | inputs | `Exact`, output of that type | `Exact`, of another | `Fast`, of that type | `Fast`, of another |
+/// The table counts products of bf16: for the scores + for the values. AVX512_BF16 runs the calls that take three
+/// products or fewer; vectors of f32 are faster for the others, and run them. "Wider" is an output of f32, or of f16 from bf16; "same" of the inputs' type.
+///
+/// | inputs | `Exact`, same | `Exact`, wider or other | `Fast`, same | `Fast`, wider or other |
 /// |---|---|---|---|---|
 /// | bf16 | 1 + 2 | 1 + 3 | 1 + 1 | 1 + 2 |
 /// | f16 | 4 + 3 | 4 + 5 | 3 + 3 | 3 + 3 |
@@ -69,19 +80,21 @@ pub struct Attention<'a, M = ()> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Precision {
-    /// f32 to the accuracy of f32, whatever the number of keys: `eta ≤ 6u(2 + S)` for any finite inputs. Inputs that
-    /// are not chosen to err stay within a third of that: constants, numbers of one sign and of both, 32 to 131 072
-    /// keys. A half output is the exact result rounded once, but for about one element in a hundred that lies beside
-    /// the middle of two: its root mean square error is within 1.05 of correct rounding. Gradients have the bound of
-    /// f32 before they are rounded to their type. Over int8 keys some kernels round queries:
-    /// [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    /// f32 to the accuracy of f32, whatever the number of keys. `eta ≤ 2u(2 + S)` for constants, numbers of one sign
+    /// and of both, 32 to 131 072 keys; `eta ≤ 6u(2 + S)` for random magnitudes. Inputs can be chosen to err more,
+    /// whatever adds in f32: a value beside hundreds that each are half a unit of its last place reaches 9u(2 + S). A
+    /// half output is the exact result rounded once, but for about one element in a hundred that lies beside the middle
+    /// of two: its root mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before
+    /// they are rounded to their type. The lse is within `4u(2 + S + |lse|)`. Over int8 keys some kernels round
+    /// queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
     #[default]
     Exact,
-    /// Fewer products where a stated error is enough: a half output is within 1.4 of correct rounding (root mean square
-    /// over many numbers; a small call may exceed it), where peers' flash kernels are; f32 has
-    /// `eta ≤ 2⁻¹⁶(1 + S)`. The lse is as coarse as the weights it sums: from bf16 into bf16 it is off by up to 2⁻⁷,
-    /// else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a score to bf16 before they
-    /// add it up: `eta ≤ 2⁻⁸` besides the bound of f32.
+    /// Fewer products where a stated error is enough, whatever the number of keys. An f32 output, of inputs of any
+    /// type, has `eta ≤ 2⁻¹⁶(1 + S)`. The root mean square error of a half output is within 1.4 of correct rounding
+    /// (over many numbers; a small call may exceed it, and bf16 reaches 1.7 where a key without value, a sink, takes
+    /// much of the weight), where peers' flash kernels are. The lse is as coarse as the weights it sums: from bf16 into
+    /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a
+    /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32.
     Fast,
 }
 

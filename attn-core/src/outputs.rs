@@ -19,7 +19,7 @@ pub struct Outputs<'o, O: Element> {
     /// `[batch, q_heads, q_len, value_dim]`.
     pub out: ViewMut<'o, O>,
     /// `[batch, q_heads, q_len]`, row-major: the natural logarithm of the softmax's denominator; −∞ for a row without
-    /// visible keys.
+    /// visible keys. [`Precision`](crate::Precision) says how exact it is.
     pub lse: Option<&'o mut [O::Compute]>,
     /// `[batch, q_heads, q_len, kv_len]`, row-major: the weights after softmax and dropout. The reference engine
     /// has them; the kernels' `forward` recomputes them from the lse. From any other engine, take the lse and

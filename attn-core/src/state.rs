@@ -64,7 +64,8 @@ pub fn clear<R: Real>(rows: &mut [R], value_dim: usize) {
 
 /// Joins the rows of other keys to these, one by one.
 ///
-/// A row that has seen nothing changes no bit of the other.
+/// A row that has seen nothing changes no bit of the other. Each merge rounds: hundreds of parts that join one after
+/// the other add up their rounding; joined in pairs, and these in pairs, they hardly do.
 ///
 /// # Errors
 /// [`AttnError::Size`] if there are not as many of both, or not whole rows. Nothing has been written then.

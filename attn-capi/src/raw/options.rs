@@ -7,7 +7,7 @@ use core::ffi::{CStr, c_char};
 
 use attn_core::half::{bf16, f16};
 use attn_core::{AttnError, Bias, Layout, View};
-use attn_simd::Level;
+use attn_simd::{Level, LevelError};
 
 use super::{copy, elements, table, view};
 use crate::args::Callbacks;
@@ -177,8 +177,8 @@ unsafe fn level(name: *const c_char) -> Result<Level> {
     }
     // SAFETY: the caller vouches for the string.
     let name = unsafe { CStr::from_ptr(name) };
-    let unknown = Error::Level(attn_simd::LevelError::Unknown);
-    Level::by_name(name.to_str().map_err(|_| unknown)?).map_err(Error::Level)
+    let refused = |error| Error::Level { what: "AttnOptions.level", error };
+    Level::by_name(name.to_str().map_err(|_| refused(LevelError::Unknown))?).map_err(refused)
 }
 
 /// Options and everything that they point to.

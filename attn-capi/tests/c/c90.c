@@ -15,7 +15,8 @@ int main(void) {
     if (shape.struct_size != sizeof shape) return 4;
     if (attn_tensor_contiguous(&x, data, ATTN_DTYPE_F32, ATTN_LAYOUT_BHSD, 1, 1, 3, 2) != ATTN_STATUS_OK) return 5;
     if (attn_tensor_contiguous(&out, result, ATTN_DTYPE_F32, ATTN_LAYOUT_BHSD, 1, 1, 3, 2) != ATTN_STATUS_OK) return 6;
-    options.causal = ATTN_ALIGN_TOP_LEFT;
+    options.window = ATTN_ALIGN_TOP_LEFT;
+    options.window_left = ATTN_UNBOUNDED; /* and 0 to the right: causal */
     if (attn_forward(&options, &x, &x, &x, &out, NULL, 0) != ATTN_STATUS_OK) return 7;
     return memcmp(data, result, 2 * sizeof(float)) == 0 ? 0 : 8; /* the first query sees only itself */
 }

@@ -373,7 +373,11 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(NullPointer, &["kv_last_page_len"], csr_but(|cache| cache.kv_last_page_len = std::ptr::null()));
     refuses(NullPointer, &["kv_indices"], csr_but(|cache| cache.kv_indices = std::ptr::null()));
     refuses(Overflow, &["kv_indptr"], csr_but(|cache| cache.kv_indptr_len = usize::MAX));
-    refuses(Option, &["AttnCache.kv_indptr is", "KIND_PAGED"], csr_but(|cache| cache.kind = 0));
+    refuses(
+        Option,
+        &["AttnCache.kv_indptr, kv_indices or kv_last_page_len is", "KIND_PAGED"],
+        csr_but(|cache| cache.kind = 0),
+    );
     refuses(Option, &["AttnCache.block_table is", "null"], csr_but(|cache| cache.block_table = cache.kv_indices));
     refuses(Option, &["AttnCache.lens is", "null"], csr_but(|cache| cache.lens_len = 2));
 }

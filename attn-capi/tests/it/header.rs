@@ -74,3 +74,16 @@ fn env(part: &str) -> &'static str {
         _ => env!("CARGO_PKG_VERSION_PATCH"),
     }
 }
+
+/// What comments tell a reader to use is there for the compiler: cbindgen leaves out what it cannot evaluate.
+#[test]
+fn every_name_of_the_header_is_defined() {
+    let header = include_str!("../../include/attn.h");
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = header.split(|c| !is_part(c)).filter(|word| word.starts_with("ATTN_") && !word.ends_with('_'));
+    let environment = ["ATTN_LEVEL", "ATTN_WRITE_HEADER"];
+    for name in names.filter(|name| !environment.contains(name)) {
+        let defined = [format!("#define {name}"), format!("  {name} = "), format!("#ifndef {name}")];
+        assert!(defined.iter().any(|text| header.contains(text)), "{name}");
+    }
+}

@@ -13,7 +13,7 @@ const CHILD: &str = "ATTN_TEST_CHILD";
 fn a_default_level_that_cannot_run_is_an_error_of_its_own_function_only() {
     if std::env::var_os(CHILD).is_some() {
         assert_eq!(c::level(), (AttnStatus::Option, None));
-        assert_eq!(c::last_error(), LevelError::Unknown.to_string());
+        assert_eq!(c::last_error(), format!("ATTN_LEVEL: {}", LevelError::Unknown));
         // Calls run on.
         let (status, _) = c::explain(&c::options(), &c::sizes([1, 1, 10, 64], 10), 1, 512);
         assert_eq!(status, AttnStatus::Ok);

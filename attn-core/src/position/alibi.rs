@@ -5,6 +5,9 @@
 //! of the largest power of two below, `m`, for the first `m` heads, and every second slope of `2m` heads for the
 //! others.
 //!
+//! Distances count to where [`Align`] puts a query, padding included. Align to the keys that are there: scores as large
+//! as slope times a distance over padding are known to fewer digits ([`Precision`](crate::Precision)).
+//!
 //! [`Attention::alibi`](crate::Attention::alibi) uses the slopes without storing anything; [`bias`] writes the whole
 //! matrix for those who want to look at it.
 //!

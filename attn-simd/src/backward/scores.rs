@@ -40,6 +40,8 @@ impl<const NQ: usize> Tile<NQ> {
         if cover == Cover::Empty {
             return None;
         }
+        // Lanes without a row see nothing: reach leaves them out.
+        bits.iter_mut().for_each(|bits| *bits &= u64::MAX >> (64 - rows.count));
         let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach::<I, NQ>(at) };
         Some(Self { at, reach, bits, cover })
     }
@@ -90,9 +92,6 @@ impl<const NQ: usize> Tile<NQ> {
             let visible = (self.cover == Cover::Partial).then_some(&self.bits);
             *known &= job.mods.derivatives(job.level, tile, width, visible, (&*scores, &mut *mod_slopes));
             job.mods.score_mod(job.level, tile, width, visible, scores);
-        }
-        if self.cover == Cover::Partial {
-            mask::replace_hidden::<I::Floats, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
         }
         let mut drawn = [u64::MAX; KV_TILE];
         let kept = (!job.dropout.is_none()).then(|| {
@@ -188,7 +187,8 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
         }
     }
     if job.q_sign != 1.0 {
-        work.transposed[0].iter_mut().for_each(|x| *x *= job.q_sign);
+        let own = &mut work.transposed[0][..width * call.layout.columns[0]];
+        own.iter_mut().for_each(|x| *x *= job.q_sign);
     }
     if I::WORD == 2 {
         for n in 0..2 {

@@ -35,22 +35,31 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
     for (key, (s, d)) in rows.enumerate() {
         let mut y = [zero; NQ];
         for n in 0..NQ {
-            y[n] = isa.sub(isa.mul_add(isa.load(&s[n * I::LANES..]), scale, shift[n]), missing[n]);
+            let mut score = isa.load(&s[n * I::LANES..]);
+            if let Some(visible) = visible {
+                score = isa.select(isa.mask_from_bits(visible[key] >> (n * I::LANES)), score, zero);
+            }
+            y[n] = isa.sub(isa.mul_add(score, scale, shift[n]), missing[n]);
         }
         let [p] = exp2_each(isa, [y]);
         for n in 0..NQ {
             let at = n * I::LANES;
-            let (mut weight, mut dot) = (p[n], isa.load(&d[at..]));
+            let (mut p, mut dot) = (p[n], isa.load(&d[at..]));
+            let visible = visible.map(|visible| isa.mask_from_bits(visible[key] >> at));
+            if let Some(visible) = visible {
+                // Hidden numbers may be anything, -inf where no product was taken: computing with them may be an
+                // invalid operation.
+                (p, dot) = (isa.select(visible, p, zero), isa.select(visible, dot, zero));
+            }
+            let mut weight = p;
             if let Some(Kept { bits, factor }) = &kept {
                 let (kept, factor) = (isa.mask_from_bits(bits[key] >> at), isa.splat(*factor));
                 weight = isa.select(kept, isa.mul(weight, factor), zero);
                 dot = isa.select(kept, isa.mul(dot, factor), zero);
             }
-            let mut gradient = isa.mul(p[n], isa.sub(dot, offset[n]));
+            let mut gradient = isa.mul(p, isa.sub(dot, offset[n]));
             if let Some(visible) = visible {
-                let visible = isa.mask_from_bits(visible[key] >> at);
-                weight = isa.select(visible, weight, zero);
-                gradient = isa.select(visible, gradient, zero);
+                gradient = isa.select(visible, gradient, zero); // δ may be NaN
             }
             isa.store(weight, &mut s[at..]);
             isa.store(gradient, &mut d[at..]);
