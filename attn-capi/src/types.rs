@@ -110,16 +110,15 @@ pub enum AttnAlign {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnPrecision {
-    /// As exact as f32 arithmetic, whatever the number of keys: an f32 output is off by 2u(2 + S) of the sum of p|v|
-    /// over the keys, by 6u(2 + S) if magnitudes vary at random, by 9u(2 + S) if inputs are chosen to err; lse by
-    /// 4u(2 + S + |lse|). u is 2^-24; S is the largest |scale| * sum of |q_d * k_d| + |bias| + |ALiBi| of the row's
-    /// visible keys, divided by the temperature. Half outputs are the exact result rounded
-    /// once, but for about one element in a hundred that lies beside the middle of two.
+    /// As exact as f32 arithmetic, whatever the number of keys. An f32 output is off by at most 2u(2 + S) of the sum of
+    /// p|v| over the keys; by 6u(2 + S) if magnitudes are random; inputs that we chose to err stay within 12u(2 + S).
+    /// lse is off by 4u(2 + S + |lse|). u is 2^-24; S is the largest (|scale| * sum of |q_d * k_d| +
+    /// |bias| + |ALiBi|) / temperature of the row's visible keys, and no less than its sink. Half outputs are the exact
+    /// result rounded once, but for about one element in a hundred that lies beside the middle of two.
     Exact = 0,
     /// Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others. An f32 output is off
     /// by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times that of rounding,
-    /// with a sink among the keys up to 1.7.
-    /// lse is off by 2^-16(1 + S), from bf16 into bf16 by up to 2^-7.
+    /// with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S), from bf16 into bf16 by up to 2^-7.
     Fast = 1,
 }
 

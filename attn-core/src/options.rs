@@ -82,12 +82,12 @@ pub struct Attention<'a, M = ()> {
 #[non_exhaustive]
 pub enum Precision {
     /// f32 to the accuracy of f32, whatever the number of keys. `eta ≤ 2u(2 + S)` for constants, numbers of one sign
-    /// and of both, 32 to 131 072 keys; `eta ≤ 6u(2 + S)` for random magnitudes. Inputs can be chosen to err more,
-    /// whatever adds in f32: a value beside hundreds that each are half a unit of its last place reaches 9u(2 + S). A
-    /// half output is the exact result rounded once, but for about one element in a hundred that lies beside the middle
-    /// of two: its root mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before
-    /// they are rounded to their type. The lse is within `4u(2 + S + |lse|)`. Over int8 keys some kernels round
-    /// queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    /// and of both, 32 to 131 072 keys; `eta ≤ 6u(2 + S)` for random magnitudes. Inputs that we chose to err stay
+    /// within 12u(2 + S): a value beside hundreds that each are half a unit of its last place. A half output is the
+    /// exact result rounded once, but for about one element in a hundred that lies beside the middle of two: its root
+    /// mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before they are rounded to
+    /// their type. The lse is within `4u(2 + S + |lse|)`. Over int8 keys some kernels round queries:
+    /// [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough, whatever the number of keys. An f32 output, of inputs of any

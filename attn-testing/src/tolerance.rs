@@ -37,7 +37,7 @@ pub const ETA: Entry = Entry {
              the division each cost about u, times S for what stands in the exponent",
 };
 
-/// `eta` of an output of any finite inputs, hostile ones included: what [`attn_core::Precision::Exact`] promises.
+/// `eta` of an output of inputs of random magnitudes, hostile ones included.
 pub const ETA_ANY: Entry = Entry {
     quantity: "eta of an output of hostile inputs",
     factor: 3.0 * ETA.factor,
@@ -45,6 +45,15 @@ pub const ETA_ANY: Entry = Entry {
              addition rounds the same way, some times in a row; caps, biases and temperatures round a score once more \
              each, and a single weight takes all of it. 100 000 random calls of such kinds over tensors reach 0.77 of \
              this (`cargo xtask random --level avx512`)",
+};
+
+/// `eta` of an output of inputs that are chosen to err.
+pub const ETA_CHOSEN: Entry = Entry {
+    quantity: "eta of an output of inputs chosen to err",
+    factor: 6.0 * ETA.factor,
+    reason: "a value beside hundreds that each are about half a unit of its last place: each addition of a chain loses \
+             all of its term, and so do the sums of parts and tiles. Those of `long_sums` reach 0.58 of this on \
+             vectors and 0.85 in the amx kernel, whose instructions add 32 terms one by one",
 };
 
 /// `eta` of a gradient in f32: its error divided by the sum of the sizes of the terms that it adds up, with
@@ -91,6 +100,9 @@ pub const WEIGHTS_OF_TWO_PARTS: f64 = 1.0 / 131_072.0;
 pub const RMS_EXACT: f64 = 1.05;
 /// The same under `Precision::Fast`: as peers' flash kernels (1.34 to 1.37).
 pub const RMS_FAST: f64 = 1.4;
+/// The same where a key without value, a sink, has a weight a little above that of the others: the rounding of their
+/// weights to bf16 goes one way. From bf16 into bf16.
+pub const RMS_FAST_SINK: f64 = 1.7;
 /// `eta` of f32 under `Precision::Fast`, as a multiple of `1 + S`: two bf16 parts of each number hold 16 to 17 bits.
 pub const FAST_F32: f64 = 1.0 / 65536.0;
 /// The lse under `Precision::Fast`, absolutely, where bf16 goes into bf16: weights of one bf16, whose 8 bits are off by
@@ -106,7 +118,7 @@ pub const TOO_SMALL: f64 = f32::MIN_POSITIVE as f64;
 pub const LEAST: f64 = TOO_SMALL / (1u64 << 23) as f64;
 
 /// All rows of the table, for reports.
-pub const TABLE: [Entry; 6] = [ETA, ETA_ANY, GRADIENT_ETA, TWICE, LSE, WEIGHT];
+pub const TABLE: [Entry; 7] = [ETA, ETA_ANY, ETA_CHOSEN, GRADIENT_ETA, TWICE, LSE, WEIGHT];
 
 impl Entry {
     /// The bound for inputs of a type, in a row whose score bound is `s`.

@@ -40,9 +40,13 @@ impl<const NQ: usize> Tile<NQ> {
         if cover == Cover::Empty {
             return None;
         }
-        // Lanes without a row see nothing: reach leaves them out.
-        bits.iter_mut().for_each(|bits| *bits &= u64::MAX >> (64 - rows.count));
-        let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach::<I, NQ>(at) };
+        let reach = if cover == Cover::Full {
+            Reach::all(keys)
+        } else {
+            // Lanes without a row see nothing: reach leaves them out.
+            bits[..keys].iter_mut().for_each(|bits| *bits &= u64::MAX >> (64 - rows.count));
+            ranges.reach::<I, NQ>(at)
+        };
         Some(Self { at, reach, bits, cover })
     }
 

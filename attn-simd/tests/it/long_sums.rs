@@ -2,13 +2,14 @@
 //!
 //! Values of one sign are what tells: every rounding of a running sum is then a share of the output itself, and a
 //! constant rounds the same way at each step. Both kernels are asked, at every level; what is allowed here is the bound
-//! as promised, with nothing added to it.
+//! as promised, with nothing added to it. Inputs chosen to err have a bound of their own.
 
-use attn_core::{Attention, AttnShape, Layout, Outputs, ViewMut};
+use attn_core::{Attention, AttnShape, Dtype, Layout, Outputs, ViewMut};
 use attn_simd::{Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::exact::Exact;
 use attn_testing::paint::Paint;
+use attn_testing::tolerance::ETA_CHOSEN;
 
 /// Keys: within a tile, around it, a few chunks of the decode kernel, and what long contexts have.
 const KEYS: [usize; 9] = [32, 37, 64, 100, 512, 2048, 16_384, 65_536, 131_072];
@@ -31,15 +32,27 @@ enum Data {
     NormalPlusOne,
     /// v normal.
     Normal,
+    /// Scores of 0; values of half a unit to two in the last place of one that stands at the first key, or at every
+    /// 48th.
+    Chosen,
 }
 
-const ALL: [Data; 5] = [Data::Constants, Data::RisingScores, Data::Uniform, Data::NormalPlusOne, Data::Normal];
+const ALL: [Data; 6] =
+    [Data::Constants, Data::RisingScores, Data::Uniform, Data::NormalPlusOne, Data::Normal, Data::Chosen];
 
 /// The constants, a channel each.
 fn constants() -> Vec<f64> {
     let mut paint = Paint::new(17);
     let named = [0.1, 1.0 / 3.0, 0.7, core::f64::consts::FRAC_PI_2, f64::from(2.0f32.next_down())];
     named.into_iter().chain((0..64).map(|_| 1.0 + paint.uniform())).collect()
+}
+
+/// Channels of [`Data::Chosen`], and one of their values: 32 sizes of the small ones, each beside both kinds of large.
+const CHOSEN: usize = 64;
+fn chosen(key: usize, channel: usize) -> f64 {
+    let large = if channel.is_multiple_of(2) { 1.0 } else { 1.01 };
+    let is_large = if channel < CHOSEN / 2 { key == 0 } else { key.is_multiple_of(48) };
+    large * if is_large { 1.0 } else { (0.5 + 0.05 * (channel % 32) as f64) * 2f64.powi(-24) }
 }
 
 /// Numbers of a kind, drawn in the order of memory.
@@ -52,13 +65,17 @@ fn tensor(sizes: [usize; 4], seed: u64, mut draw: impl FnMut(&mut Paint) -> f64)
 
 fn inputs(data: Data, q_len: usize, kv_len: usize) -> Inputs<f32> {
     let constants = constants();
-    let constant = matches!(data, Data::Constants | Data::RisingScores);
-    let dims = (1, 1, 1, q_len, kv_len, if constant { 8 } else { 16 }, if constant { constants.len() } else { 16 });
+    let (head_dim, value_dim) = match data {
+        Data::Constants | Data::RisingScores => (8, constants.len()),
+        Data::Chosen => (8, CHOSEN),
+        _ => (16, 16),
+    };
+    let dims = (1, 1, 1, q_len, kv_len, head_dim, value_dim);
     let shape: AttnShape = shape(dims);
     let [to_q, to_k, to_v] = attn_testing::cases::sizes(&shape);
     let seed = kv_len as u64;
     let (q, k) = match data {
-        Data::Constants => (tensor(to_q, seed, |_| 0.0), tensor(to_k, seed + 1, Paint::normal)),
+        Data::Constants | Data::Chosen => (tensor(to_q, seed, |_| 0.0), tensor(to_k, seed + 1, Paint::normal)),
         // The score is √8·q·k of one channel: from −1 to 1.
         Data::RisingScores => (
             Tensor4::new(to_q, Memory::Bhsd, |place| if place[3] == 0 { 8f64.sqrt() } else { 0.0 }),
@@ -71,6 +88,7 @@ fn inputs(data: Data, q_len: usize, kv_len: usize) -> Inputs<f32> {
         Data::Uniform => tensor(to_v, seed + 2, |paint| 1.0 + paint.uniform()),
         Data::NormalPlusOne => tensor(to_v, seed + 2, |paint| 1.0 + paint.normal()),
         Data::Normal => tensor(to_v, seed + 2, Paint::normal),
+        Data::Chosen => Tensor4::new(to_v, Memory::Bhsd, |place| chosen(place[2], place[3])),
     };
     Inputs { shape, q, k, v }
 }
@@ -92,10 +110,12 @@ fn shares(levels: &[Level], data: Data, q_len: usize, kv_len: usize) -> Vec<[f64
         attn_simd::forward_at(level, &attn, q, k, v, outputs, &mut Workspace::new()).unwrap();
         let mut worst = [0.0f64; 2];
         for (query, row) in &rows {
+            let chosen = ETA_CHOSEN.bound(Dtype::F32, row.score_bound);
+            let bound = if data == Data::Chosen { chosen } else { row.eta_bound() };
             for (c, got) in out[query * shape.value_dim..][..shape.value_dim].iter().enumerate() {
                 let eta = (f64::from(*got) - row.out[c]).abs() / row.magnitude[c];
                 assert!(!eta.is_nan(), "{level:?} {data:?} {q_len}×{kv_len}: row {query}, channel {c} is {got}");
-                worst[0] = worst[0].max(eta / row.eta_bound());
+                worst[0] = worst[0].max(eta / bound);
             }
             worst[1] = worst[1].max((f64::from(lse[*query]) - row.lse).abs() / row.allowed_lse());
         }

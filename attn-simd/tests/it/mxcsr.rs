@@ -7,6 +7,7 @@ use core::hint::black_box;
 use std::io::Write;
 
 use attn_core::backward::Gradients;
+use attn_core::dropout::Dropout;
 use attn_core::half::{bf16, f16};
 use attn_core::mask::Documents;
 use attn_core::{Align, Attention, AttnShape, Layout, Mask, Outputs, Precision, View, ViewMut};
@@ -36,56 +37,57 @@ fn write(word: u32) {
     unsafe { asm!("ldmxcsr [{}]", in(reg) &word, options(nostack, readonly)) };
 }
 
-/// Leaves signalling NaN in the stack below, and in memory that was given back: what a call reads of them shows.
+/// Leaves signalling NaN in the stack below: what a call reads of it before it writes there shows.
 #[inline(never)]
 fn fill_stack() {
     black_box(&[f32::from_bits(0x7fa0_7fa0); 1 << 17]);
 }
 
-/// Runs a call with the register as told; returns its output and what the register says then.
-fn under<T: KernelElement, O: KernelElement>(
-    control: u32,
-    level: Level,
-    attn: &Attention<'_>,
-    inputs: &Inputs<T>,
-) -> (Vec<O>, u32) {
-    let mut out = vec![O::from_f64(7.0); inputs.shape.rows() * inputs.shape.value_dim];
-    let mut lse = vec![7.0; inputs.shape.rows()];
-    let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, inputs.shape.output()).unwrap()).lse(&mut lse);
-    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let mut workspace = Workspace::new();
+/// Runs a call with the register as told; returns its result and what the register says then.
+fn under<R>(control: u32, call: impl FnOnce() -> R) -> (R, u32) {
     fill_stack();
     write(control);
-    let result = forward_at(level, attn, q, k, v, to, &mut workspace);
+    let result = call();
     let after = read();
     write(DEFAULT);
-    result.unwrap();
-    (out, after)
+    (result, after)
 }
 
-/// As [`under`]; where an invalid operation is told, the call is made again with the exception unmasked.
+/// The result of a call, which changes no control bit and raises no invalid operation. Where one is told, the call is
+/// made again with the exception unmasked.
 ///
 /// What our code raises ends the process then, by a signal, after a line that names the call. Under AddressSanitizer a
 /// virtual machine told flags, for half a second, that no run of the same calls raised before or since: a flag that
 /// was left there by others ends nothing, and does not count.
-fn under_trap<T: KernelElement, O: KernelElement>(
+fn none_raised<R>(control: u32, what: &str, mut call: impl FnMut() -> R) -> R {
+    let (result, after) = under(control, &mut call);
+    assert_eq!(after & !0x3f, control, "{what}: control bits");
+    if after & INVALID != 0 {
+        // Not by a macro: what the test prints would be lost with the process.
+        let line = format!("{what}: an invalid operation; the next one ends the tests\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        (0..3).for_each(|_| _ = under(control & !(INVALID << 7), &mut call));
+    }
+    result
+}
+
+/// The output of a forward call in new scratch.
+fn forward<T: KernelElement, O: KernelElement>(
     control: u32,
     level: Level,
     attn: &Attention<'_>,
     inputs: &Inputs<T>,
     what: &str,
 ) -> Vec<O> {
-    let (out, after) = under(control, level, attn, inputs);
-    assert_eq!(after & !0x3f, control, "{level:?}: control bits");
-    if after & INVALID != 0 {
-        // Not by a macro: what the test prints would be lost with the process.
-        let types = format!("{:?} to {:?}", T::DTYPE, O::DTYPE);
-        let line = format!("{level:?}, {types}, {what}: an invalid operation; the next one ends the tests\n");
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
-        for _ in 0..3 {
-            under::<T, O>(control & !(INVALID << 7), level, attn, inputs);
-        }
-    }
+    let what = format!("{level:?}, {:?} to {:?}, {what}", T::DTYPE, O::DTYPE);
+    let mut out = vec![O::from_f64(7.0); inputs.shape.rows() * inputs.shape.value_dim];
+    let mut lse = vec![7.0; inputs.shape.rows()];
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let result = none_raised(control, &what, || {
+        let to = ViewMut::new(&mut out, Layout::Bhsd, inputs.shape.output()).unwrap();
+        forward_at(level, attn, q, k, v, Outputs::new(to).lse(&mut lse), &mut Workspace::new())
+    });
+    result.unwrap();
     out
 }
 
@@ -98,7 +100,7 @@ fn the_control_register_is_as_before() {
             let attn = Attention::new().mask(mask);
             // Rounding to nearest, up, and with subnormals flushed.
             let results = [DEFAULT, DEFAULT | 2 << 13, DEFAULT | FLUSH]
-                .map(|control| under_trap::<f32, f32>(control, level, &attn, &inputs, &format!("{mask:?}")));
+                .map(|control| forward::<f32, f32>(control, level, &attn, &inputs, &format!("{mask:?}")));
             assert_eq!(
                 results[0], results[2],
                 "{level:?}: normal numbers do not depend on what is done to subnormal ones"
@@ -112,9 +114,9 @@ fn none_invalid<T: KernelElement + Number>(attn: &Attention<'_>, inputs: &Inputs
     for level in levels_and_model() {
         for precision in [Precision::Exact, Precision::Fast] {
             let (attn, what) = (attn.precision(precision), format!("{precision:?}, {what}"));
-            under_trap::<T, f32>(DEFAULT, level, &attn, inputs, &what);
-            under_trap::<T, f16>(DEFAULT, level, &attn, inputs, &what);
-            under_trap::<T, bf16>(DEFAULT, level, &attn, inputs, &what);
+            forward::<T, f32>(DEFAULT, level, &attn, inputs, &what);
+            forward::<T, f16>(DEFAULT, level, &attn, inputs, &what);
+            forward::<T, bf16>(DEFAULT, level, &attn, inputs, &what);
         }
     }
 }
@@ -198,61 +200,56 @@ fn large_numbers_and_any_options_raise_none_either() {
     }
 }
 
-/// Gradients of f32 in scratch that holds what calls before have left: -inf, as hidden scores are. Whether they raise
-/// an invalid operation.
-fn gradients_raise(level: Level, attn: &Attention<'_>, shape: AttnShape, control: u32) -> bool {
+/// Keys outside of a band are not multiplied: what scratch holds for them must not be computed with. Before each call
+/// it holds -inf, as hidden scores are.
+fn gradients_in_used_scratch(level: Level, attn: &Attention<'_>, shape: AttnShape, what: &str) {
     let inputs = Inputs::<f32>::plain(shape, 65);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let (mut out, mut lse) = (vec![0f32; shape.rows() * shape.value_dim], vec![0f32; shape.rows()]);
-    let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
+    let to = ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap();
     let mut workspace = Workspace::new();
-    forward_at(level, attn, q, k, v, to, &mut workspace).unwrap();
+    forward_at(level, attn, q, k, v, Outputs::new(to).lse(&mut lse), &mut workspace).unwrap();
     let out = View::new(&out[..], Layout::Bhsd, shape.output()).unwrap();
     let inputs = backward::Inputs { q, k, v, out, lse: &lse, dy: out };
     let plan = backward::Plan::new(attn, shape, level).unwrap();
-    let scratch = workspace.try_lines(plan.workspace_lines()).unwrap();
-    scratch.fill(Line([f32::NEG_INFINITY; 16]));
-    let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
-    let sizes =
-        [[batch, q_heads, q_len, head_dim], [batch, kv_heads, kv_len, head_dim], [batch, kv_heads, kv_len, value_dim]];
-    let [mut dq, mut dk, mut dv] = sizes.map(|sizes| vec![0f32; sizes.iter().product()]);
-    let to = Gradients::new(
-        ViewMut::new(&mut dq, Layout::Bhsd, sizes[0]).unwrap(),
-        ViewMut::new(&mut dk, Layout::Bhsd, sizes[1]).unwrap(),
-        ViewMut::new(&mut dv, Layout::Bhsd, sizes[2]).unwrap(),
-    );
-    write(control);
-    let result = plan.run(inputs, to, scratch);
-    let after = read();
-    write(DEFAULT);
+    let sizes = attn_testing::cases::sizes(&shape);
+    let mut gradients = sizes.map(|sizes| vec![0f32; sizes.iter().product()]);
+    let result = none_raised(DEFAULT, what, || {
+        let [dq, dk, dv] = gradients.each_mut();
+        let to = [(dq, sizes[0]), (dk, sizes[1]), (dv, sizes[2])];
+        let [dq, dk, dv] = to.map(|(to, sizes)| ViewMut::new(to, Layout::Bhsd, sizes).unwrap());
+        let scratch = workspace.try_lines(plan.workspace_lines())?;
+        scratch.fill(Line([f32::NEG_INFINITY; 16]));
+        plan.run(inputs, Gradients::new(dq, dk, dv), scratch)
+    });
     result.unwrap();
-    after & INVALID != 0
 }
 
-/// Keys outside of a band are not multiplied: what scratch holds for them must not be computed with.
 #[test]
 fn gradients_raise_none_in_used_scratch() {
-    for level in levels_and_model() {
-        for (q_len, kv_len, dim) in [(9, 54, 16), (14, 23, 48), (40, 40, 8), (65, 130, 24)] {
-            let shape = shape((1, 1, 1, q_len, kv_len, dim, dim));
-            for mask in [
-                Mask::none(),
-                Mask::causal(Align::TopLeft),
-                Mask::causal(Align::BottomRight),
-                Mask::window(5, 0, Align::BottomRight),
-                Mask::window(14, 0, Align::BottomRight),
-                Mask::window(3, 2, Align::TopLeft),
-                Mask::kv_lens(&[7]),
+    let masks = [
+        Mask::none(),
+        Mask::causal(Align::TopLeft),
+        Mask::causal(Align::BottomRight),
+        Mask::window(5, 0, Align::BottomRight),
+        Mask::window(14, 0, Align::BottomRight),
+        Mask::window(3, 2, Align::TopLeft),
+        Mask::kv_lens(&[7]),
+    ];
+    for (q_len, kv_len, dim) in [(9, 54, 16), (14, 23, 48), (40, 40, 8), (65, 130, 24)] {
+        let shape = shape((1, 1, 1, q_len, kv_len, dim, dim));
+        let hiding: Vec<f32> = (0..q_len * kv_len).map(|n| if n % 7 == 3 { f32::NEG_INFINITY } else { 0.5 }).collect();
+        let hiding = View::new(&hiding, Layout::Bhsd, [1, 1, q_len, kv_len]).unwrap();
+        for (level, mask) in levels_and_model().into_iter().flat_map(|level| masks.map(|mask| (level, mask))) {
+            let attn = Attention::new().mask(mask);
+            for (options, attn) in [
+                ("plain", attn),
+                ("scale 0", attn.scale(0.0)),
+                ("cap, dropout", attn.softcap(5.0).dropout(Dropout::Seeded { p: 0.3, seed: 66 })),
+                ("bias", attn.bias(hiding)),
             ] {
-                let scale = if kv_len == 130 { 0.0 } else { 0.3 };
-                let attn = Attention::new().scale(scale).mask(mask);
-                if gradients_raise(level, &attn, shape, DEFAULT) {
-                    // As in `under_trap`.
-                    let line =
-                        format!("{level:?}, {shape:?}, {mask:?}: an invalid operation; the next one ends the tests\n");
-                    std::io::stderr().write_all(line.as_bytes()).unwrap();
-                    (0..3).for_each(|_| _ = gradients_raise(level, &attn, shape, DEFAULT & !(INVALID << 7)));
-                }
+                let what = format!("{level:?}, gradients, {q_len} queries, {kv_len} keys, {mask:?}, {options}");
+                gradients_in_used_scratch(level, &attn, shape, &what);
             }
         }
     }

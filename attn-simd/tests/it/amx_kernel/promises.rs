@@ -1,6 +1,6 @@
 //! What [`Precision`] promises, for every type of inputs with every type of output.
 
-use attn_testing::tolerance::{FAST_LSE_BF16, LSE, rounding};
+use attn_testing::tolerance::{FAST_LSE_BF16, LSE, RMS_FAST_SINK, rounding};
 
 use super::*;
 
@@ -65,4 +65,24 @@ fn broken<T: KernelElement + Number<Compute = f32>>() -> usize {
 #[test]
 fn every_output_of_every_input_is_as_good_as_promised() {
     assert_eq!(broken::<bf16>() + broken::<f16>() + broken::<f32>(), 0, "promises are broken");
+}
+
+/// The first key has no value, and a weight that is nearly twice that of the others, which are nearly equal.
+#[test]
+fn a_sink_costs_bf16_no_more_than_is_said() {
+    let mut inputs = Inputs::<bf16>::painted(shape((1, 1, 1, 128, 512, 64, 64)), Memory::Bhsd, 44, 1.0);
+    inputs.q.each(|[.., channel], x| *x = bf16::from_f64(if channel == 0 { 8.0 } else { 0.02 * x.to_f64() }));
+    inputs.k.each(|[_, _, key, channel], x| {
+        if key == 0 || channel == 0 {
+            *x = bf16::from_f64(if key == 0 && channel == 0 { 0.65 } else { 0.0 });
+        }
+    });
+    inputs.v.each(|[_, _, key, _], x| *x = if key == 0 { bf16::ZERO } else { *x });
+    let exact = oracle(&Attention::new(), &inputs);
+    for level in levels() {
+        let answer = attend::<bf16, bf16>(level, &Attention::new().precision(Precision::Fast), &inputs);
+        let (ours, rounded) = rms(&exact, &answer);
+        println!("{level:?}: {:.3} of correct rounding", ours / rounded);
+        assert!(ours <= RMS_FAST_SINK * rounded, "{level:?}: {} of correct rounding", ours / rounded);
+    }
 }
