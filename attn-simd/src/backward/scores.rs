@@ -43,8 +43,10 @@ impl<const NQ: usize> Tile<NQ> {
         let reach = if cover == Cover::Full {
             Reach::all(keys)
         } else {
-            // Lanes without a row see nothing: reach leaves them out.
-            bits[..keys].iter_mut().for_each(|bits| *bits &= u64::MAX >> (64 - rows.count));
+            if rows.count < NQ * I::LANES {
+                // Lanes without a row see nothing: reach leaves them out.
+                bits[..keys].iter_mut().for_each(|bits| *bits &= u64::MAX >> (64 - rows.count));
+            }
             ranges.reach::<I, NQ>(at)
         };
         Some(Self { at, reach, bits, cover })
@@ -96,6 +98,9 @@ impl<const NQ: usize> Tile<NQ> {
             let visible = (self.cover == Cover::Partial).then_some(&self.bits);
             *known &= job.mods.derivatives(job.level, tile, width, visible, (&*scores, &mut *mod_slopes));
             job.mods.score_mod(job.level, tile, width, visible, scores);
+        }
+        if self.cover == Cover::Partial {
+            mask::replace_hidden::<I::Floats, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
         }
         let mut drawn = [u64::MAX; KV_TILE];
         let kept = (!job.dropout.is_none()).then(|| {

@@ -35,21 +35,14 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
     for (key, (s, d)) in rows.enumerate() {
         let mut y = [zero; NQ];
         for n in 0..NQ {
-            let mut score = isa.load(&s[n * I::LANES..]);
-            if let Some(visible) = visible {
-                score = isa.select(isa.mask_from_bits(visible[key] >> (n * I::LANES)), score, zero);
-            }
-            y[n] = isa.sub(isa.mul_add(score, scale, shift[n]), missing[n]);
+            y[n] = isa.sub(isa.mul_add(isa.load(&s[n * I::LANES..]), scale, shift[n]), missing[n]);
         }
         let [p] = exp2_each(isa, [y]);
         for n in 0..NQ {
             let at = n * I::LANES;
             let (mut p, mut dot) = (p[n], isa.load(&d[at..]));
-            let visible = visible.map(|visible| isa.mask_from_bits(visible[key] >> at));
             if let Some(visible) = visible {
-                // Hidden numbers may be anything, -inf where no product was taken: computing with them may be an
-                // invalid operation.
-                (p, dot) = (isa.select(visible, p, zero), isa.select(visible, dot, zero));
+                p = isa.select(isa.mask_from_bits(visible[key] >> at), p, zero);
             }
             let mut weight = p;
             if let Some(Kept { bits, factor }) = &kept {
@@ -57,12 +50,13 @@ pub(super) fn gradients<I: Isa, const NQ: usize>(
                 weight = isa.select(kept, isa.mul(weight, factor), zero);
                 dot = isa.select(kept, isa.mul(dot, factor), zero);
             }
-            let mut gradient = isa.mul(p, isa.sub(dot, offset[n]));
+            let mut difference = isa.sub(dot, offset[n]);
             if let Some(visible) = visible {
-                gradient = isa.select(visible, gradient, zero); // δ may be NaN
+                // It may be -inf where no product was taken: times a weight of 0 that is an invalid operation.
+                difference = isa.select(isa.mask_from_bits(visible[key] >> at), difference, zero);
             }
             isa.store(weight, &mut s[at..]);
-            isa.store(gradient, &mut d[at..]);
+            isa.store(isa.mul(p, difference), &mut d[at..]);
         }
     }
 }
