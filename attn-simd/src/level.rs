@@ -5,6 +5,8 @@
 
 use core::fmt;
 
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+use crate::isa::cpuid;
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
@@ -60,8 +62,8 @@ pub enum Level {
     Avx512(Avx512),
     /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
     /// an exact output is wider, and gradients of bf16; all others run as on [`Avx512`](Self::Avx512). The best level
-    /// only of processors where it was measured to be faster: AMD's Zen 4. Intel's take two cycles an instruction, and
-    /// gain nothing.
+    /// only of processors where it was measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles an
+    /// instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
     /// AMX on bf16, on Linux, beside AVX-512.
@@ -180,7 +182,7 @@ impl Level {
     fn is_worth_it(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", feature = "std"))]
-            Self::Avx512Bf16(_) => crate::isa::cpuid::is_zen4(),
+            Self::Avx512Bf16(_) => cpuid::multiplies_pairs_at_once(cpuid::maker()),
             #[cfg(all(target_arch = "x86_64", not(feature = "std")))]
             Self::Avx512Bf16(_) => false,
             _ => true,

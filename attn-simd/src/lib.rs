@@ -44,7 +44,7 @@
 //! `portable` (through `wide`), `avx2`, `avx512`. `ATTN_LEVEL=avx2` forces a level.
 //!
 //! Processors with AVX512_BF16 have the level `avx512bf16`, which multiplies bf16 tensors as they are, twice as many
-//! numbers an instruction. It is the best level where it was measured to be faster: on AMD's Zen 4.
+//! numbers an instruction. It is the best level where it was measured to be faster: on AMD's Zen 4 and Zen 5.
 //!
 //! Processors with AMX have one more level, `amx`, which computes both products in bf16. It splits an f16 into two bf16
 //! parts and an f32 into three; the products of the parts add up to the product. [`Precision`](attn_core::Precision)

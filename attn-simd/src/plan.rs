@@ -144,6 +144,9 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
                 if method.products() > self.level.most_products() {
                     return Err(Obstacle::Products(method.products()));
                 }
+                if self.level.uses_dot_products() && !method.pays(shape) {
+                    return Err(Obstacle::Padding(shape.head_dim, shape.value_dim));
+                }
                 Ok(Layout::of(shape, method, attn.get_bias().is_some(), output))
             }
         }

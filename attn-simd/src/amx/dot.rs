@@ -3,7 +3,7 @@
 //! VDPBF16PS adds two products to a lane: first that of the odd halves of two words, then that of the even ones, each
 //! exact and added with one rounding to nearest even, whatever MXCSR says. Subnormal operands count as 0 and subnormal
 //! sums become 0 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). A test compares the
-//! processor, on Zen 4 so far.
+//! processor, on Zen 4 and Zen 5 so far.
 //! The sums of a call start at 0, run over all steps, products and words, and join C by one addition.
 
 use super::model::{halves, rounded};

@@ -78,14 +78,39 @@ pub(crate) const fn is_model_of_zen4(model: u32) -> bool {
     matches!(model, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf)
 }
 
-/// Whether this is AMD's Zen 4.
+/// Models of family 26 that are Zen 5; others of it are Zen 6.
 #[cfg(feature = "std")]
-pub(crate) fn is_zen4() -> bool {
-    matches!(maker(), Maker::Amd(25, model) if is_model_of_zen4(model))
+pub(crate) const fn is_model_of_zen5(model: u32) -> bool {
+    matches!(model, 0..=0x2f | 0x40..=0x4f | 0x60..=0x7f)
+}
+
+/// Whether a product of pairs of bf16 takes as long as one of f32: AMD's Zen 4 and Zen 5.
+#[cfg(feature = "std")]
+pub(crate) const fn multiplies_pairs_at_once(maker: Maker) -> bool {
+    match maker {
+        Maker::Amd(25, model) => is_model_of_zen4(model),
+        Maker::Amd(26, model) => is_model_of_zen5(model),
+        _ => false,
+    }
 }
 
 /// Miri has CPUID only for the detection of features.
 #[cfg(all(miri, feature = "std"))]
 pub(crate) fn maker() -> Maker {
     Maker::Other
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_fast_on_zen_4_and_zen_5() {
+        let fast = |family, model| multiplies_pairs_at_once(Maker::Amd(family, model));
+        // Genoa, Raphael, Turin, Strix Point, Granite Ridge.
+        assert!(fast(25, 0x11) && fast(25, 0x61) && fast(26, 2) && fast(26, 0x24) && fast(26, 0x44));
+        // Milan, and the first models after Zen 5.
+        assert!(!fast(25, 1) && !fast(26, 0x50) && !fast(26, 0x80) && !fast(27, 2));
+        assert!(!multiplies_pairs_at_once(Maker::Intel) && !multiplies_pairs_at_once(Maker::Other));
+    }
 }

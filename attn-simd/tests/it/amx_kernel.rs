@@ -350,6 +350,27 @@ fn avx512bf16_takes_what_it_makes_faster() {
 }
 
 #[test]
+fn avx512bf16_takes_no_more_padding_than_it_gains() {
+    let level = Level::by_name("avx512bf16-model").expect("every machine has the model");
+    for (dims, precision, takes) in [
+        ([40, 40], Precision::Exact, false),
+        ([48, 48], Precision::Exact, false),
+        ([64, 40], Precision::Exact, true),
+        ([80, 80], Precision::Exact, true),
+        ([40, 40], Precision::Fast, true),
+        ([16, 16], Precision::Fast, false),
+    ] {
+        let [q, v] = dims.map(|dim| [1, 2, 100, dim]);
+        let shape = AttnShape::new(q, q, v).expect("a shape");
+        let attn = Attention::new().precision(precision);
+        let plan = Plan::new(&attn, shape, level).expect("a plan");
+        let explain = plan.explain(Dtype::Bf16);
+        assert_eq!(explain.multiplies_bf16(), takes, "{explain}");
+        assert!(takes || explain.to_string().contains("are padded to multiples of 32"), "{explain}");
+    }
+}
+
+#[test]
 fn a_plan_says_what_runs_and_why_not_something_faster() {
     let level = Level::by_name("amx-model").expect("every machine has the model");
     let plan = |sizes: [usize; 4], attn: &Attention<'_>, dtype| {
