@@ -166,16 +166,30 @@ impl PrefetchAt {
         }
     }
 
-    /// Prefetches the lines at these distances from a line.
+    /// Prefetches the lines at these distances from a line, for R rows.
     #[inline(always)]
-    fn prefetch<I: Isa>(self, isa: I, line: *const u8) {
+    fn prefetch<I: Isa, T, const R: usize>(self, isa: I, line: *const u8) {
         isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(self.second));
         isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.first));
-        isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
+        if const { !is_alone::<T>(R) } {
+            isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
+        }
     }
 }
 
+/// Whether R rows over a type are one over `f32`, which computes least for each byte.
+const fn is_alone<T>(rows: usize) -> bool {
+    rows == 1 && size_of::<T>() == 4
+}
+
 impl<T: Stored> Rows<'_, T> {
+    /// The same for R rows of queries or outputs, which may have a policy of their own.
+    #[inline(always)]
+    fn for_rows<const R: usize>(self) -> Self {
+        let prefetch = if const { is_alone::<T>(R) } { self.prefetch.alone() } else { self.prefetch };
+        Self { prefetch, ..self }
+    }
+
     /// The number of rows.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {

@@ -28,6 +28,9 @@ pub struct Prefetch {
     pub(crate) far: usize,
     /// How far ahead they are requested again.
     pub(crate) near: usize,
+    /// How far ahead one row over `f32` requests lines into the first cache, once, if that is better there. Such a row
+    /// computes so little that each instruction counts.
+    pub(crate) lone: Option<usize>,
     /// Whose policy it is.
     of: &'static str,
 }
@@ -49,14 +52,19 @@ impl Prefetch {
     /// Measured 2026-11-22 on an EPYC, caches of 32 to 256 MiB: against 8 KiB, f32 reads 0.96 to 1.0 times as fast and
     /// halves 1.12 to 1.14; 16 KiB is 0.89 to 1.0 of this; into the second cache, 4 KiB ahead, 0.7 to 0.8. Requesting
     /// twice is 1.09 to 1.2 times as fast as once.
-    const ZEN5: Self = Self { into: Into::First, far: 12 << 10, near: 4 << 10, of: "Zen 5" };
+    ///
+    /// Measured again 2026-11-28, caches of 128 and 256 MiB: one row over `f32` that requests each line once, 6 KiB
+    /// ahead, is 1.12 times as fast; 4 KiB 1.11, 3 KiB 1.08, 12 KiB 1.01. Four rows want both requests (once: 0.87),
+    /// and 12 KiB: 4 to 8 KiB take halves 0.75 to 1.0 of their speed. Near requests of 6 KiB are 1.0 to 1.04 times as
+    /// fast as 4, for four rows over `f32`.
+    const ZEN5: Self = Self { into: Into::First, far: 12 << 10, near: 6 << 10, lone: Some(6 << 10), of: "Zen 5" };
 
     /// Measured 2026-11-25 on an EPYC, one thread, caches of 256 MiB: into the second cache instead of the first, f32
     /// is 1.3 to 2.0 times as fast and halves 1.4 to 1.7. Distances of 8 and 12 KiB are 0.85 to 1.0 of 16 KiB. Near
     /// requests help no longer, since keys are read one after the other. Tried 2026-11-27 for one row over `f32`: 3 KiB
     /// ahead, once per line, is 1.1 times as fast for 128 channels on AVX-512, and 0.8 to 0.9 for 64, 80, or on AVX2.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, of: "Zen 4" };
+    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, lone: None, of: "Zen 4" };
 
     /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, caches of 8 to 256 MiB, cold, as a share of a
     /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; near requests of 1 KiB: 0.68 and 0.53; into the
@@ -70,7 +78,7 @@ impl Prefetch {
     /// two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests a step takes up to 1.07 times as long; with 8 KiB
     /// and 512 bytes near, in f32 1.1 to 1.2 times. Other processors of Intel's are not measured.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, of: "Intel" };
+    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, lone: None, of: "Intel" };
 
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
@@ -101,6 +109,14 @@ impl Prefetch {
         Self::OTHER
     }
 
+    /// The policy of one row over `f32`.
+    pub(crate) fn alone(self) -> Self {
+        match self.lone {
+            Some(far) => Self { into: Into::First, far, near: 0, ..self },
+            None => self,
+        }
+    }
+
     /// The largest distance that is taken: requests beyond it would be gone before they are needed.
     #[cfg(feature = "std")]
     const FARTHEST: usize = 1 << 20;
@@ -115,7 +131,7 @@ impl Prefetch {
         };
         let mut bytes = || parts.next()?.parse().ok().filter(|&bytes: &usize| bytes <= Self::FARTHEST);
         let (far, near) = (bytes()?, bytes()?);
-        parts.next().is_none().then_some(Self { into, far, near, of: "ATTN_PREFETCH" })
+        parts.next().is_none().then_some(Self { into, far, near, lone: None, of: "ATTN_PREFETCH" })
     }
 
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -143,12 +159,16 @@ impl Prefetch {
 
 impl fmt::Display for Prefetch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { into, far, near, of } = self;
+        let Self { into, far, near, lone, of } = self;
         let into = match into {
             Into::First => "first",
             Into::Second => "second",
         };
-        write!(f, "{into} cache {far} bytes ahead, first {near} ({of})")
+        write!(f, "{into} cache {far} bytes ahead, first {near}")?;
+        if let Some(lone) = lone {
+            write!(f, "; one row over f32: first {lone}")?;
+        }
+        write!(f, " ({of})")
     }
 }
 

@@ -65,6 +65,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
     const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
     const { assert!(K.is_power_of_two() && K <= 4, "what is written out below") }
     let columns = if D > 0 { D } else { keys.columns };
+    let keys = keys.for_rows::<R>();
     let [far, near, pages] = keys.distances();
     for first in (0..keys.len()).step_by(K * S) {
         keys.prefetch_page(isa, first, pages);
@@ -157,7 +158,7 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     let vectors = const { in_line::<T>(I::LANES) };
     for from in some.clone().step_by(vectors * I::LANES) {
         for k in 0..K {
-            ahead.prefetch(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
+            ahead.prefetch::<I, T, R>(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
         // The fence keeps the prefetches here: in a burst they would fill the buffers, and the processor would drop the
         // rest.

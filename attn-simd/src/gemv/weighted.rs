@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
-use super::{Rows, Stored, TILE, with_rows};
+use super::{Rows, Stored, TILE, in_line, with_rows};
 use crate::isa::{Isa, MAX_LANES, hint};
 use crate::math::{add_compensated, finite_or_zero};
 use crate::prefetch::Into;
@@ -78,8 +78,9 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     o: [*mut f32; 5],
 ) {
     let vectors = values.columns / I::LANES;
+    let values = values.for_rows::<R>();
     let step = const { PART * parts(I::LANES, R, C) };
-    let of = (&values, Prefetcher::of::<I, T>(&values, step));
+    let of = (&values, Prefetcher::of(&values, step));
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
@@ -105,16 +106,11 @@ const fn group(vectors: usize) -> usize {
     if vectors >= 8 { 1 } else { 4 }
 }
 
-/// The lines that are prefetched while a block reads its values: each line once, in the order of memory, over all
-/// blocks that pass over these values.
+/// Rows from the present value to those whose lines a block prefetches meanwhile, for its own channels.
 #[derive(Clone, Copy)]
 struct Prefetcher {
-    /// Log₂ of the number of lines in a row, if that is a power of two; otherwise each block prefetches its own
-    /// channels.
-    lines: Option<u32>,
-    /// Rows from the present one to those that are prefetched: into the second cache, and into the first.
-    second: usize,
-    first: usize,
+    /// Into the second cache, and into the first.
+    rows: [usize; 2],
     /// Bytes from the former to the lines that are prefetched into the second cache.
     beyond: usize,
 }
@@ -122,60 +118,22 @@ struct Prefetcher {
 impl Prefetcher {
     /// For values that the blocks pass over `step` at a time.
     #[inline(always)]
-    fn of<I: Isa, T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
-        let row = values.row_bytes();
-        let lines = (row.is_multiple_of(64) && (row / 64).is_power_of_two()).then(|| (row / 64).trailing_zeros());
-        let (far, near) = (values.rows_in(values.prefetch.far).max(step), step);
+    fn of<T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
+        let [far, near, _] = values.distances();
         match values.prefetch.into {
-            Into::First => Self { lines, second: near, first: far, beyond: 0 },
-            Into::Second => Self { lines, second: far, first: near, beyond: values.beyond() },
+            Into::First => Self { rows: [near, far], beyond: 0 },
+            Into::Second => Self { rows: [far.max(step), step], beyond: values.beyond() },
         }
     }
 
-    /// Prefetches a share of the lines: that of the block of C vectors from `from` on, while it reads the group of
-    /// values from `first + n` on. The blocks pass over `step` values from `first` on.
+    /// Bytes from the lines of some values, of which this is the first, to those that are prefetched.
     #[inline(always)]
-    fn prefetch<I: Isa, T: Stored, const C: usize>(
-        self,
-        isa: I,
-        values: &Rows<'_, T>,
-        from: usize,
-        (first, n, step): (usize, usize, usize),
-    ) {
-        let bytes = C * I::LANES * size_of::<T>();
-        let Some(lines) = self.lines else {
-            for j in first + n..first + n + const { group(C) } {
-                let byte = T::elements(from) * size_of::<T>();
-                self.prefetch_lines(isa, values, j, byte, bytes.div_ceil(64));
-            }
-            return;
-        };
-        let at = from * size_of::<T>() * step + n * bytes;
-        let some = const { group(C) } * bytes;
-        if some < 64 && !at.is_multiple_of(64) {
-            return;
-        }
-        let (line, count) = (at / 64, some.div_ceil(64));
-        let (mut row, of_row) = (first + (line >> lines), 1 << lines);
-        if count <= of_row {
-            self.prefetch_lines(isa, values, row, line % of_row * 64, count);
-        } else {
-            for _ in 0..count >> lines {
-                self.prefetch_lines(isa, values, row, 0, of_row);
-                row += 1;
-            }
-        }
-    }
-
-    /// Prefetches `count` contiguous lines of the rows ahead of a row, from a byte on.
-    #[inline(always)]
-    fn prefetch_lines<I: Isa, T: Stored>(self, isa: I, values: &Rows<'_, T>, row: usize, byte: usize, count: usize) {
-        let at = |row| values.at(row).cast::<u8>().wrapping_add(byte);
-        let (second, first) = (at(row + self.second).wrapping_add(self.beyond), at(row + self.first));
-        for n in 0..count {
-            isa.prefetch::<{ hint::SECOND }>(second.wrapping_add(n * 64));
-            isa.prefetch::<{ hint::READ }>(first.wrapping_add(n * 64));
-        }
+    fn ahead<T: Stored>(self, values: &Rows<'_, T>, first: usize) -> [usize; 2] {
+        let [second, first] = self.rows.map(
+            #[inline(always)]
+            |rows| values.lead(first, rows),
+        );
+        [second.wrapping_add(self.beyond), first]
     }
 }
 
@@ -189,7 +147,7 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
     values: &Rows<'_, T>,
     p: *const f32,
     from: usize,
-    j: usize,
+    (j, ahead): (usize, [usize; 2]),
     acc: &mut [[I::F; C]; R],
 ) {
     // SAFETY: `Rows` has checked the value, in whole vectors; the caller vouches for the weights.
@@ -198,6 +156,12 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
         // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
         let mut x = [isa.splat(0.0); C];
         for c in 0..C {
+            // Each line once, before the load of its numbers: in a burst the processor would drop some.
+            if const { in_line::<T>(I::LANES) } == 1 || c.is_multiple_of(const { in_line::<T>(I::LANES) }) {
+                let line = value.wrapping_add(T::elements(from + c * I::LANES)).cast::<u8>();
+                isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(ahead[0]));
+                isa.prefetch::<{ hint::READ }>(line.wrapping_add(ahead[1]));
+            }
             x[c] = T::load(isa, value, from + c * I::LANES);
         }
         for r in 0..R {
@@ -209,7 +173,8 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// The chain of the `nth` part of a tile: `Σ_j p[r][j]·value_j[c…]` for R rows and C vectors of channels.
+/// The chain of the part of a tile from value `first` on: `Σ_j p[r][j]·value_j[c…]` for R rows and C vectors of
+/// channels.
 ///
 /// # Safety
 /// As [`block`].
@@ -219,21 +184,21 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
     (values, prefetcher): (&Rows<'_, T>, Prefetcher),
     p: *const f32,
     from: usize,
-    (first, nth, step): (usize, usize, usize),
+    first: usize,
 ) -> [[I::F; C]; R] {
     let mut acc = [[isa.splat(0.0); C]; R];
-    let (mut j, end) = (first + nth * PART, values.len().min(first + (nth + 1) * PART));
+    let (mut j, end) = (first, values.len().min(first + PART));
+    let ahead = prefetcher.ahead(values, first);
     while j < end {
-        prefetcher.prefetch::<I, T, C>(isa, values, from, (first, j - first, step));
         // SAFETY: values of the tile; the caller vouches for the rest.
         unsafe {
             if end - j >= const { group(C) } {
                 for n in 0..const { group(C) } {
-                    add_value::<I, T, R, C>(isa, values, p, from, j + n, &mut acc);
+                    add_value::<I, T, R, C>(isa, values, p, from, (j + n, ahead), &mut acc);
                 }
             } else {
                 for j in j..end {
-                    add_value::<I, T, R, C>(isa, values, p, from, j, &mut acc);
+                    add_value::<I, T, R, C>(isa, values, p, from, (j, ahead), &mut acc);
                 }
             }
         }
@@ -263,9 +228,9 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
-        let mut acc = chain::<I, T, R, C>(isa, of, p, from, (first, 0, step));
+        let mut acc = chain::<I, T, R, C>(isa, of, p, from, first);
         if step > PART && first + PART < values.len() {
-            let other = chain::<I, T, R, C>(isa, of, p, from, (first, 1, step));
+            let other = chain::<I, T, R, C>(isa, of, p, from, first + PART);
             for r in 0..R {
                 for c in 0..C {
                     acc[r][c] = isa.add(acc[r][c], other[r][c]);
