@@ -347,7 +347,7 @@ pub(crate) fn blocks<T: Stored>(rows: usize, lanes: usize) -> impl Iterator<Item
 macro_rules! with_rows {
     ($I:ident, $T:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $T, $rows, $R, $K, $S, $C, $body;
-            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 4] [6 2 1 2] [8 2 1 1],
+            16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 4] [6 2 1 4] [8 2 1 2],
             8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 1],
             4 => [1 4 1 8] [2 2 1 4] [4 1 1 2])
     };
