@@ -109,13 +109,13 @@ impl Isa for Avx2 {
             _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
         };
         load_e4m3_ptr(src: *const u8) -> __m256 = {
-            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code
-            // is NaN.
-            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()));
-            let magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
-            let sign = _mm_slli_epi16::<8>(_mm_xor_si128(codes, magnitude));
-            let nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-            let bits = _mm_or_si128(_mm_or_si128(_mm_slli_epi16::<7>(magnitude), sign), nan);
+            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
+            // sign fill the bits above the code, down to its place. The largest code is NaN.
+            let bits = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(src.cast())));
+            let bits = _mm_and_si128(bits, _mm_set1_epi16(!0x4000));
+            let largest = _mm_set1_epi16(0x7f << 7);
+            let nan = _mm_cmpeq_epi16(_mm_and_si128(bits, largest), largest);
+            let bits = _mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
             _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0))
         };
         load_e5m2_ptr(src: *const u8) -> __m256 = {

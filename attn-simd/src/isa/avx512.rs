@@ -110,13 +110,13 @@ impl Isa for Avx512 {
             _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)))
         };
         load_e4m3_ptr(src: *const u8) -> __m512 = {
-            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8; the largest code
-            // is NaN.
-            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()));
-            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
-            let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
-            let nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
-            let bits = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign), nan);
+            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
+            // sign fill the bits above the code, down to its place. The largest code is NaN.
+            let codes = _mm_loadu_si128(src.cast());
+            let nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
+            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+            let bits = _mm256_and_si256(bits, _mm256_set1_epi16(!0x4000));
+            let bits = _mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7e00));
             _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0))
         };
         load_e5m2_ptr(src: *const u8) -> __m512 = {
