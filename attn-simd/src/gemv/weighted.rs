@@ -101,7 +101,7 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
-/// The number of values whose lines are prefetched together: few, because the processor drops some of many.
+/// The number of values that a chain adds in one turn of its loop.
 const fn group(vectors: usize) -> usize {
     if vectors >= 8 { 1 } else { 4 }
 }
