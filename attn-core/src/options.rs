@@ -54,8 +54,9 @@ pub struct Attention<'a, M = ()> {
 /// keys in one chain: its error grows with their number, as it says.
 ///
 /// The table counts products of bf16: for the scores + for the values. AVX512_BF16 runs the calls that take three
-/// products or fewer; vectors of f32 are faster for the others, and run them. "Wider" is an output of f32, or of f16
-/// from bf16; "same" of the inputs' type.
+/// products or fewer, if padding channels to multiples of 32 costs less than they gain: three products not for 1 to 24,
+/// 33 to 48 and 65 to 72 channels, two not for 1 to 16. Vectors of f32 are faster for the others, and run them. "Wider"
+/// is an output of f32, or of f16 from bf16; "same" of the inputs' type.
 ///
 /// | inputs | `Exact`, same | `Exact`, wider or other | `Fast`, same | `Fast`, wider or other |
 /// |---|---|---|---|---|

@@ -61,9 +61,9 @@ pub enum Level {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
-    /// an exact output is wider, and gradients of bf16; all others run as on [`Avx512`](Self::Avx512). The best level
-    /// only of processors where it was measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles an
-    /// instruction, and gain nothing.
+    /// an exact output is wider or channels would need much padding, and gradients of bf16; all others run as on
+    /// [`Avx512`](Self::Avx512). The best level only of processors where it was measured to be faster: AMD's Zen 4 and
+    /// Zen 5. Intel's take two cycles an instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
     /// AMX on bf16, on Linux, beside AVX-512.

@@ -18,8 +18,8 @@ use crate::isa::cpuid::{self, Maker};
 /// ```
 ///
 /// The environment variable `ATTN_PREFETCH` forces another one for experiments: `first:FAR:NEAR` or `second:FAR:NEAR`,
-/// in bytes; a far distance is at least a row of the cache. It is read once per process. If it means nothing, a line on
-/// the standard error says so.
+/// in bytes; a far distance is at least a row of the cache. It holds for any number of rows. It is read once per
+/// process. If it means nothing, a line on the standard error says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
     /// The cache that the far request fills.
@@ -28,8 +28,7 @@ pub struct Prefetch {
     pub(crate) far: usize,
     /// How far ahead they are requested again.
     pub(crate) near: usize,
-    /// How far ahead one row over `f32` requests lines into the first cache, once, if that is better there. Such a row
-    /// computes so little that each instruction counts.
+    /// How far ahead one row over `f32` requests lines into the first cache, once, if that is better there.
     pub(crate) lone: Option<usize>,
     /// Whose policy it is.
     of: &'static str,
@@ -148,7 +147,7 @@ impl Prefetch {
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const fn of(maker: Maker) -> Self {
         match maker {
-            Maker::Amd(26, _) => Self::ZEN5,
+            Maker::Amd(26, model) if cpuid::is_model_of_zen5(model) => Self::ZEN5,
             Maker::Amd(25, model) if cpuid::is_model_of_zen4(model) => Self::ZEN4,
             Maker::Amd(23 | 25, _) => Self::ZEN3,
             Maker::Intel => Self::INTEL,
@@ -239,7 +238,7 @@ mod tests {
         let amd = |family, model| of(Maker::Amd(family, model));
         assert_eq!([amd(26, 2), amd(25, 17), amd(25, 0x61)], ["Zen 5", "Zen 4", "Zen 4"]);
         assert_eq!([amd(25, 1), amd(23, 49)], [Prefetch::ZEN3.of; 2]);
-        assert_eq!([of(Maker::Other), amd(27, 0)], [Prefetch::OTHER.of; 2]);
+        assert_eq!([of(Maker::Other), amd(27, 0), amd(26, 0x50)], [Prefetch::OTHER.of; 3]);
         assert_eq!(of(Maker::Intel), "Intel");
     }
 }

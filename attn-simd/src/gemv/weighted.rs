@@ -156,8 +156,9 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
         // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
         let mut x = [isa.splat(0.0); C];
         for c in 0..C {
-            // Each line once, before the load of its numbers: in a burst the processor would drop some.
-            if const { in_line::<T>(I::LANES) } == 1 || c.is_multiple_of(const { in_line::<T>(I::LANES) }) {
+            // A line before the load of its numbers: in a burst the processor would drop some. If a block is narrower
+            // than a line, the next block requests it again.
+            if c.is_multiple_of(const { in_line::<T>(I::LANES) }) {
                 let line = value.wrapping_add(T::elements(from + c * I::LANES)).cast::<u8>();
                 isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(ahead[0]));
                 isa.prefetch::<{ hint::READ }>(line.wrapping_add(ahead[1]));
