@@ -14,12 +14,12 @@ use crate::isa::cpuid::{self, Maker};
 ///
 /// ```
 /// let policy = attn_simd::Prefetch::detect();
-/// println!("{policy}"); // second cache 16384 bytes ahead, first 0 (Zen 4)
+/// println!("{policy}"); // second cache 16384 bytes ahead, first 1024 (Intel)
 /// ```
 ///
 /// The environment variable `ATTN_PREFETCH` forces another one for experiments: `first:FAR:NEAR` or `second:FAR:NEAR`,
-/// in bytes; a far distance is at least a row of the cache. It holds for any number of rows. It is read once per
-/// process. If it means nothing, a line on the standard error says so.
+/// in bytes; a far distance is 0, for the line itself, or at least a row of the cache. It holds for any number of rows.
+/// It is read once per process. If it means nothing, a line on the standard error says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
     /// The cache that the far request fills.
@@ -28,8 +28,8 @@ pub struct Prefetch {
     pub(crate) far: usize,
     /// How far ahead they are requested again.
     pub(crate) near: usize,
-    /// How far ahead one row over `f32` requests lines into the first cache, once, if that is better there.
-    pub(crate) lone: Option<usize>,
+    /// How one row requests lines once, if that is better there.
+    pub(crate) lone: Option<Lone>,
     /// Whose policy it is.
     of: &'static str,
 }
@@ -40,6 +40,36 @@ pub(crate) enum Into {
     First,
     #[cfg_attr(not(feature = "std"), allow(dead_code, reason = "detection and the environment choose it"))]
     Second,
+}
+
+/// How one row of queries requests each line once, into the first cache. It computes so little for each byte that a
+/// second request costs more than it gains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lone {
+    /// So many bytes ahead, over `f32`.
+    Ahead(usize),
+    /// The line itself, over `f32` and over halves of at most 256 bytes a row: what comes next is left to the
+    /// processor's own prefetcher, which follows lines in the order of memory.
+    InOrder,
+}
+
+impl Lone {
+    /// Whether rows of numbers of `size` bytes are read so. `in_order` says whether all lines are read in turn, or
+    /// nearly: pages and gaps break the order, and so do several passes over a value, for sums of a few channels each.
+    pub(crate) const fn takes(self, size: usize, row_bytes: usize, in_order: bool) -> bool {
+        match self {
+            Self::Ahead(_) => size == 4,
+            Self::InOrder => in_order && (size == 4 || row_bytes <= 256),
+        }
+    }
+
+    /// Bytes from a line to the one that is requested.
+    pub(crate) const fn distance(self) -> usize {
+        match self {
+            Self::Ahead(bytes) => bytes,
+            Self::InOrder => 0,
+        }
+    }
 }
 
 /// How far ahead one row of every group is requested besides, so that its page is translated before its rows are
@@ -56,21 +86,25 @@ impl Prefetch {
     /// ahead, is 1.12 times as fast; 4 KiB 1.11, 3 KiB 1.08, 12 KiB 1.01. Four rows want both requests (once: 0.87),
     /// and 12 KiB: 4 to 8 KiB take halves 0.75 to 1.0 of their speed. Near requests of 6 KiB are 1.0 to 1.04 times as
     /// fast as 4, for four rows over `f32`.
-    const ZEN5: Self = Self { into: Into::First, far: 12 << 10, near: 6 << 10, lone: Some(6 << 10), of: "Zen 5" };
+    const ZEN5: Self =
+        Self { into: Into::First, far: 12 << 10, near: 6 << 10, lone: Some(Lone::Ahead(6 << 10)), of: "Zen 5" };
 
     /// Measured 2026-11-25 on an EPYC, one thread, caches of 256 MiB: into the second cache instead of the first, f32
     /// is 1.3 to 2.0 times as fast and halves 1.4 to 1.7. Distances of 8 and 12 KiB are 0.85 to 1.0 of 16 KiB. Near
-    /// requests help no longer, since keys are read one after the other. Tried 2026-11-27 for one row over `f32`: 3 KiB
-    /// ahead, once per line, is 1.1 times as fast for 128 channels on AVX-512, and 0.8 to 0.9 for 64, 80, or on AVX2.
+    /// requests help no longer, since keys are read one after the other.
+    ///
+    /// Measured 2026-11-28, one row, caches of 128 to 256 MiB: lines in order, without a request ahead, are 1.2 to 1.3
+    /// times as fast over f32, and 1.1 over halves of 128 channels. Requests 512 bytes to 6 KiB ahead take that away.
+    /// For four rows it is 0.5 to 0.75, and for halves of 192 and 256 channels 0.95 to 1.0.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, lone: None, of: "Zen 4" };
+    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, lone: Some(Lone::InOrder), of: "Zen 4" };
 
     /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, caches of 8 to 256 MiB, cold, as a share of a
     /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; near requests of 1 KiB: 0.68 and 0.53; into the
     /// first cache, 12 KiB ahead and 4 near, 0.65 and 0.54; into the second 4 KiB ahead 0.63 and 0.50. The machine was
     /// noisy, and tells no more than that nothing is much better.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN3: Self = Self { of: "Zen to Zen 3: as Zen 4", ..Self::ZEN4 };
+    const ZEN3: Self = Self { of: "Zen to Zen 3: as Zen 4", lone: None, ..Self::ZEN4 };
 
     /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
     /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3; on
@@ -106,14 +140,6 @@ impl Prefetch {
         }
         #[cfg(not(feature = "std"))]
         Self::OTHER
-    }
-
-    /// The policy of one row over `f32`.
-    pub(crate) fn alone(self) -> Self {
-        match self.lone {
-            Some(far) => Self { into: Into::First, far, near: 0, ..self },
-            None => self,
-        }
     }
 
     /// The largest distance that is taken: requests beyond it would be gone before they are needed.
@@ -164,8 +190,10 @@ impl fmt::Display for Prefetch {
             Into::Second => "second",
         };
         write!(f, "{into} cache {far} bytes ahead, first {near}")?;
-        if let Some(lone) = lone {
-            write!(f, "; one row over f32: first {lone}")?;
+        match lone {
+            Some(Lone::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
+            Some(Lone::InOrder) => f.write_str("; one row over f32 or at most 256 bytes: in order")?,
+            None => {}
         }
         write!(f, " ({of})")
     }
@@ -186,9 +214,17 @@ mod tests {
     }
 
     #[test]
+    fn one_row_reads_in_order_what_was_measured() {
+        let takes = |size, row, in_order| Lone::InOrder.takes(size, row, in_order);
+        assert!(takes(4, 512, true) && takes(4, 1024, true) && takes(2, 256, true));
+        assert!(!takes(2, 384, true) && !takes(4, 512, false) && !takes(2, 256, false));
+        assert!(Lone::Ahead(64).takes(4, 512, false) && !Lone::Ahead(64).takes(2, 256, true));
+    }
+
+    #[test]
     fn no_bit_depends_on_it() {
         use crate::Level;
-        use crate::gemv::{Stored, Sums, TILE, Unchecked, dots, weighted};
+        use crate::gemv::{Places, Stored, Sums, TILE, Unchecked, dots, weighted};
         use crate::isa::Isa;
         use crate::level::Run;
 
@@ -201,30 +237,33 @@ mod tests {
                 let (rows, size) = (self.1.len() / COLUMNS, self.1.len());
                 let mut s = vec![0.0; rows * TILE];
                 let (mut o, mut rest) = (vec![0.5; size], vec![0.0; size]);
-                dots(isa, rows, self.0.check(), self.1, &mut s);
+                dots(isa, rows, (&self.0.check(), 0..1), self.1, (&mut s, 0));
                 let mut waiting = [vec![0.0; size], vec![0.0; size], vec![0.0; size]];
                 let sums =
                     Sums { o: &mut o, rest: &mut rest, waiting: waiting.each_mut().map(|array| array.as_mut_slice()) };
-                weighted(isa, rows, self.0.check(), (&s, &[0.5; 4]), sums);
+                weighted(isa, rows, (&self.0.check(), 0..1), [(&s, 0), (&[0.5; 4], 0)], sums);
                 (s, o)
             }
         }
 
         let data: Vec<f32> = (0..TILE * COLUMNS).map(|n| (n as f32 * 0.7).sin()).collect();
-        let starts = core::array::from_fn(|n| n % TILE * COLUMNS);
+        let places = Places::copied(TILE, COLUMNS);
         for level in Level::available() {
             // Miri takes hundreds of times as long, and looks for something else.
             for &rows in if cfg!(miri) { &[1][..] } else { &[1, 4] } {
                 let run = |prefetch| {
-                    let keys =
-                        Unchecked { data: &data, starts: &starts, base: 0, len: TILE, columns: COLUMNS, prefetch };
+                    let keys = Unchecked { data: &data, places: &places, columns: COLUMNS, prefetch };
                     level.run(Both(keys, &data[..rows * COLUMNS]))
                 };
                 let (s, o) = run(Prefetch::OTHER);
                 assert!(s.iter().chain(&o).any(|&x| x != 0.0));
                 let forced = ["second:12288:256", "second:1048576:64", "first:64:1024"];
                 let forced = if cfg!(miri) { &forced[1..2] } else { &forced };
-                for policy in forced.iter().map(|text| Prefetch::parse(text).unwrap()).chain([Prefetch::ZEN5]) {
+                for policy in forced
+                    .iter()
+                    .map(|text| Prefetch::parse(text).unwrap())
+                    .chain([Prefetch::ZEN5, Prefetch { lone: Some(Lone::InOrder), ..Prefetch::ZEN5 }])
+                {
                     assert_eq!(run(policy), (s.clone(), o.clone()), "{}, {rows} rows: {policy}", level.name());
                 }
             }

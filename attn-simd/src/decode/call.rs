@@ -6,7 +6,7 @@ use attn_core::AttnShape;
 use attn_core::kv_cache::Queries;
 
 use crate::dtype::{Input, Source};
-use crate::gemv::{self, TILE};
+use crate::gemv::{self, TILE, TILES};
 use crate::scoring::Scoring;
 use crate::workspace::lines_for;
 
@@ -18,8 +18,7 @@ pub(crate) const CHUNK: usize = 512;
 /// The largest number of rows that share one pass.
 pub(crate) const MAX_ROWS: usize = 32;
 
-/// The largest number of tiles whose scores the kernel computes before it reads their values.
-pub(super) const TILES: usize = CHUNK / TILE;
+const _: () = assert!(CHUNK == TILE * TILES, "a group of tiles ends with its chunk");
 
 /// Rows times tiles of one group of tiles: 8 KiB of scores, which stay in the first cache.
 const GROUPED: usize = 32;
@@ -130,6 +129,7 @@ pub(super) struct Sizes {
     pub(super) s: usize,
     pub(super) o: usize,
     pub(super) row: usize,
+    pub(super) factors: usize,
     pub(super) sums: usize,
     pub(super) k: usize,
     pub(super) v: usize,
@@ -147,6 +147,7 @@ impl Sizes {
             s: rows * TILE * tiles_for(rows),
             o: rows * wide,
             row: rows.next_multiple_of(lanes),
+            factors: rows.next_multiple_of(lanes) * TILES,
             sums: rows * lanes,
             k: TILE * head_dim,
             v: TILE * wide,
@@ -156,8 +157,8 @@ impl Sizes {
 
     /// Cache lines of all arrays.
     pub(super) fn lines(&self) -> usize {
-        let Self { q, integers, s, o, row, sums, k, v, states } = *self;
-        [q, integers, s, o, o, o, o, o, row, row, sums, sums, k, v, states].into_iter().map(lines_for).sum()
+        let Self { q, integers, s, o, row, factors, sums, k, v, states } = *self;
+        [q, integers, s, o, o, o, o, o, row, factors, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! for each group of tiles, of 64 keys each
-//!     score_tiles: for each tile
+//!     score: for all tiles
 //!         dots       s[row][key] = q·k          (int8: times the key's scale)
 //!         score      scale, cap, bias           (only where there is more than a scale)
 //!         hide       −∞ where a row does not see a key
-//!     weigh_tiles: for each tile
+//!     weigh: for all tiles
 //!         softmax    scores become weights; maxima, sums and factors
 //!         weighted   o[row] = o[row]·factor + p·v   (int8: p times the value's scale)
 //! ```
@@ -21,7 +21,7 @@ use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
 use attn_core::position::rope::RopeTables;
 
-use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, TILES, tiles_for};
+use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, tiles_for};
 use super::mask::{RowMask, present};
 use super::phases::{Close, Dots, FinishScores, Integers, IsFinite, Nonfinite, Queries, Softmax, Weighted};
 use super::pieces::Piece;
@@ -33,7 +33,7 @@ use super::tree::Fold;
 use super::widen::Widened;
 use crate::dtype::Source;
 use crate::gemv::packed::{E4m3, E5m2, Packed, Q4, Q8, packed};
-use crate::gemv::{self, Stored, TILE};
+use crate::gemv::{self, Group, Stored, TILE, TILES};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one thread.
@@ -47,6 +47,8 @@ pub(super) struct Buffers<'w> {
     rest: &'w mut [f32],
     waiting: [&'w mut [f32]; 3],
     state: State<'w>,
+    /// The factors of what was before each tile of a group: `[tiles][rows]`, rounded up to whole vectors.
+    factors: &'w mut [f32],
     k: &'w mut [f32],
     v: &'w mut [f32],
     states: &'w mut [f32],
@@ -64,10 +66,10 @@ impl<'w> Buffers<'w> {
             waiting: core::array::from_fn(|_| cutter.floats(sizes.o)),
             state: State {
                 max: cutter.floats(sizes.row),
-                factor: cutter.floats(sizes.row),
                 sums: cutter.floats(sizes.sums),
                 rest: cutter.floats(sizes.sums),
             },
+            factors: cutter.floats(sizes.factors),
             k: cutter.floats(sizes.k),
             v: cutter.floats(sizes.v),
             states: cutter.floats(sizes.states),
@@ -113,9 +115,8 @@ impl Over<'_, '_> {
                 T::read(cache.k().row(run.row, of[1], run.slot), out);
             }
         };
-        let rows = |[columns, wide]: [usize; 2], first| {
-            let keys = Located::new(level, cache, cache.k(), of, columns, first);
-            (keys, Located::new(level, cache, cache.v(), of, wide, first))
+        let rows = |[columns, wide]: [usize; 2]| {
+            (Located::new(level, cache, cache.k(), of, columns), Located::new(level, cache, cache.v(), of, wide))
         };
         self.run((cache, scales.map_or(Scales::NONE, Scales::quantized), rope), &key, rows);
     }
@@ -142,9 +143,8 @@ impl Over<'_, '_> {
         let (k, v) = (cache.bytes().k(), cache.bytes().v());
         let [k, v] = [k, v].map(|x| View::strided(packed::<T>(x.data()), x.sizes(), x.strides(), x.offset()));
         let (Ok(k), Ok(v)) = (k, v) else { return self.widened(cache) };
-        let rows = |[columns, wide]: [usize; 2], first| {
-            let keys = Located::new(level, cache.bytes(), k, of, columns, first);
-            (keys, Located::new(level, cache.bytes(), v, of, wide, first))
+        let rows = |[columns, wide]: [usize; 2]| {
+            (Located::new(level, cache.bytes(), k, of, columns), Located::new(level, cache.bytes(), v, of, wide))
         };
         self.run((cache.bytes(), Scales::stored(cache), cache.rope()), &key, rows);
     }
@@ -153,7 +153,7 @@ impl Over<'_, '_> {
     fn widened(self, cache: &StoredView<'_>) {
         let (level, of) = (self.call.scoring.level, self.of());
         let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
-        let rows = |[columns, wide]: [usize; 2], _| {
+        let rows = |[columns, wide]: [usize; 2]| {
             let keys = Widened::new(level, cache.bytes(), (cache.bytes().k(), cache.keys().format()), of, columns);
             (keys, Widened::new(level, cache.bytes(), (cache.bytes().v(), cache.values().format()), of, wide))
         };
@@ -167,12 +167,12 @@ impl Over<'_, '_> {
 
     /// The loop over groups of tiles. It is compiled once per type of cache; only its phases are compiled per
     /// level. `cache` tells where tokens are, `key` writes one key in real numbers, and `located` makes the rows of
-    /// keys and values, from their columns and the first tile.
+    /// keys and values, from their columns.
     fn run<T: Copy, K: TileRows, V: TileRows>(
         self,
         (cache, scales, rope): (&CacheView<'_, T>, Scales<'_>, Option<RopeTables<'_, f32>>),
         key: &dyn Fn(usize, &mut [f32]),
-        located: impl FnOnce([usize; 2], (usize, usize)) -> (K, V),
+        located: impl FnOnce([usize; 2]) -> (K, V),
     ) {
         let of = self.of();
         let Self { call, rows, chunks, state, buffers: b, .. } = self;
@@ -203,8 +203,7 @@ impl Over<'_, '_> {
         let start = (mask.any.start / TILE * TILE).max(cache.first());
         let end = mask.any.end.min(cache.len(of[0]));
         let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
-        let first = (start, tile_at(start, end));
-        let (keys_at, values_at) = located([columns, wide], first);
+        let (keys_at, values_at) = located([columns, wide]);
         let mut tiles = Tiles {
             call,
             rows,
@@ -216,7 +215,6 @@ impl Over<'_, '_> {
             columns,
             wide,
             padded,
-            end,
             keys_at,
             values_at,
             mask,
@@ -234,8 +232,12 @@ impl Over<'_, '_> {
             }
             // First the scores of several tiles, then their values: each stream of memory is longer before the other
             // one begins.
-            let count = tiles.score_tiles(at, (b.q, b.integers, b.k), b.s);
-            at = tiles.weigh_tiles(at, count, (&mut b.state, b.o, b.rest, &mut b.waiting), b.v, b.s);
+            // The scratch is for the largest group of rows of the call, and others may have longer groups of tiles.
+            let most = tiles_for(padded).min(b.s.len() / (padded * TILE));
+            let group = Group::new(at, end.min((at / CHUNK + 1).saturating_mul(CHUNK)), most);
+            tiles.score(&group, (b.q, b.integers, b.k), b.s);
+            tiles.weigh(&group, (&mut b.state, b.factors, b.o, b.rest, &mut b.waiting), b.v, b.s);
+            at = group.end();
             if at.is_multiple_of(CHUNK) || at == end {
                 let o = [&*b.o, &*b.rest];
                 level.run(Close { ln_scale, state: &b.state, rows: n, o, wide, value_dim, slot: fold.slot() });
@@ -248,11 +250,6 @@ impl Over<'_, '_> {
             None => attn_core::state::clear(state, value_dim),
         }
     }
-}
-
-/// The number of keys of the tile that begins at `key`.
-fn tile_at(key: usize, end: usize) -> usize {
-    (TILE - key % TILE).min(end.saturating_sub(key))
 }
 
 /// The tiles of a piece.
@@ -270,8 +267,6 @@ struct Tiles<'p, 'c, T, K, V> {
     columns: usize,
     wide: usize,
     padded: usize,
-    /// The end of the keys.
-    end: usize,
     keys_at: K,
     values_at: V,
     mask: RowMask,
@@ -280,100 +275,122 @@ struct Tiles<'p, 'c, T, K, V> {
 }
 
 impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
-    /// Computes the scores of some tiles from `key` on, within a chunk. Returns how many.
-    fn score_tiles(&mut self, key: usize, (q, integers, copy): (&[f32], &[f32], &mut [f32]), s: &mut [f32]) -> usize {
-        let Self { call, rows, cache, key: read, of, columns, padded, end, .. } = *self;
+    /// Computes the scores of a group of tiles.
+    fn score(&mut self, group: &Group, (q, integers, copy): (&[f32], &[f32], &mut [f32]), s: &mut [f32]) {
+        let Self { call, rows, cache, key: read, of, columns, padded, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
-        let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
-        let lanes = level.lanes();
-        let (mut count, mut at) = (0, key);
-        for (tile, s) in visible.iter_mut().zip(s.chunks_exact_mut(padded * TILE)).take(tiles_for(padded)) {
-            let keys = tile_at(at, end);
-            // The rows of the next tile, for the prefetch.
-            keys_at.find_next(level, at + keys, tile_at(at + keys, end));
-            let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
-            if any {
-                let vectors = keys.next_multiple_of(lanes);
-                if columns == 0 {
-                    s[..n * TILE].fill(0.0);
-                } else if let Some(tables) = rope {
-                    let head_dim = call.sequences.shape.head_dim;
-                    let keys = keys_with_rope(read, tables, (at, keys), (head_dim, columns), copy);
-                    level.run(Dots { n, keys: keys.as_unchecked(), q, integers, s });
-                } else {
-                    let rows = keys_at.rows(at, keys, copy);
-                    level.run(Dots { n, keys: rows, q, integers, s });
-                    if let Some(scales) = scaling.of_keys(at, keys) {
-                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
-                    }
-                }
-                if scoring.score_scale.is_some() || !all || !keys.is_multiple_of(lanes) {
-                    level.run(FinishScores { scoring, rows, tile: [at, keys], all, words: &mut mask.words, s });
-                }
-                tile.words[..n].copy_from_slice(&mask.words[..n]);
+        let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);
+        let mut seen = 0;
+        for (t, tile) in visible.iter_mut().enumerate().take(group.count()) {
+            let (at, keys) = group.tile(t);
+            (tile.any, tile.all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
+            tile.words[..n].copy_from_slice(&mask.words[..n]);
+            seen |= u32::from(tile.any) << t;
+        }
+        let tiles = |seen: u32| (0..group.count()).filter(move |t| seen >> t & 1 == 1);
+        if columns == 0 {
+            tiles(seen).for_each(|t| s[t * stride..][..n * TILE].fill(0.0));
+        } else if let Some(tables) = rope {
+            let head_dim = call.sequences.shape.head_dim;
+            for t in tiles(seen) {
+                let keys = keys_with_rope(read, tables, group.tile(t), (head_dim, columns), copy);
+                level.run(Dots { n, keys: keys.as_unchecked(), seen: 1, q, integers, s: &mut s[t * stride..], stride });
             }
-            (tile.any, tile.all) = (any, all);
-            keys_at.advance();
-            (count, at) = (count + 1, at + keys);
-            if at.is_multiple_of(CHUNK) || at == end {
-                break;
+        } else {
+            keys_at.find(group);
+            if let Some(keys) = keys_at.in_place() {
+                level.run(Dots { n, keys, seen, q, integers, s: &mut *s, stride });
+            } else {
+                for t in tiles(seen) {
+                    let (at, len) = group.tile(t);
+                    let keys = keys_at.copied(at, len, copy);
+                    level.run(Dots { n, keys, seen: 1, q, integers, s: &mut s[t * stride..], stride });
+                }
+            }
+            for t in tiles(seen) {
+                let (at, keys) = group.tile(t);
+                let Some(scales) = scaling.of_keys(at, keys) else { break };
+                let vectors = keys.next_multiple_of(level.lanes());
+                level.run(ScaleColumns { rows: n, vectors, scales: &scales, s: &mut s[t * stride..] });
             }
         }
-        count
+        for t in tiles(seen) {
+            let ((at, keys), Visible { all, words, .. }) = (group.tile(t), &mut visible[t]);
+            if scoring.score_scale.is_some() || !*all || !keys.is_multiple_of(level.lanes()) {
+                let (all, words, s) = (*all, &mut words[..n], &mut s[t * stride..]);
+                level.run(FinishScores { scoring, rows, tile: [at, keys], all, words, s });
+            }
+        }
     }
 
-    /// Turns the scores of `count` tiles from `key` on into weights, and adds their values to the outputs. Returns the
-    /// key after them.
-    fn weigh_tiles<'w>(
+    /// Turns the scores of a group of tiles into weights, and adds their values to the outputs.
+    fn weigh<'w>(
         &mut self,
-        mut key: usize,
-        count: usize,
-        (state, o, rest, waiting): (&mut State<'w>, &mut [f32], &mut [f32], &mut [&'w mut [f32]; 3]),
+        group: &Group,
+        (state, factors, o, rest, waiting): Outputs<'_, 'w>,
         copy: &mut [f32],
         s: &mut [f32],
-    ) -> usize {
-        let Self { call, rows, wide, padded, end, .. } = *self;
+    ) {
+        let Self { call, rows, wide, padded, .. } = *self;
         let Self { scaling, values_at, visible, .. } = self;
-        let (scoring, level, n) = (&call.scoring, call.scoring.level, rows.at.len());
-        let lanes = level.lanes();
-        for (Visible { any, all, words }, s) in visible.iter().zip(s.chunks_exact_mut(padded * TILE)).take(count) {
-            let keys = tile_at(key, end);
-            values_at.find_next(level, key + keys, tile_at(key + keys, end));
-            if *any {
-                let vectors = keys.next_multiple_of(lanes);
-                level.run(Softmax { state, log2_scale: scoring.log2_scale(), rows: n, keys: vectors, s });
-                if !scoring.dropout.is_none() {
-                    for (r, &RowAt { sequence, head, query, .. }) in rows.at.iter().enumerate() {
-                        let kept = scoring.dropout.row_bits(rows.shape(), sequence, head, query, key);
-                        level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible: kept, other: 0.0 });
-                    }
-                }
-                if wide > 0 {
-                    let values = values_at.rows(key, keys, copy);
-                    let guarded = !all || scoring.bias.is_some();
-                    if let Some(scales) = scaling.of_values(key, keys) {
-                        level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
-                        // A hidden value may have any scale, and 0·NaN is NaN.
-                        for (r, &visible) in words.iter().enumerate().take(if guarded { n } else { 0 }) {
-                            level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
-                        }
-                    }
-                    let waiting = waiting.each_mut().map(|array| &mut **array);
-                    let sums = gemv::Sums { o: &mut *o, rest: &mut *rest, waiting };
-                    if guarded && !V::Number::FINITE && !level.run(IsFinite(values)) {
-                        let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
-                        nonfinite.weighted(level, &words[..n], wide, (s, state.factor), sums, copy);
-                    } else {
-                        level.run(Weighted { n, values, p: s, factor: state.factor, sums });
-                    }
+        let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);
+        let seen = visible.iter().take(group.count()).rev().fold(0, |seen, tile| seen << 1 | u32::from(tile.any));
+        let tiles = |seen: u32| (0..group.count()).filter(move |t| seen >> t & 1 == 1);
+        let (log2_scale, floats) = (scoring.log2_scale(), padded.next_multiple_of(level.lanes()));
+        let factors_of = (&mut *factors, floats);
+        level.run(Softmax { state, log2_scale, rows: n, group, seen, factors: factors_of, s: &mut *s, stride });
+        let guarded = |tile: &Visible| !tile.all || scoring.bias.is_some();
+        for t in tiles(seen) {
+            let ((key, keys), tile, s) = (group.tile(t), &visible[t], &mut s[t * stride..]);
+            let vectors = keys.next_multiple_of(level.lanes());
+            if !scoring.dropout.is_none() {
+                for (r, &RowAt { sequence, head, query, .. }) in rows.at.iter().enumerate() {
+                    let kept = scoring.dropout.row_bits(rows.shape(), sequence, head, query, key);
+                    level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible: kept, other: 0.0 });
                 }
             }
-            values_at.advance();
-            key += keys;
+            if let Some(scales) = scaling.of_values(key, keys) {
+                level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
+                // A hidden value may have any scale, and 0·NaN is NaN.
+                for (r, &visible) in tile.words.iter().enumerate().take(if guarded(tile) { n } else { 0 }) {
+                    level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
+                }
+            }
         }
-        key
+        if wide == 0 {
+            return;
+        }
+        let mut sums = gemv::Sums { o, rest, waiting: waiting.each_mut().map(|array| &mut **array) };
+        let checked = !V::Number::FINITE && tiles(seen).any(|t| guarded(&visible[t]));
+        values_at.find(group);
+        if let Some(values) = values_at.in_place().filter(|_| !checked) {
+            let weights = [(&*s, stride), (&*factors, floats)];
+            level.run(Weighted { n, values, seen, weights, sums });
+            return;
+        }
+        for t in tiles(seen) {
+            let (key, keys) = group.tile(t);
+            let (p, factor) = (&s[t * stride..], &factors[t * floats..]);
+            let in_place = values_at.in_place().is_some();
+            let (values, tile) = match in_place {
+                true => (values_at.in_place(), t),
+                false => (Some(values_at.copied(key, keys, copy)), 0),
+            };
+            let Some(values) = values else { return };
+            if checked && guarded(&visible[t]) && !level.run(IsFinite(values, tile)) {
+                let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
+                nonfinite.weighted(level, &visible[t].words[..n], wide, (p, factor), sums.from(0), copy);
+            } else {
+                // The places of a group say which tile, so that the weights of this one are at its start.
+                let weights = [(&s[(t - tile) * stride..], stride), (&factors[(t - tile) * floats..], floats)];
+                level.run(Weighted { n, values, seen: 1 << tile, weights, sums: sums.from(0) });
+            }
+        }
     }
 }
+
+/// Maxima and sums, factors, outputs, what rounding took from them, and sums that wait.
+type Outputs<'b, 'w> = (&'b mut State<'w>, &'b mut [f32], &'b mut [f32], &'b mut [f32], &'b mut [&'w mut [f32]; 3]);
 
 /// What rows see of a tile.
 #[derive(Clone, Copy)]

@@ -1,13 +1,16 @@
-//! The phases of the [kernel](super::kernel), compiled per level: those of one tile, and the one that ends a chunk.
+//! The phases of the [kernel](super::kernel), compiled per level: those of a group of tiles or of one tile, and the one
+//! that ends a chunk.
+
+use core::ops::Range;
 
 use attn_core::row::Row;
 
-use super::call::{MAX_ROWS, RowAt, Rows};
+use super::call::{RowAt, Rows};
 use super::rows::TileRows;
 use super::score;
 use super::softmax::State;
 use crate::dtype::Input;
-use crate::gemv::{self, Starts, Stored, TILE, Unchecked, bytes};
+use crate::gemv::{self, Group, Places, Stored, TILE, Unchecked, bytes};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 use crate::pack;
@@ -66,76 +69,125 @@ impl Run<()> for Integers<'_> {
     }
 }
 
-/// Products of all rows with the keys of a tile.
+/// Products of all rows with the keys of some tiles.
 pub(super) struct Dots<'a, T> {
     pub(super) n: usize,
     pub(super) keys: Unchecked<'a, T>,
+    /// The tiles that some row sees, as bits.
+    pub(super) seen: u32,
     pub(super) q: &'a [f32],
     /// The same as integers, if the keys are [some](Stored::INTEGERS) and not too wide.
     pub(super) integers: &'a [f32],
     pub(super) s: &'a mut [f32],
+    /// Floats from the scores of a tile to those of the next.
+    pub(super) stride: usize,
 }
 
 impl<T: Stored> Run<()> for Dots<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, keys, q, integers, s } = self;
+        let Self { n, keys, seen, q, integers, s, stride } = self;
+        let keys = keys.check();
         // A constant condition, so that no code of other levels is compiled.
         if const { I::BYTES && T::INTEGERS.is_some() }
-            && keys.columns <= bytes::WIDEST
+            && keys.columns() <= bytes::WIDEST
             && let Some(of) = T::INTEGERS
         {
-            return bytes::dots(isa, n, of(keys.check()), (q, integers), s);
+            let keys = of(keys);
+            for tile in (0..keys.tiles()).filter(|tile| seen >> tile & 1 == 1) {
+                bytes::dots(isa, n, (&keys, tile), (q, integers), &mut s[tile * stride..]);
+            }
+            return;
         }
-        for (first, count) in gemv::blocks::<T>(n, I::LANES) {
-            gemv::dots(isa, count, keys.check(), &q[first * keys.columns..], &mut s[first * TILE..]);
+        for tiles in together(n, seen, keys.tiles(), I::LANES) {
+            for (first, count) in gemv::blocks::<T>(n, I::LANES) {
+                let s = &mut s[tiles.start * stride + first * TILE..];
+                gemv::dots(isa, count, (&keys, tiles.clone()), &q[first * keys.columns()..], (s, stride));
+            }
         }
     }
 }
 
-/// Weighted values of a tile for all rows.
+/// The tiles that the blocks of `rows` rows read in turn: those that follow each other, or if there are several blocks
+/// one by one, so that all but the first find them in the nearest cache.
+#[inline(always)]
+fn together(rows: usize, seen: u32, tiles: usize, lanes: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = if rows > gemv::most(lanes) { 1 } else { tiles };
+    let mut left = seen & ((1 << tiles) - 1);
+    core::iter::from_fn(
+        #[inline(always)]
+        move || {
+            let first = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            let count = (!(left >> first)).trailing_zeros() as usize;
+            let end = first + count.min(most);
+            left &= !((1 << end) - 1);
+            Some(first..end)
+        },
+    )
+}
+
+/// Weighted values of some tiles for all rows.
 pub(super) struct Weighted<'a, T> {
     pub(super) n: usize,
     pub(super) values: Unchecked<'a, T>,
-    pub(super) p: &'a [f32],
-    pub(super) factor: &'a [f32],
+    /// The tiles that some row sees, as bits.
+    pub(super) seen: u32,
+    /// The weights and the factors of all tiles, and the floats from those of a tile to those of the next.
+    pub(super) weights: [(&'a [f32], usize); 2],
     pub(super) sums: gemv::Sums<'a>,
 }
 
 impl<T: Stored> Run<()> for Weighted<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, values, p, factor, mut sums } = self;
-        for (first, count) in gemv::blocks::<T>(n, I::LANES) {
-            let (p, factor) = (&p[first * TILE..], &factor[first..]);
-            gemv::weighted(isa, count, values.check(), (p, factor), sums.from(first * values.columns));
+        let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], mut sums } = self;
+        let values = values.check();
+        for tiles in together(n, seen, values.tiles(), I::LANES) {
+            for (first, count) in gemv::blocks::<T>(n, I::LANES) {
+                let weights = [
+                    (&p[tiles.start * p_stride + first * TILE..], p_stride),
+                    (&factor[tiles.start * stride + first..], stride),
+                ];
+                gemv::weighted(isa, count, (&values, tiles.clone()), weights, sums.from(first * values.columns()));
+            }
         }
     }
 }
 
 /// Whether all elements of some rows are finite.
-pub(super) struct IsFinite<'a, T>(pub(super) Unchecked<'a, T>);
+pub(super) struct IsFinite<'a, T>(pub(super) Unchecked<'a, T>, pub(super) usize);
 
 impl<T: Stored> Run<bool> for IsFinite<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> bool {
-        self.0.check().is_finite(isa)
+        self.0.check().tile(self.1).is_finite(isa)
     }
 }
 
-/// Turns scores into weights.
+/// Turns the scores of some tiles into weights.
 pub(super) struct Softmax<'a, 'w> {
     pub(super) state: &'a mut State<'w>,
     pub(super) log2_scale: f32,
     pub(super) rows: usize,
-    pub(super) keys: usize,
+    pub(super) group: &'a Group,
+    /// The tiles that some row sees, as bits.
+    pub(super) seen: u32,
+    /// The factors of what was before each tile, and the floats from those of a tile to those of the next.
+    pub(super) factors: (&'a mut [f32], usize),
     pub(super) s: &'a mut [f32],
+    /// Floats from the scores of a tile to those of the next.
+    pub(super) stride: usize,
 }
 
 impl Run<()> for Softmax<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        self.state.push(isa, self.log2_scale, self.rows, self.keys, self.s);
+        let Self { state, log2_scale, rows, group, seen, factors: (factors, floats), s, stride } = self;
+        for n in (0..group.count()).filter(|n| seen >> n & 1 == 1) {
+            let keys = group.tile(n).1.next_multiple_of(I::LANES);
+            let factor = &mut factors[n * floats..][..floats];
+            state.push(isa, log2_scale, (rows, keys), factor, &mut s[n * stride..]);
+        }
     }
 }
 
@@ -147,7 +199,7 @@ pub(super) struct FinishScores<'a> {
     pub(super) tile: [usize; 2],
     /// Whether every row sees every key.
     pub(super) all: bool,
-    pub(super) words: &'a mut [u64; MAX_ROWS],
+    pub(super) words: &'a mut [u64],
     pub(super) s: &'a mut [f32],
 }
 
@@ -235,22 +287,15 @@ impl<V: TileRows> Nonfinite<'_, V> {
         mut sums: gemv::Sums<'_>,
         copy: &mut [f32],
     ) {
-        let mut starts: Starts = [0; 2 * TILE];
-        for (j, (row, start)) in copy.chunks_exact_mut(wide).zip(starts.iter_mut()).enumerate().take(self.tokens) {
-            *start = j * wide;
+        for (j, row) in copy.chunks_exact_mut(wide).enumerate().take(self.tokens) {
             row.fill(0.0);
             self.rows.read(self.token + j, row);
             row.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
-        let values = Unchecked {
-            data: &*copy,
-            starts: &starts,
-            base: 0,
-            len: self.tokens,
-            columns: wide,
-            prefetch: Prefetch::OTHER,
-        };
-        level.run(Weighted { n: words.len(), values, p, factor, sums: sums.from(0) });
+        let places = Places::copied(self.tokens, wide);
+        let values = Unchecked { data: &*copy, places: &places, columns: wide, prefetch: Prefetch::OTHER };
+        let weights = [(p, 0), (factor, 0)];
+        level.run(Weighted { n: words.len(), values, seen: 1, weights, sums: sums.from(0) });
         let row = &mut copy[..wide];
         for j in 0..self.tokens {
             row.fill(0.0);

@@ -8,7 +8,7 @@ use attn_core::kv_cache::CacheView;
 use attn_core::position::rope::RopeTables;
 use attn_core::row::Row;
 
-use crate::gemv::{Starts, TILE, Unchecked};
+use crate::gemv::{Places, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::Run;
 use crate::prefetch::Prefetch;
@@ -116,22 +116,15 @@ impl Run<()> for ScaleColumns<'_> {
 /// A copy of a tile of keys.
 pub(super) struct Copied<'r> {
     data: &'r [f32],
-    starts: Starts,
-    len: usize,
+    places: Places,
     columns: usize,
 }
 
 impl Copied<'_> {
     /// The rows as the products read them.
     pub(super) fn as_unchecked(&self) -> Unchecked<'_, f32> {
-        Unchecked {
-            data: self.data,
-            starts: &self.starts,
-            base: 0,
-            len: self.len,
-            columns: self.columns,
-            prefetch: Prefetch::OTHER,
-        }
+        let Self { data, places, columns } = self;
+        Unchecked { data, places, columns: *columns, prefetch: Prefetch::OTHER }
     }
 }
 
@@ -143,13 +136,11 @@ pub(super) fn keys_with_rope<'r>(
     (head_dim, columns): (usize, usize),
     copy: &'r mut [f32],
 ) -> Copied<'r> {
-    let mut starts: Starts = [0; 2 * TILE];
-    for (n, (row, start)) in copy.chunks_exact_mut(columns).zip(&mut starts).enumerate().take(tokens) {
-        *start = n * columns;
+    for (n, row) in copy.chunks_exact_mut(columns).enumerate().take(tokens) {
         row.fill(0.0);
         let row = &mut row[..head_dim];
         read(token + n, row);
         tables.apply_to_slice(row, token + n);
     }
-    Copied { data: copy, starts, len: tokens, columns }
+    Copied { data: copy, places: Places::copied(tokens, columns), columns }
 }

@@ -11,8 +11,6 @@ use crate::math::{add_compensated, exp2, finite_or_zero};
 pub(super) struct State<'w> {
     /// Largest score so far: `[rows]`.
     pub(super) max: &'w mut [f32],
-    /// The factor of earlier sums and outputs at the last tile: `[rows]`, rounded up to whole vectors.
-    pub(super) factor: &'w mut [f32],
     /// Sums of the weights so far, relative to `max`: `[rows][LANES]`.
     pub(super) sums: &'w mut [f32],
     /// What rounding took from the sums.
@@ -28,9 +26,17 @@ impl State<'_> {
     }
 
     /// Turns the scores of one tile, `s[row][key]`, into weights, and adds them up. Hidden scores are −∞; `keys` is the
-    /// number of keys, rounded up to whole vectors.
+    /// number of keys, rounded up to whole vectors. Writes the factors of earlier sums and outputs: `[rows]`, rounded
+    /// up to whole vectors.
     #[inline(always)]
-    pub(super) fn push<I: Isa>(&mut self, isa: I, log2_scale: f32, rows: usize, keys: usize, s: &mut [f32]) {
+    pub(super) fn push<I: Isa>(
+        &mut self,
+        isa: I,
+        log2_scale: f32,
+        (rows, keys): (usize, usize),
+        factor: &mut [f32],
+        s: &mut [f32],
+    ) {
         let lanes = I::LANES;
         let mut base = [0.0f32; super::MAX_ROWS];
         for r in 0..rows {
@@ -44,13 +50,13 @@ impl State<'_> {
             let max = if top > old { top } else { old };
             self.max[r] = max;
             base[r] = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            self.factor[r] = old - base[r];
+            factor[r] = old - base[r];
         }
         let c = isa.splat(log2_scale);
         let padded = rows.next_multiple_of(lanes);
         // Without this, each tile would take the power of the factors in these lanes again, until they are infinite.
-        self.factor[rows..padded].fill(0.0);
-        for x in self.factor[..padded].chunks_exact_mut(lanes) {
+        factor[rows..padded].fill(0.0);
+        for x in factor[..padded].chunks_exact_mut(lanes) {
             isa.store(exp2(isa, isa.mul(isa.load(x), c)), x);
         }
         for r in 0..rows {
@@ -67,7 +73,7 @@ impl State<'_> {
                 sum = isa.add(sum, part);
             }
             let (sums, rest) = (&mut self.sums[r * lanes..][..lanes], &mut self.rest[r * lanes..][..lanes]);
-            let factor = Some(isa.splat(self.factor[r]));
+            let factor = Some(isa.splat(factor[r]));
             let (sum, missing) = add_compensated(isa, (isa.load(sums), isa.load(rest)), factor, sum);
             isa.store(sum, sums);
             isa.store(finite_or_zero(isa, missing), rest);

@@ -12,7 +12,7 @@ use attn_core::kv_cache::CacheView;
 
 use super::rows::TileRows;
 use crate::gemv::packed::widen;
-use crate::gemv::{Starts, TILE, Unchecked};
+use crate::gemv::{Group, Places, TILE, Unchecked};
 use crate::isa::{Isa, hint};
 use crate::level::{Level, Run};
 use crate::prefetch::Prefetch;
@@ -27,7 +27,7 @@ pub(super) struct Widened<'s, 'c> {
     head: usize,
     /// Columns rounded up to whole vectors.
     padded: usize,
-    starts: Starts,
+    places: Places,
 }
 
 impl<'s, 'c> Widened<'s, 'c> {
@@ -39,7 +39,7 @@ impl<'s, 'c> Widened<'s, 'c> {
         [sequence, head]: [usize; 2],
         padded: usize,
     ) -> Self {
-        Self { level, cache, bytes, format, sequence, head, padded, starts: [0; 2 * TILE] }
+        Self { level, cache, bytes, format, sequence, head, padded, places: Places::new(0) }
     }
 
     /// The bytes of a row.
@@ -53,23 +53,16 @@ impl<'s, 'c> Widened<'s, 'c> {
 impl TileRows for Widened<'_, '_> {
     type Number = f32;
 
-    fn find_next(&mut self, _: Level, _: usize, _: usize) {}
+    fn find(&mut self, _: &Group) {}
 
-    fn advance(&mut self) {}
+    fn in_place(&self) -> Option<Unchecked<'_, f32>> {
+        None
+    }
 
-    fn rows<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, f32> {
-        for (n, start) in self.starts.iter_mut().enumerate() {
-            *start = n.min(tokens.saturating_sub(1)) * self.padded;
-        }
+    fn copied<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, f32> {
+        self.places = Places::copied(tokens, self.padded);
         self.level.run(Tile { rows: self, token, tokens, to: scratch });
-        Unchecked {
-            data: scratch,
-            starts: &self.starts,
-            base: 0,
-            len: tokens,
-            columns: self.padded,
-            prefetch: Prefetch::OTHER,
-        }
+        Unchecked { data: scratch, places: &self.places, columns: self.padded, prefetch: Prefetch::OTHER }
     }
 
     fn read(&self, token: usize, out: &mut [f32]) {

@@ -17,7 +17,8 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
-use super::{Rows, TILE};
+use super::ahead::Ahead;
+use super::{Rows, TILE, Tile};
 use crate::isa::{Bytes, Isa};
 use crate::prefetch::Into;
 
@@ -126,8 +127,15 @@ fn write_row<I: Isa>(isa: I, q: &[f32], (r, count): (usize, usize), words: &mut 
 /// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers are in `scratch`. `q`: `[rows][columns]`;
 /// `s`: `[rows][TILE]`. Whole groups of keys are written.
 #[inline(always)]
-pub(crate) fn dots<I: Isa>(isa: I, rows: usize, keys: Rows<'_, i8>, (q, scratch): (&[f32], &[f32]), s: &mut [f32]) {
-    let columns = keys.columns;
+pub(crate) fn dots<I: Isa>(
+    isa: I,
+    rows: usize,
+    (all, tile): (&Rows<'_, i8>, usize),
+    (q, scratch): (&[f32], &[f32]),
+    s: &mut [f32],
+) {
+    let (keys, ahead) = (all.tile(tile), Ahead::of::<I, i8, 4>(all).at_least(I::LANES));
+    let columns = keys.columns();
     assert!(columns <= WIDEST && scratch.len() >= floats(rows, columns) && s.len() >= rows * TILE);
     let (beside, digits) = scratch.split_at(rows * BESIDE);
     let row_words = columns.next_multiple_of(64) / 4 * 3;
@@ -140,16 +148,16 @@ pub(crate) fn dots<I: Isa>(isa: I, rows: usize, keys: Rows<'_, i8>, (q, scratch)
         // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
         unsafe {
             match count {
-                1 => dots_of::<I, 1>(isa, keys, beside, digits.as_ptr().cast(), s),
-                2 => dots_of::<I, 2>(isa, keys, beside, digits.as_ptr().cast(), s),
-                _ => dots_of::<I, 4>(isa, keys, beside, digits.as_ptr().cast(), s),
+                1 => dots_of::<I, 1>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
+                2 => dots_of::<I, 2>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
+                _ => dots_of::<I, 4>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
             }
         }
         first += count;
     }
     for (r, beside) in beside.chunks_exact(BESIDE).enumerate() {
         if beside[3] == 0.0 {
-            super::dots(isa, 1, keys, &q[r * columns..], &mut s[r * TILE..]);
+            super::dots(isa, 1, (all, tile..tile + 1), &q[r * columns..], (&mut s[r * TILE..], 0));
         }
     }
 }
@@ -159,7 +167,7 @@ pub(crate) fn dots<I: Isa>(isa: I, rows: usize, keys: Rows<'_, i8>, (q, scratch)
 #[inline(always)]
 unsafe fn dots_of<I: Isa, const R: usize>(
     isa: I,
-    keys: Rows<'_, i8>,
+    (keys, ahead): (&Tile<'_, i8>, &Ahead),
     beside: &[f32],
     digits: *const [i8; 4],
     s: &mut [f32],
@@ -170,20 +178,19 @@ unsafe fn dots_of<I: Isa, const R: usize>(
         unit[r] = beside[3];
     }
     // The keys of a step are read side by side, so what comes next is a step away.
-    let [far, near, pages] = keys.distances().map(|rows| rows.max(I::LANES));
-    keys.prefetch_page(isa, 0, pages);
-    let (far, near) = (keys.lead(0, far).wrapping_add(keys.beyond()), keys.lead(0, near));
-    let ahead = match keys.prefetch.into {
+    ahead.page(isa, keys, 0);
+    let [far, near] = ahead.far_and_near(keys, 0);
+    let far = far.wrapping_add(ahead.beyond(keys));
+    let ahead = match ahead.into() {
         Into::First => [far, near],
         Into::Second => [near, far],
     };
-    let mut at = [keys.at(0); TILE];
-    for (n, at) in at.iter_mut().enumerate() {
-        // SAFETY: below TILE.
-        *at = unsafe { keys.here(n) };
-    }
+    let mut at = [keys.row(0); TILE];
     let some = keys.len().next_multiple_of(I::LANES);
-    let (columns, unit) = (keys.columns, &unit);
+    for (n, at) in at.iter_mut().enumerate().take(some) {
+        *at = keys.row(n);
+    }
+    let (columns, unit) = (keys.columns(), &unit);
     let of = Bytes { keys: &at[..some], columns, digits, start: &start, unit, ahead, s, stride: TILE };
     // SAFETY: rows that `Rows` has checked; the caller vouches for the digits.
     unsafe { isa.dot_bytes::<R>(of) }

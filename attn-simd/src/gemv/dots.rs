@@ -1,11 +1,13 @@
-//! Products of some query rows with the keys of a tile.
+//! Products of some query rows with the keys of some tiles.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{PrefetchAt, Rows, Stored, TILE, in_line, with_rows};
+use super::ahead::{Ahead, Requests};
+use super::rows::EIGHT;
+use super::{Rows, Stored, TILE, Tile, in_line, with_rows};
 use crate::isa::Isa;
 
 /// Whether loops over channels are unrolled for keys of 64 or 128 channels, as most models have: the query rows then
@@ -28,29 +30,51 @@ const fn fit(first: usize, some: usize, keys: usize) -> bool {
     first + some <= keys
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows. `q`: `[rows][columns]`; `s`: `[rows][TILE]`. Whole groups of
-/// keys are written. `columns` is a multiple of `LANES`.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows and each of some tiles. `q`: `[rows][columns]`; `s`:
+/// `[rows][TILE]` for each tile, `stride` floats apart. Whole groups of keys are written. `columns` is a multiple of
+/// `LANES`.
 #[inline(always)]
-pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q: &[f32], s: &mut [f32]) {
-    let columns = keys.columns;
-    assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns && s.len() >= rows * TILE);
+pub(crate) fn dots<I: Isa, T: Stored>(
+    isa: I,
+    rows: usize,
+    (keys, tiles): (&Rows<'_, T>, Range<usize>),
+    q: &[f32],
+    (s, stride): (&mut [f32], usize),
+) {
+    let columns = keys.columns();
+    assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns);
     with_rows!(I, T, rows, [R, K, S, _C] => {
-        // SAFETY: the assertion above: R rows of queries and of scores, and rows of keys in whole vectors, which `Rows`
-        // has checked; D is their number of columns or 0.
-        unsafe {
-            let (q, s) = (q.as_ptr(), s.as_mut_ptr());
-            // A constant condition, so that only one of the two is compiled.
-            if const { T::EVERY && unrolled(I::LANES) } {
-                match columns {
-                    64 => return dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
-                    128 => return dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
-                    _ => {}
+        for (n, tile) in tiles.clone().enumerate() {
+            let s = &mut s[n * stride..][..rows * TILE];
+            // SAFETY: the assertion above and this slice: R rows of queries and of scores, and rows of keys in whole
+            // vectors, which `Rows` has checked; D is their number of columns or 0.
+            unsafe {
+                let (keys, q, s) = ((keys.tile(tile), Ahead::of::<I, T, R>(keys)), q.as_ptr(), s.as_mut_ptr());
+                // A constant condition, so that only one of the two is compiled.
+                if const { T::EVERY && unrolled(I::LANES) } {
+                    match columns {
+                        64 => dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
+                        128 => dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
+                        _ => dots_of::<I, T, R, K, S, 0>(isa, keys, q, s),
+                    }
+                } else {
+                    dots_of::<I, T, R, K, S, 0>(isa, keys, q, s);
                 }
             }
-            dots_of::<I, T, R, K, S, 0>(isa, keys, q, s);
         }
     });
 }
+
+/// The largest number of vectors of queries that stay in registers: a fence would make each key load them again.
+const HELD: usize = 8;
+
+/// Whether all queries are held: only if the level has registers for them beside the sums.
+const fn held(lanes: usize, vectors: usize) -> bool {
+    vectors > 0 && vectors <= HELD && lanes == 16
+}
+
+/// Query rows: their addresses, and their vectors if they are held.
+type Queries<F> = (*const f32, Option<[F; HELD]>);
 
 /// # Safety
 /// `q` is readable for R rows of `columns` floats, a multiple of LANES; `s` writable for R rows of TILE. D is `columns`
@@ -58,64 +82,59 @@ pub(crate) fn dots<I: Isa, T: Stored>(isa: I, rows: usize, keys: Rows<'_, T>, q:
 #[inline(always)]
 unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
     isa: I,
-    keys: Rows<'_, T>,
+    (keys, ahead): (Tile<'_, T>, Ahead),
     q: *const f32,
     s: *mut f32,
 ) {
     const { assert!(TILE.is_multiple_of(K * S) && (R * K).is_multiple_of(4) && S * R * K <= 16) }
-    const { assert!(K.is_power_of_two() && K <= 4, "what is written out below") }
-    let columns = if D > 0 { D } else { keys.columns };
-    let keys = keys.for_rows::<R>();
-    let [far, near, pages] = keys.distances();
+    const { assert!(K.is_power_of_two() && K <= 4 && S <= 4, "what is written out below") }
+    const { assert!(EIGHT.is_multiple_of(K), "the keys of a step have one distance") }
+    let columns = if D > 0 { D } else { keys.columns() };
+    let mut q: Queries<I::F> = (q, None);
+    if const { held(I::LANES, R * D / I::LANES) } {
+        let mut vectors = [isa.splat(0.0); HELD];
+        for n in 0..R * D / I::LANES {
+            // SAFETY: the caller vouches for R rows.
+            vectors[n] = unsafe { isa.load_ptr(q.0.add(n * I::LANES)) };
+        }
+        q.1 = Some(vectors);
+    }
+    let step = keys.step();
+    let (mut requests, mut next) = (ahead.from(&keys, 0), keys.row(0));
     for first in (0..keys.len()).step_by(K * S) {
-        keys.prefetch_page(isa, first, pages);
+        if first.is_multiple_of(EIGHT) {
+            ahead.page(isa, &keys, first);
+            requests = ahead.from(&keys, first);
+        }
+        let whole = first + K * S <= keys.len();
         for chain in (0..columns).step_by(I::CHAIN * I::LANES) {
             let end = columns.min(chain + I::CHAIN * I::LANES);
-            let mut fours = [isa.splat(0.0); 4];
-            for step in 0..S {
-                let at = first + step * K;
-                let key: [*const T; K] = core::array::from_fn(
-                    #[inline(always)]
-                    |k| keys.at(at + k),
-                );
-                let ahead = keys.prefetch_at(at, [far, near]);
-                let mut acc = [[isa.splat(0.0); K]; R];
-                // Written out by a macro, so that accumulators are registers.
-                macro_rules! some_keys {
-                    ($side:literal: $($k:literal)*) => {$(
-                        if const { side_by_side::<T>(R, K) == $side && fit($k, $side, K) } {
-                            let key: [*const T; $side] = core::array::from_fn(
-                                #[inline(always)]
-                                |n| key[$k + n],
-                            );
-                            // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries
-                            // the caller vouches for.
-                            let some = unsafe { keys_of::<I, T, R, $side>(isa, key, q, columns, chain..end, ahead) };
-                            for r in 0..R {
-                                for n in 0..$side {
-                                    acc[r][$k + n] = some[r][n];
-                                }
-                            }
+            let (mut row, mut fours) = (next, [isa.splat(0.0); 4]);
+            // Written out by a macro: a loop would keep the sums in memory.
+            macro_rules! steps {
+                ($($n:literal)*) => {$(
+                    if const { $n < S } {
+                        let at = first + $n * K;
+                        if const { ($n * K).is_multiple_of(EIGHT) } && first.is_multiple_of(EIGHT) {
+                            row = keys.row(at);
                         }
-                    )*};
-                }
-                some_keys!(1: 0 1 2 3);
-                some_keys!(2: 0);
-                some_keys!(4: 0);
-                // Copied with constant indices, so that accumulators stay in registers.
-                let mut flat = [isa.splat(0.0); 16];
-                for r in 0..R {
-                    for k in 0..K {
-                        flat[r * K + k] = acc[r][k];
+                        let key: [*const T; K] = core::array::from_fn(
+                            #[inline(always)]
+                            |k| if whole { row.wrapping_byte_offset(step * k as isize) } else { keys.row(at + k) },
+                        );
+                        row = row.wrapping_byte_offset(step * K as isize);
+                        // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the
+                        // caller vouches for.
+                        let sums = unsafe { sums_of::<I, T, R, K>(isa, key, q, columns, chain..end, requests) };
+                        for i in 0..R * K / 4 {
+                            fours[($n * R * K / 4 + i) % 4] = sums[i];
+                        }
                     }
-                }
-                let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = flat;
-                let sums = [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]];
-                for n in 0..4 {
-                    if n < R * K / 4 {
-                        fours[(step * R * K / 4 + n) % 4] = isa.sum_fours(sums[n]);
-                    }
-                }
+                )*};
+            }
+            steps!(0 1 2 3);
+            if end == columns {
+                next = row;
             }
             let mut sums = [0.0f32; 32];
             let joined = I::LANES / 4;
@@ -141,6 +160,53 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
     }
 }
 
+/// The sums over lanes of the products of R rows with K keys over some columns, four in a vector: `[r][k]`.
+///
+/// # Safety
+/// As [`keys_of`].
+#[inline(always)]
+unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize>(
+    isa: I,
+    key: [*const T; K],
+    q: Queries<I::F>,
+    columns: usize,
+    some: Range<usize>,
+    requests: Requests,
+) -> [I::F; 4] {
+    // R·K accumulators, in an order of constant indices, so that they stay in registers.
+    let mut flat = [isa.splat(0.0); 16];
+    // Written out by a macro, so that accumulators are registers.
+    macro_rules! some_keys {
+        ($side:literal: $($k:literal)*) => {$(
+            if const { side_by_side::<T>(R, K) == $side && fit($k, $side, K) } {
+                let key: [*const T; $side] = core::array::from_fn(
+                    #[inline(always)]
+                    |n| key[$k + n],
+                );
+                // SAFETY: the caller vouches for the columns.
+                let some = unsafe { keys_of::<I, T, R, $side>(isa, key, q, columns, some.clone(), requests) };
+                for r in 0..R {
+                    for n in 0..$side {
+                        flat[r * K + $k + n] = some[r][n];
+                    }
+                }
+            }
+        )*};
+    }
+    some_keys!(1: 0 1 2 3);
+    some_keys!(2: 0);
+    some_keys!(4: 0);
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = flat;
+    let sums = [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]];
+    let mut fours = [isa.splat(0.0); 4];
+    for n in 0..4 {
+        if n < R * K / 4 {
+            fours[n] = isa.sum_fours(sums[n]);
+        }
+    }
+    fours
+}
+
 /// `acc[r][k][lane] = Σ_c q[r][c]·key_k[c]` over some columns, where lanes are columns.
 ///
 /// # Safety
@@ -149,16 +215,16 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
 unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     isa: I,
     key: [*const T; K],
-    q: *const f32,
+    (q, held): Queries<I::F>,
     columns: usize,
     some: Range<usize>,
-    ahead: PrefetchAt,
+    requests: Requests,
 ) -> [[I::F; K]; R] {
     let mut acc = [[isa.splat(0.0); K]; R];
     let vectors = const { in_line::<T>(I::LANES) };
     for from in some.clone().step_by(vectors * I::LANES) {
         for k in 0..K {
-            ahead.prefetch::<I, T, R>(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
+            requests.prefetch::<I, T, R>(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
         // The fence keeps the prefetches here: in a burst they would fill the buffers, and the processor would drop the
         // rest.
@@ -176,7 +242,10 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
                     vectors[k] = T::load(isa, key[k], c);
                 }
                 for r in 0..R {
-                    let x = isa.load_ptr(q.add(r * columns + c));
+                    let x = match held {
+                        Some(held) => held[(r * columns + c) / I::LANES % HELD],
+                        None => isa.load_ptr(q.add(r * columns + c)),
+                    };
                     for k in 0..K {
                         acc[r][k] = isa.mul_add(x, vectors[k], acc[r][k]);
                     }

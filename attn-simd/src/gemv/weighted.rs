@@ -1,14 +1,18 @@
-//! Sums of the values of a tile, weighted by some rows of weights.
+//! Sums of the values of some tiles, weighted by some rows of weights.
 //!
-//! Works on one part of the tile at a time, on C vectors of channels of R rows at a time. If a value has more channels
+//! Works on one part of a tile at a time, on C vectors of channels of R rows at a time. If a value has more channels
 //! than registers can accumulate, several blocks pass over the part; all but the first find it in the nearest cache.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
-use super::{Rows, Stored, TILE, in_line, with_rows};
+use core::ops::Range;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+use super::ahead::Ahead;
+use super::rows::EIGHT;
+use super::{Rows, Stored, TILE, Tile, in_line, with_rows};
 use crate::isa::{Isa, MAX_LANES, hint};
 use crate::math::{add_compensated, finite_or_zero};
-use crate::prefetch::Into;
 
 /// Outputs of some rows: `[rows][columns]` each.
 pub(crate) struct Sums<'s> {
@@ -28,7 +32,8 @@ impl<'s> Sums<'s> {
     }
 }
 
-/// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows. `p`: `[rows][TILE]`; sums:
+/// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows, one tile after the other. `p`:
+/// `[rows][TILE]` for each tile, and `factor`: `[rows]`, both with the floats from tile to tile; sums:
 /// `[rows][columns]`. `columns` is a multiple of `LANES`.
 ///
 /// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves. The result joins a
@@ -37,28 +42,28 @@ impl<'s> Sums<'s> {
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
     rows: usize,
-    values: Rows<'_, T>,
-    (p, factor): (&[f32], &[f32]),
+    (values, tiles): (&Rows<'_, T>, Range<usize>),
+    [(p, p_stride), (factor, factor_stride)]: [(&[f32], usize); 2],
     sums: Sums<'_>,
 ) {
-    let columns = values.columns;
+    let columns = values.columns();
     let Sums { o, rest, waiting: [one, two, four] } = sums;
     let arrays = [o, rest, one, two, four];
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
-    assert!(p.len() >= rows * TILE && factor.len() >= rows);
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, T, rows, [R, _K, _S, C] => {
-        // SAFETY: the assertions above: R rows of weights, factors and outputs in whole vectors; the values are checked
-        // by `Rows`.
-        unsafe {
-            let (p, factor) = (p.as_ptr(), factor.as_ptr());
-            weighted_of::<I, T, R, C>(isa, values, p, factor, o)
+        for (n, tile) in tiles.clone().enumerate() {
+            let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
+            let values = (values.tile(tile), Ahead::of::<I, T, R>(values));
+            // SAFETY: the assertion above and these slices: R rows of weights, factors and outputs in whole vectors;
+            // the values are checked by `Rows`.
+            unsafe { weighted_of::<I, T, R, C>(isa, values, p.as_ptr(), factor.as_ptr(), o) }
         }
     });
 }
 
-/// Values of a chain.
-const PART: usize = 8;
+/// Values of a chain: those of one distance.
+const PART: usize = EIGHT;
 
 /// The number of parts that the blocks pass over together. Their sums are joined in registers if R·C sums leave room,
 /// which saves stores. All blocks must find the values of these parts in the nearest cache.
@@ -72,34 +77,63 @@ const fn parts(lanes: usize, rows: usize, vectors: usize) -> usize {
 #[inline(always)]
 unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
-    values: Rows<'_, T>,
+    (values, ahead): (Tile<'_, T>, Ahead),
     p: *const f32,
     factor: *const f32,
     o: [*mut f32; 5],
 ) {
-    let vectors = values.columns / I::LANES;
-    let values = values.for_rows::<R>();
-    let step = const { PART * parts(I::LANES, R, C) };
-    let of = (&values, Prefetcher::of(&values, step));
+    let vectors = values.columns() / I::LANES;
+    // Of several blocks, all but the first must find the values in the nearest cache.
+    let step = if vectors <= C { const { PART * parts(I::LANES, R, C) } } else { PART };
+    let once = ahead.is_once() && (vectors <= C || vectors == WIDE);
+    let (rows, beyond) = ahead.of_values(&values, step);
+    let prefetcher = Prefetcher { rows, beyond };
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
-        // SAFETY: each block of vectors is below `columns`; the caller vouches for the rest.
-        unsafe {
-            while vectors - done >= C {
-                block::<I, T, R, C>(isa, of, first, step, p, factor, o, done * I::LANES);
-                done += C;
+        // The chains that begin here: where their values are, and what is requested meanwhile.
+        let chains = [first, first + PART].map(
+            #[inline(always)]
+            |first| (values.row(first), prefetcher.ahead(&values, first)),
+        );
+        // A block of some vectors, with one request for each line or with two.
+        macro_rules! block {
+            ($C:expr) => {{
+                let at = (first, step, done * I::LANES, chains);
+                // SAFETY: the vectors are below `columns`; the caller vouches for the rest.
+                unsafe {
+                    if const { R == 1 } && once {
+                        block::<I, T, R, { $C }, 1>(isa, &values, at, p, factor, o);
+                    } else {
+                        block::<I, T, R, { $C }, 2>(isa, &values, at, p, factor, o);
+                    }
+                }
+                done += $C;
+            }};
+        }
+        if const { R == 1 && I::LANES == 16 && T::EVERY } {
+            match vectors {
+                5 => block!(5),
+                6 => block!(6),
+                7 => block!(7),
+                WIDE => block!(WIDE),
+                _ => {}
             }
-            if C > 4 && vectors - done >= 4 {
-                block::<I, T, R, 4>(isa, of, first, step, p, factor, o, done * I::LANES);
-                done += 4;
-            }
-            while C > 1 && vectors > done {
-                block::<I, T, R, 1>(isa, of, first, step, p, factor, o, done * I::LANES);
-                done += 1;
-            }
+        }
+        while vectors - done >= C {
+            block!(C);
+        }
+        if C > 4 && vectors - done >= 4 {
+            block!(4);
+        }
+        while C > 1 && vectors > done {
+            block!(1);
         }
     }
 }
+
+/// The vectors of a value of 256 channels at AVX-512. One row takes them at once, since its values are read best in the
+/// order of memory.
+const WIDE: usize = 16;
 
 /// The number of values that a chain adds in one turn of its loop.
 const fn group(vectors: usize) -> usize {
@@ -116,19 +150,9 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// For values that the blocks pass over `step` at a time.
-    #[inline(always)]
-    fn of<T: Stored>(values: &Rows<'_, T>, step: usize) -> Self {
-        let [far, near, _] = values.distances();
-        match values.prefetch.into {
-            Into::First => Self { rows: [near, far], beyond: 0 },
-            Into::Second => Self { rows: [far.max(step), step], beyond: values.beyond() },
-        }
-    }
-
     /// Bytes from the lines of some values, of which this is the first, to those that are prefetched.
     #[inline(always)]
-    fn ahead<T: Stored>(self, values: &Rows<'_, T>, first: usize) -> [usize; 2] {
+    fn ahead<T: Stored>(self, values: &Tile<'_, T>, first: usize) -> [usize; 2] {
         let [second, first] = self.rows.map(
             #[inline(always)]
             |rows| values.lead(first, rows),
@@ -137,36 +161,41 @@ impl Prefetcher {
     }
 }
 
-/// Adds one value to a chain.
+/// Adds one value to a chain. LINES is the number of requests for each of its lines: into the first cache, or into
+/// both.
 ///
 /// # Safety
-/// As [`chain`].
+/// As [`chain`]; the value has C vectors.
 #[inline(always)]
-unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
+unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: usize>(
     isa: I,
-    values: &Rows<'_, T>,
+    (value, from, ahead): (*const T, usize, [usize; 2]),
     p: *const f32,
-    from: usize,
-    (j, ahead): (usize, [usize; 2]),
     acc: &mut [[I::F; C]; R],
 ) {
-    // SAFETY: `Rows` has checked the value, in whole vectors; the caller vouches for the weights.
+    // SAFETY: the caller vouches for the value and the weights.
     unsafe {
-        let value = values.here(j);
+        let line = |c: usize| value.wrapping_add(T::elements(from + c * I::LANES)).cast::<u8>();
+        if const { LINES > 1 } {
+            for c in 0..C {
+                if c.is_multiple_of(const { in_line::<T>(I::LANES) }) {
+                    isa.prefetch::<{ hint::SECOND }>(line(c).wrapping_add(ahead[0]));
+                    isa.prefetch::<{ hint::READ }>(line(c).wrapping_add(ahead[1]));
+                }
+            }
+            compiler_fence(Ordering::SeqCst);
+        }
         // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
         let mut x = [isa.splat(0.0); C];
         for c in 0..C {
-            // A line before the load of its numbers: in a burst the processor would drop some. If a block is narrower
-            // than a line, the next block requests it again.
-            if c.is_multiple_of(const { in_line::<T>(I::LANES) }) {
-                let line = value.wrapping_add(T::elements(from + c * I::LANES)).cast::<u8>();
-                isa.prefetch::<{ hint::SECOND }>(line.wrapping_add(ahead[0]));
-                isa.prefetch::<{ hint::READ }>(line.wrapping_add(ahead[1]));
-            }
             x[c] = T::load(isa, value, from + c * I::LANES);
+            if const { LINES == 1 } && (c + 1).is_multiple_of(const { in_line::<T>(I::LANES) }) {
+                isa.prefetch::<{ hint::READ }>(line(c).wrapping_add(ahead[1]));
+                compiler_fence(Ordering::SeqCst);
+            }
         }
         for r in 0..R {
-            let weight = isa.splat(*p.add(r * TILE + j));
+            let weight = isa.splat(*p.add(r * TILE));
             for c in 0..C {
                 acc[r][c] = isa.mul_add(weight, x[c], acc[r][c]);
             }
@@ -174,36 +203,43 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize>(
     }
 }
 
+/// The first value of a chain, and the bytes from its lines to those that are requested.
+type Chain<T> = (*const T, [usize; 2]);
+
 /// The chain of the part of a tile from value `first` on: `Σ_j p[r][j]·value_j[c…]` for R rows and C vectors of
 /// channels.
 ///
 /// # Safety
 /// As [`block`].
 #[inline(always)]
-unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
+unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: usize>(
     isa: I,
-    (values, prefetcher): (&Rows<'_, T>, Prefetcher),
+    values: &Tile<'_, T>,
+    (mut value, ahead): Chain<T>,
     p: *const f32,
     from: usize,
     first: usize,
 ) -> [[I::F; C]; R] {
     let mut acc = [[isa.splat(0.0); C]; R];
     let (mut j, end) = (first, values.len().min(first + PART));
-    let ahead = prefetcher.ahead(values, first);
+    let step = values.step();
     while j < end {
-        // SAFETY: values of the tile; the caller vouches for the rest.
+        // SAFETY: values of the tile, in whole vectors, as `Rows` has checked; the caller vouches for the weights.
         unsafe {
-            if end - j >= const { group(C) } {
+            let some = if end - j >= const { group(C) } { const { group(C) } } else { end - j };
+            if some == const { group(C) } {
                 for n in 0..const { group(C) } {
-                    add_value::<I, T, R, C>(isa, values, p, from, (j + n, ahead), &mut acc);
+                    add_value::<I, T, R, C, LINES>(isa, (value, from, ahead), p.add(j + n), &mut acc);
+                    value = value.wrapping_byte_offset(step);
                 }
             } else {
-                for j in j..end {
-                    add_value::<I, T, R, C>(isa, values, p, from, (j, ahead), &mut acc);
+                for n in 0..some {
+                    add_value::<I, T, R, C, LINES>(isa, (value, from, ahead), p.add(j + n), &mut acc);
+                    value = value.wrapping_byte_offset(step);
                 }
             }
+            j += some;
         }
-        j += const { group(C) };
     }
     acc
 }
@@ -213,25 +249,21 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize>(
 /// # Safety
 /// As [`weighted_of`]; the vectors are below `columns`, and the first value is in the tile.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "a loop's body")]
-unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize>(
+unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: usize>(
     isa: I,
-    of: (&Rows<'_, T>, Prefetcher),
-    first: usize,
-    step: usize,
+    values: &Tile<'_, T>,
+    (first, step, from, chains): (usize, usize, usize, [Chain<T>; 2]),
     p: *const f32,
     factor: *const f32,
     o: [*mut f32; 5],
-    from: usize,
 ) {
-    let (values, _) = of;
-    let columns = values.columns;
+    let columns = values.columns();
     // SAFETY: rows of values in whole vectors are checked by `Rows`; the caller vouches for weights, factors and
     // outputs.
     unsafe {
-        let mut acc = chain::<I, T, R, C>(isa, of, p, from, first);
-        if step > PART && first + PART < values.len() {
-            let other = chain::<I, T, R, C>(isa, of, p, from, first + PART);
+        let mut acc = chain::<I, T, R, C, LINES>(isa, values, chains[0], p, from, first);
+        if const { parts(I::LANES, R, C) > 1 } && step > PART && first + PART < values.len() {
+            let other = chain::<I, T, R, C, LINES>(isa, values, chains[1], p, from, first + PART);
             for r in 0..R {
                 for c in 0..C {
                     acc[r][c] = isa.add(acc[r][c], other[r][c]);

@@ -227,3 +227,55 @@ fn pieces_of_another_call_are_refused() {
         assert!(large.compute(&piece, &mut state, &mut lines).is_ok());
     }
 }
+
+/// A step's output: `counts` queries of each sequence, `heads` for one key/value head of 16 channels.
+fn step(level: Level, attn: &Attention<'_>, (heads, counts): (usize, &[usize]), kv: &[f32], len: usize) -> Vec<f32> {
+    let (batch, most) = (counts.len(), counts.iter().max().copied().unwrap_or(0));
+    let q: Vec<f32> = (0..batch * heads * most * 16).map(|n| (n as f32 * 0.37).sin()).collect();
+    // Each sequence has the queries of the first one.
+    let q: Vec<f32> = (0..q.len()).map(|n| q[n % (heads * most * 16)]).collect();
+    let kv = View::new(kv, Layout::Bhsd, [batch, 1, len, 16]).expect("keys");
+    let (cache, q_sizes) = (CacheView::of_tensors(kv, kv).expect("a cache"), [batch, heads, most, 16]);
+    let plan = DecodePlan::new(attn, q_sizes, Queries::First(counts), cache, level).expect("accepted");
+    let mut out = vec![0.0; q.len()];
+    let to = ViewMut::new(&mut out, Layout::Bhsd, q_sizes).expect("output");
+    let call = plan.split(View::new(&q, Layout::Bhsd, q_sizes).expect("queries"), to).expect("accepted");
+    call.run(Workspace::new().lines(plan.workspace_lines())).expect("enough scratch");
+    out
+}
+
+/// Groups of rows share the scratch of the largest, though smaller ones may score more tiles before their values.
+#[test]
+fn sequences_of_any_numbers_of_queries_share_scratch() {
+    let len = 700;
+    let kv: Vec<f32> = (0..len * 16).map(|n| (n as f32 * 0.71).cos()).collect();
+    let twice = [&kv[..], &kv[..]].concat();
+    for level in Level::available() {
+        for most in if cfg!(miri) { 5..6 } else { 1..34 } {
+            for count in [1, 3, 4, 8, 11].into_iter().filter(|&count| count < most) {
+                let both = step(level, &Attention::new(), (1, &[most, count]), &twice, len);
+                // The queries that both have see other keys: the last `count` of a sequence are its queries.
+                let alone = step(level, &Attention::new(), (1, &[most, most]), &twice, len);
+                assert_eq!(both[..most * 16], alone[..most * 16], "{level:?}, {most} and {count}");
+                let padded = [&[count][..], &[most]].concat();
+                let swapped = step(level, &Attention::new(), (1, &padded), &twice, len);
+                assert_eq!(both[most * 16..][..count * 16], swapped[..count * 16], "{level:?}, {most} and {count}");
+            }
+        }
+    }
+}
+
+/// An infinite value that a window hides changes no bit, whatever number of heads shares its tile.
+#[test]
+fn a_hidden_infinity_in_groups_of_any_size() {
+    let (len, attn) = (130, Attention::new().mask(Mask::window(100, 0, Align::BottomRight)));
+    let kv: Vec<f32> = (0..len * 16).map(|n| (n as f32 * 0.71).cos()).collect();
+    let mut infinite = kv.clone();
+    infinite[5 * 16..6 * 16].fill(f32::INFINITY);
+    for level in Level::available() {
+        for heads in 1..=12 {
+            let [got, want] = [&infinite, &kv].map(|kv| step(level, &attn, (heads, &[1]), kv, len));
+            assert_eq!(got, want, "{level:?}, {heads} heads");
+        }
+    }
+}

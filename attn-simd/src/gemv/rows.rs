@@ -1,0 +1,408 @@
+//! The rows of some tiles of keys or values: where they lie, and the check that they lie in their slice.
+//!
+//! Contiguous caches, pages, rings and strides are read alike. A tile is eight times eight rows, and only the eight of
+//! each need one distance. So the products find most rows by an addition, and only each eighth in a table. Rows that
+//! are not spaced so, as in pages of less than eight tokens, are copied first.
+
+#![allow(unsafe_code, reason = "addresses of rows, which `Unchecked::check` has held against their slice")]
+
+use super::{Stored, TILE};
+use crate::isa::{Isa, MAX_LANES};
+use crate::prefetch::Prefetch;
+
+/// Rows that follow each other at one distance: the values of a chain, and the keys of some steps.
+pub(crate) const EIGHT: usize = 8;
+
+/// The largest number of tiles in a group.
+pub(crate) const TILES: usize = 8;
+
+const EIGHTS: usize = TILE / EIGHT;
+
+/// Room for the tiles of a group and the one after it.
+const PLACES: usize = ((TILES + 1) * EIGHTS).next_power_of_two();
+
+/// The tiles that are read together: which rows of a head each holds. All but the first and the last are whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    /// The index of the first row.
+    first: usize,
+    /// The index after the last row.
+    end: usize,
+    /// The number of tiles.
+    count: usize,
+}
+
+impl Group {
+    /// As many tiles as `most`, from a row on and before `end`. A tile ends at a multiple of its size.
+    pub(crate) fn new(first: usize, end: usize, most: usize) -> Self {
+        let most = most.min(TILES);
+        let end = end.min((first / TILE + most).saturating_mul(TILE));
+        Self { first, end, count: if end > first { end.div_ceil(TILE) - first / TILE } else { 0 } }
+    }
+
+    /// The number of tiles.
+    #[inline(always)]
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The index after the last row.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// The first row of a tile, and its number of rows. The tile after the last one would be whole.
+    #[inline(always)]
+    pub(crate) fn tile(&self, n: usize) -> (usize, usize) {
+        let whole = (self.first / TILE + n).saturating_mul(TILE);
+        let (from, to) = (whole.max(self.first), whole.saturating_add(TILE));
+        (from, if n < self.count { to.min(self.end) } else { to } - from)
+    }
+}
+
+/// Where the rows of a group lie, and for the prefetch those of the tile after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    /// The index of the first element of each eight rows of a tile; a power of two of them, so that no index needs a
+    /// check.
+    eights: [usize; PLACES],
+    /// The number of rows of each tile.
+    lens: [usize; TILES],
+    count: usize,
+    /// The distance in elements from a row to the next of its eight.
+    step: isize,
+    /// Whether all rows of the group and of the tile after it are spaced so.
+    even: bool,
+}
+
+impl Places {
+    /// Of no tiles yet, for rows of this distance.
+    pub(crate) const fn new(step: isize) -> Self {
+        Self { eights: [0; PLACES], lens: [0; TILES], count: 0, step, even: false }
+    }
+
+    /// One tile of `len` rows, `step` apart, in a slice of its own.
+    pub(crate) fn copied(len: usize, step: usize) -> Self {
+        let mut this = Self::new(step as isize);
+        this.count = 1;
+        this.lens[0] = len;
+        for (n, eight) in this.eights.iter_mut().enumerate() {
+            *eight = (n % EIGHTS * EIGHT).min(len / EIGHT * EIGHT) * step;
+        }
+        this
+    }
+
+    /// Takes another group. `run` finds a row: the index of its first element and the number of rows that follow it at
+    /// this distance, itself among them; or `None` if there is no such row. Returns whether all rows of the group were
+    /// found, in whole eights.
+    pub(crate) fn find(&mut self, group: &Group, mut run: impl FnMut(usize) -> Option<(usize, usize)>) -> bool {
+        self.count = group.count();
+        let (mut at, mut left, mut run_first, mut runs) = (0, 0, 0, 0);
+        self.even = false;
+        for (tile, eights) in self.eights.as_chunks_mut::<EIGHTS>().0.iter_mut().enumerate().take(group.count() + 1) {
+            let (first, len) = group.tile(tile);
+            if tile < group.count() {
+                self.lens[tile] = len;
+            }
+            for (n, eight) in eights.iter_mut().enumerate().take(len.div_ceil(EIGHT)) {
+                let row = first.saturating_add(n * EIGHT);
+                if left == 0 || row != at {
+                    match run(row) {
+                        Some((first, rows)) => (run_first, left, runs) = (first, rows, runs + 1),
+                        // Nobody reads the tile after the group.
+                        None => {
+                            self.even = runs == 1;
+                            return tile == group.count();
+                        }
+                    }
+                }
+                let rows = (len - n * EIGHT).min(EIGHT);
+                if left < rows {
+                    return tile == group.count();
+                }
+                *eight = run_first;
+                run_first = run_first.wrapping_add_signed(self.step.wrapping_mul(rows as isize));
+                (at, left) = (row.saturating_add(rows), left - rows);
+            }
+        }
+        self.even = runs == 1;
+        true
+    }
+
+    /// The index of the first element of a row of a tile or of the tile after it.
+    #[inline(always)]
+    fn index(&self, tile: usize, row: usize) -> usize {
+        let first = self.eights[(tile * EIGHTS + row / EIGHT) % PLACES];
+        first.wrapping_add_signed(self.step.wrapping_mul((row % EIGHT) as isize))
+    }
+}
+
+/// [`Rows`] before their check.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unchecked<'a, T> {
+    /// The elements of all rows.
+    pub(crate) data: &'a [T],
+    /// Where the rows lie.
+    pub(crate) places: &'a Places,
+    /// The number of columns of each row.
+    pub(crate) columns: usize,
+    /// How rows are prefetched.
+    pub(crate) prefetch: Prefetch,
+}
+
+impl<'a, T: Stored> Unchecked<'a, T> {
+    /// Asserts that all rows of the group are inside the slice.
+    #[inline(always)]
+    pub(crate) fn check(self) -> Rows<'a, T> {
+        let Self { data, places, columns, prefetch } = self;
+        assert!(columns > 0 && places.count <= TILES, "no columns, or too many tiles");
+        let last = data.len().checked_sub(T::elements(columns));
+        let mut inside = last.is_some();
+        let last = last.unwrap_or(0);
+        for (tile, &len) in places.lens.iter().enumerate().take(places.count) {
+            assert!(len > 0 && len <= TILE, "a tile of no rows, or of too many");
+            for n in 0..len.div_ceil(EIGHT) {
+                let first = places.eights[tile * EIGHTS + n];
+                let rows = (len - n * EIGHT).min(EIGHT) as isize;
+                // No index of a slice exceeds isize::MAX bytes, so that a sum beyond it is outside.
+                let end = first.checked_add_signed(places.step.saturating_mul(rows - 1));
+                inside &= first <= last && end.is_some_and(|end| end <= last);
+            }
+        }
+        assert!(inside, "a row reaches outside of its slice");
+        Rows { data, places, columns, prefetch }
+    }
+}
+
+/// The rows of some tiles of a slice, each of `columns` contiguous numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a, T> {
+    data: &'a [T],
+    places: &'a Places,
+    columns: usize,
+    prefetch: Prefetch,
+}
+
+impl<'a, T: Stored> Rows<'a, T> {
+    /// The number of tiles.
+    #[inline(always)]
+    pub(crate) fn tiles(&self) -> usize {
+        self.places.count
+    }
+
+    /// The number of columns.
+    #[inline(always)]
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Whether the rows follow each other in memory without gaps.
+    #[inline(always)]
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.places.even && self.places.step.unsigned_abs() == T::elements(self.columns)
+    }
+
+    /// How rows are prefetched.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) -> &Prefetch {
+        &self.prefetch
+    }
+
+    /// A tile.
+    #[inline(always)]
+    pub(crate) fn tile(&self, n: usize) -> Tile<'a, T> {
+        let Self { data, places, columns, .. } = *self;
+        assert!(n < places.count);
+        Tile { data, places, n, len: places.lens[n], columns }
+    }
+}
+
+/// The rows of one tile; at least one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile<'a, T> {
+    data: &'a [T],
+    places: &'a Places,
+    n: usize,
+    len: usize,
+    columns: usize,
+}
+
+impl<T: Stored> Tile<'_, T> {
+    /// The number of rows.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number of columns.
+    #[inline(always)]
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes from a row to the next of its eight.
+    #[inline(always)]
+    pub(crate) fn step(&self) -> isize {
+        self.places.step.wrapping_mul(size_of::<T>() as isize)
+    }
+
+    /// The address of a row; of the last one if there are not so many.
+    #[inline(always)]
+    pub(crate) fn row(&self, n: usize) -> *const T {
+        // SAFETY: `Unchecked::check` has found that every row of the tile is inside the slice.
+        unsafe { self.data.as_ptr().add(self.places.index(self.n, n.min(self.len - 1))) }
+    }
+
+    /// Bytes from a row to one after it, which may be of the next tile. Exact if the rows between are evenly spaced and
+    /// the tile is whole; otherwise a hint.
+    #[inline(always)]
+    pub(crate) fn lead(&self, row: usize, ahead: usize) -> usize {
+        let (to, from) = (self.places.index(self.n, row + ahead), self.places.index(self.n, row));
+        to.wrapping_sub(from).wrapping_mul(size_of::<T>())
+    }
+
+    /// Whether all elements are finite. Columns are whole vectors.
+    #[inline(always)]
+    pub(crate) fn is_finite<I: Isa>(&self, isa: I) -> bool {
+        assert!(self.columns.is_multiple_of(I::LANES));
+        // Sums of x·0, in two chains: 0 if x is finite, and NaN otherwise.
+        let zero = isa.splat(0.0);
+        let mut sums = [zero; 2];
+        for n in 0..self.len {
+            let row = self.row(n);
+            for (i, c) in (0..self.columns).step_by(I::LANES).enumerate() {
+                // SAFETY: a whole vector below `columns` of a row that has been checked.
+                let x = unsafe { T::load(isa, row, c) };
+                sums[i % 2] = isa.mul_add(x, zero, sums[i % 2]);
+            }
+        }
+        let mut lanes = [0.0; MAX_LANES];
+        isa.store(isa.add(sums[0], sums[1]), &mut lanes);
+        lanes.iter().all(|&x| x == 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+    use crate::gemv::{Sums, blocks, dots, weighted};
+    use crate::level::Run;
+
+    /// Rows of `columns` numbers in pages of `slots` rows, the pages backwards and with a gap after each row.
+    fn paged(row: usize, slots: usize, columns: usize) -> usize {
+        (40 - row / slots) * (slots * (columns + 3)) + row % slots * (columns + 3)
+    }
+
+    fn find(group: &Group, step: isize, slots: usize, columns: usize) -> (Places, bool) {
+        let mut places = Places::new(step);
+        let found = places.find(group, |row| (row < 600).then(|| (paged(row, slots, columns), slots - row % slots)));
+        (places, found)
+    }
+
+    #[test]
+    fn rows_are_found_in_whole_eights() {
+        for (first, end) in [(0, 512), (64, 200), (40, 300), (7, 9), (0, 1)] {
+            let group = Group::new(first, end, TILES);
+            assert_eq!((group.end(), group.count()), (end.min(512), (end - 1) / TILE - first / TILE + 1));
+            for slots in [1, 4, 8, 16, 24, 64] {
+                let (places, found) = find(&group, 19, slots, 16);
+                // The eights of a tile must lie in one page each; few rows may, whatever the size.
+                let want = (0..group.count()).map(|n| group.tile(n)).all(|(from, len)| {
+                    (0..len).step_by(8).all(|n| (from + n) / slots == (from + (n + 7).min(len - 1)) / slots)
+                });
+                assert_eq!(found, want, "rows {first} to {end} in pages of {slots}");
+                for n in (0..group.count()).filter(|_| found) {
+                    let (from, len) = group.tile(n);
+                    for row in 0..len {
+                        assert_eq!(places.index(n, row), paged(from + row, slots, 16), "{n} {row} {slots}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_outside_is_refused() {
+        let data = [0.0f32; 100];
+        let check = |len: usize, step: isize, first: usize, columns| {
+            let mut places = Places::new(step);
+            places.find(&Group::new(0, len, 1), |_| Some((first, len)));
+            let unchecked = Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER };
+            std::panic::catch_unwind(|| unchecked.check().tile(0).len()).is_ok()
+        };
+        assert!(check(10, 10, 0, 10) && !check(10, 10, 1, 10) && !check(11, 10, 0, 10));
+        // The eights of a tile need not be full.
+        assert!(check(9, 12, 0, 4) && !check(9, 12, 0, 5));
+        assert!(check(5, -20, 80, 20) && !check(5, -20, 79, 20) && !check(5, -21, 80, 20));
+        assert!(!check(3, isize::MAX, 0, 1) && !check(3, isize::MIN, 0, 1) && !check(1, 0, usize::MAX, 1));
+        assert!(!check(1, 0, 0, 101));
+    }
+
+    /// Both products over a group in pages of eight, against plain sums.
+    struct Products<'a> {
+        rows: usize,
+        keys: Unchecked<'a, f32>,
+        group: Group,
+    }
+
+    impl Run<()> for Products<'_> {
+        #[inline(always)]
+        fn run<I: Isa>(self, isa: I) {
+            let Self { rows, keys, group } = self;
+            let (columns, data, padded) = (keys.columns, keys.data, crate::gemv::padded(rows, I::LANES));
+            let q: Vec<f32> = (0..padded * columns).map(|n| (n % 7) as f32 - 3.0).collect();
+            let (stride, size) = (padded * TILE, padded * columns);
+            let mut s = vec![f32::NAN; stride * group.count()];
+            let keys = keys.check();
+            for (first, count) in blocks::<f32>(rows, I::LANES) {
+                let q = &q[first * columns..];
+                dots(isa, count, (&keys, 0..group.count()), q, (&mut s[first * TILE..], stride));
+            }
+            let at = |n: usize, row: usize| &data[paged(group.tile(n).0 + row, 8, columns)..][..columns];
+            for n in 0..group.count() {
+                for (r, row) in (0..rows).flat_map(|r| (0..group.tile(n).1).map(move |row| (r, row))) {
+                    // Small integers: every sum is exact.
+                    let want: f32 = at(n, row).iter().zip(&q[r * columns..]).map(|(x, q)| x * q).sum();
+                    assert_eq!(s[n * stride + r * TILE + row], want, "{} lanes, {rows} rows, {columns}", I::LANES);
+                }
+            }
+            let p: Vec<f32> = (0..s.len()).map(|n| (n % 5) as f32).collect();
+            let factors = vec![0.5; padded * group.count()];
+            let (mut o, mut rest, mut waiting) = (vec![2.0; size], vec![0.0; size], [(); 3].map(|()| vec![0.0; size]));
+            for (first, count) in blocks::<f32>(rows, I::LANES) {
+                let mut sums =
+                    Sums { o: &mut o, rest: &mut rest, waiting: waiting.each_mut().map(|array| array.as_mut_slice()) };
+                let weights = [(&p[first * TILE..], stride), (&factors[first..], padded)];
+                weighted(isa, count, (&keys, 0..group.count()), weights, sums.from(first * columns));
+            }
+            for (r, c) in (0..rows).flat_map(|r| (0..columns).map(move |c| (r, c))) {
+                let want = (0..group.count()).fold(2.0, |o, n| {
+                    let sum: f32 = (0..group.tile(n).1).map(|row| at(n, row)[c] * p[n * stride + r * TILE + row]).sum();
+                    o * 0.5 + sum
+                });
+                let got = o[r * columns + c] + rest[r * columns + c];
+                assert_eq!(got, want, "{} lanes, {rows} rows, channel {c} of {columns}", I::LANES);
+            }
+        }
+    }
+
+    #[test]
+    fn products_read_every_row_where_it_lies() {
+        for level in Level::available().map(Level::vectors) {
+            // One block of channels and several, one chain of sums and several, whole groups of keys and others.
+            for columns in [16, 64, 80, 96, 112, 128, 192, 256, 272] {
+                let data: Vec<f32> = (0..41 * 8 * (columns + 3)).map(|n| (n % 11) as f32 - 5.0).collect();
+                for (first, end) in if cfg!(miri) { &[(40, 76)][..] } else { &[(40, 139), (0, 1), (64, 87)] } {
+                    let group = Group::new(*first, *end, TILES);
+                    let (places, found) = find(&group, columns as isize + 3, 8, columns);
+                    assert!(found);
+                    for rows in [1, 2, 3, 4, 6, 8, 11] {
+                        let keys = Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER };
+                        level.run(Products { rows, keys, group });
+                    }
+                }
+            }
+        }
+    }
+}
