@@ -50,6 +50,7 @@ pub(crate) enum Lone {
     Ahead(usize),
     /// The line itself, over `f32` and over halves of at most 256 bytes a row: what comes next is left to the
     /// processor's own prefetcher, which follows lines in the order of memory.
+    #[cfg_attr(not(all(target_arch = "x86_64", feature = "std")), allow(dead_code, reason = "detection chooses it"))]
     InOrder,
 }
 
