@@ -33,7 +33,7 @@ use super::tree::Fold;
 use super::widen::Widened;
 use crate::dtype::Source;
 use crate::gemv::packed::{E4m3, E5m2, Packed, Q4, Q8, packed};
-use crate::gemv::{self, Group, Stored, TILE, TILES};
+use crate::gemv::{self, Group, Stored, TILE, TILES, tiles_of};
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of one thread.
@@ -218,6 +218,7 @@ impl Over<'_, '_> {
             keys_at,
             values_at,
             mask,
+            seen: 0,
             visible: [Visible::NONE; TILES],
         };
         let (value_dim, ln_scale) = (shape.value_dim, scoring.ln_scale);
@@ -270,7 +271,9 @@ struct Tiles<'p, 'c, T, K, V> {
     keys_at: K,
     values_at: V,
     mask: RowMask,
-    /// What rows see of the tiles with scores.
+    /// The tiles with scores that some row sees, as bits.
+    seen: u32,
+    /// What rows see of them.
     visible: [Visible; TILES],
 }
 
@@ -283,16 +286,17 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         let mut seen = 0;
         for (t, tile) in visible.iter_mut().enumerate().take(group.count()) {
             let (at, keys) = group.tile(t);
-            (tile.any, tile.all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
+            let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
+            tile.all = all;
             tile.words[..n].copy_from_slice(&mask.words[..n]);
-            seen |= u32::from(tile.any) << t;
+            seen |= u32::from(any) << t;
         }
-        let tiles = |seen: u32| (0..group.count()).filter(move |t| seen >> t & 1 == 1);
+        self.seen = seen;
         if columns == 0 {
-            tiles(seen).for_each(|t| s[t * stride..][..n * TILE].fill(0.0));
+            tiles_of(seen).for_each(|t| s[t * stride..][..n * TILE].fill(0.0));
         } else if let Some(tables) = rope {
             let head_dim = call.sequences.shape.head_dim;
-            for t in tiles(seen) {
+            for t in tiles_of(seen) {
                 let keys = keys_with_rope(read, tables, group.tile(t), (head_dim, columns), copy);
                 level.run(Dots { n, keys: keys.as_unchecked(), seen: 1, q, integers, s: &mut s[t * stride..], stride });
             }
@@ -301,20 +305,20 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             if let Some(keys) = keys_at.in_place() {
                 level.run(Dots { n, keys, seen, q, integers, s: &mut *s, stride });
             } else {
-                for t in tiles(seen) {
-                    let (at, len) = group.tile(t);
-                    let keys = keys_at.copied(at, len, copy);
-                    level.run(Dots { n, keys, seen: 1, q, integers, s: &mut s[t * stride..], stride });
+                for t in tiles_of(seen) {
+                    let (keys, tile) = keys_at.tile(group, t, copy);
+                    let s = &mut s[(t - tile) * stride..];
+                    level.run(Dots { n, keys, seen: 1 << tile, q, integers, s, stride });
                 }
             }
-            for t in tiles(seen) {
+            for t in tiles_of(seen) {
                 let (at, keys) = group.tile(t);
                 let Some(scales) = scaling.of_keys(at, keys) else { break };
                 let vectors = keys.next_multiple_of(level.lanes());
                 level.run(ScaleColumns { rows: n, vectors, scales: &scales, s: &mut s[t * stride..] });
             }
         }
-        for t in tiles(seen) {
+        for t in tiles_of(seen) {
             let ((at, keys), Visible { all, words, .. }) = (group.tile(t), &mut visible[t]);
             if scoring.score_scale.is_some() || !*all || !keys.is_multiple_of(level.lanes()) {
                 let (all, words, s) = (*all, &mut words[..n], &mut s[t * stride..]);
@@ -331,16 +335,14 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         copy: &mut [f32],
         s: &mut [f32],
     ) {
-        let Self { call, rows, wide, padded, .. } = *self;
+        let Self { call, rows, wide, padded, seen, .. } = *self;
         let Self { scaling, values_at, visible, .. } = self;
         let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);
-        let seen = visible.iter().take(group.count()).rev().fold(0, |seen, tile| seen << 1 | u32::from(tile.any));
-        let tiles = |seen: u32| (0..group.count()).filter(move |t| seen >> t & 1 == 1);
         let (log2_scale, floats) = (scoring.log2_scale(), padded.next_multiple_of(level.lanes()));
         let factors_of = (&mut *factors, floats);
         level.run(Softmax { state, log2_scale, rows: n, group, seen, factors: factors_of, s: &mut *s, stride });
         let guarded = |tile: &Visible| !tile.all || scoring.bias.is_some();
-        for t in tiles(seen) {
+        for t in tiles_of(seen) {
             let ((key, keys), tile, s) = (group.tile(t), &visible[t], &mut s[t * stride..]);
             let vectors = keys.next_multiple_of(level.lanes());
             if !scoring.dropout.is_none() {
@@ -361,27 +363,21 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             return;
         }
         let mut sums = gemv::Sums { o, rest, waiting: waiting.each_mut().map(|array| &mut **array) };
-        let checked = !V::Number::FINITE && tiles(seen).any(|t| guarded(&visible[t]));
+        let checked = !V::Number::FINITE && tiles_of(seen).any(|t| guarded(&visible[t]));
         values_at.find(group);
         if let Some(values) = values_at.in_place().filter(|_| !checked) {
             let weights = [(&*s, stride), (&*factors, floats)];
             level.run(Weighted { n, values, seen, weights, sums });
             return;
         }
-        for t in tiles(seen) {
+        for t in tiles_of(seen) {
             let (key, keys) = group.tile(t);
             let (p, factor) = (&s[t * stride..], &factors[t * floats..]);
-            let in_place = values_at.in_place().is_some();
-            let (values, tile) = match in_place {
-                true => (values_at.in_place(), t),
-                false => (Some(values_at.copied(key, keys, copy)), 0),
-            };
-            let Some(values) = values else { return };
+            let (values, tile) = values_at.tile(group, t, copy);
             if checked && guarded(&visible[t]) && !level.run(IsFinite(values, tile)) {
                 let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
                 nonfinite.weighted(level, &visible[t].words[..n], wide, (p, factor), sums.from(0), copy);
             } else {
-                // The places of a group say which tile, so that the weights of this one are at its start.
                 let weights = [(&s[(t - tile) * stride..], stride), (&factors[(t - tile) * floats..], floats)];
                 level.run(Weighted { n, values, seen: 1 << tile, weights, sums: sums.from(0) });
             }
@@ -395,11 +391,10 @@ type Outputs<'b, 'w> = (&'b mut State<'w>, &'b mut [f32], &'b mut [f32], &'b mut
 /// What rows see of a tile.
 #[derive(Clone, Copy)]
 struct Visible {
-    any: bool,
     all: bool,
     words: [u64; MAX_ROWS],
 }
 
 impl Visible {
-    const NONE: Self = Self { any: false, all: false, words: [0; MAX_ROWS] };
+    const NONE: Self = Self { all: false, words: [0; MAX_ROWS] };
 }

@@ -10,7 +10,7 @@ use super::rows::TileRows;
 use super::score;
 use super::softmax::State;
 use crate::dtype::Input;
-use crate::gemv::{self, Group, Places, Stored, TILE, Unchecked, bytes};
+use crate::gemv::{self, Group, Places, Stored, TILE, Unchecked, bytes, tiles_of};
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 use crate::pack;
@@ -93,11 +93,7 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
             && keys.columns() <= bytes::WIDEST
             && let Some(of) = T::INTEGERS
         {
-            let keys = of(keys);
-            for tile in (0..keys.tiles()).filter(|tile| seen >> tile & 1 == 1) {
-                bytes::dots(isa, n, (&keys, tile), (q, integers), &mut s[tile * stride..]);
-            }
-            return;
+            return bytes::dots(isa, n, (&of(keys), seen), (q, integers), (s, stride));
         }
         for tiles in together(n, seen, keys.tiles(), I::LANES) {
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
@@ -154,7 +150,7 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
     }
 }
 
-/// Whether all elements of some rows are finite.
+/// Whether all elements of one of some tiles are finite.
 pub(super) struct IsFinite<'a, T>(pub(super) Unchecked<'a, T>, pub(super) usize);
 
 impl<T: Stored> Run<bool> for IsFinite<'_, T> {
@@ -183,7 +179,7 @@ impl Run<()> for Softmax<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { state, log2_scale, rows, group, seen, factors: (factors, floats), s, stride } = self;
-        for n in (0..group.count()).filter(|n| seen >> n & 1 == 1) {
+        for n in tiles_of(seen) {
             let keys = group.tile(n).1.next_multiple_of(I::LANES);
             let factor = &mut factors[n * floats..][..floats];
             state.push(isa, log2_scale, (rows, keys), factor, &mut s[n * stride..]);

@@ -18,8 +18,8 @@ pub(super) trait TileRows {
     fn find(&mut self, group: &Group);
     /// The rows of all tiles of the group, if they can be read in place.
     fn in_place(&self) -> Option<Unchecked<'_, Self::Number>>;
-    /// Copies the rows of one tile into `scratch`: `tokens` rows from `token` on.
-    fn copied<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, Self::Number>;
+    /// The rows of the `n`th tile of the group, in place or copied into `scratch`, and which tile of these rows it is.
+    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, Self::Number>, usize);
     /// Writes the numbers of one row as the products read them, without the scale of its token. Writes nothing if the
     /// cache does not hold the token.
     fn read(&self, token: usize, out: &mut [f32]);
@@ -38,8 +38,8 @@ pub(super) struct Located<'s, 'c, C, T> {
     direct: bool,
     /// Whether all rows of the group were found in whole eights, too.
     found: bool,
+    /// Where they start, or a copy of one tile.
     places: Places,
-    copy: Places,
     prefetch: Prefetch,
 }
 
@@ -52,10 +52,10 @@ impl<'s, 'c, C: Copy, T: Stored> Located<'s, 'c, C, T> {
         [sequence, head]: [usize; 2],
         padded: usize,
     ) -> Self {
-        let ([.., columns], [.., step, unit]) = (view.sizes(), view.strides());
+        let ([.., columns], [.., unit]) = (view.sizes(), view.strides());
         let direct = unit == 1 && columns > 0 && columns == T::elements(padded);
-        let (places, copy, prefetch) = (Places::new(step), Places::new(0), Prefetch::detect());
-        Self { level, cache, view, sequence, head, padded, direct, found: false, places, copy, prefetch }
+        let (places, prefetch) = (Places::NONE, Prefetch::detect());
+        Self { level, cache, view, sequence, head, padded, direct, found: false, places, prefetch }
     }
 }
 
@@ -68,7 +68,7 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
         let step = |n: usize, stride: isize| (n as isize).wrapping_mul(stride);
         let start = view.offset().wrapping_add_signed(step(*head, head_step));
         *found = *direct
-            && places.find(group, |token| {
+            && places.find(group, slot_step, |token| {
                 let run = cache.run(*sequence, token)?;
                 let first = start.wrapping_add_signed(step(run.row, row_step));
                 Some((first.wrapping_add_signed(step(run.slot, slot_step)), run.len))
@@ -76,15 +76,20 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
     }
 
     fn in_place(&self) -> Option<Unchecked<'_, T>> {
-        let data = self.view.data();
-        self.found.then_some(Unchecked { data, places: &self.places, columns: self.padded, prefetch: self.prefetch })
+        let Self { view, found, places, padded, prefetch, .. } = self;
+        found.then_some(Unchecked { data: view.data(), places, columns: *padded, prefetch: *prefetch })
     }
 
-    fn copied<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, T> {
-        let (copy, row_len) = (elements_of::<T>(scratch), T::elements(self.padded));
+    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, T>, usize) {
+        let Self { view, padded: columns, prefetch, .. } = *self;
+        if self.found {
+            return (Unchecked { data: view.data(), places: &self.places, columns, prefetch }, n);
+        }
+        let ((token, tokens), row_len) = (group.tile(n), T::elements(columns));
+        let copy = elements_of::<T>(scratch);
         self.level.run(CopyTile { rows: self, token, tokens, to: &mut *copy, row_len });
-        self.copy = Places::copied(tokens, row_len);
-        Unchecked { data: copy, places: &self.copy, columns: self.padded, prefetch: self.prefetch }
+        self.places = Places::copied(tokens, row_len);
+        (Unchecked { data: copy, places: &self.places, columns, prefetch }, 0)
     }
 
     fn read(&self, token: usize, out: &mut [f32]) {

@@ -39,7 +39,7 @@ impl<'s, 'c> Widened<'s, 'c> {
         [sequence, head]: [usize; 2],
         padded: usize,
     ) -> Self {
-        Self { level, cache, bytes, format, sequence, head, padded, places: Places::new(0) }
+        Self { level, cache, bytes, format, sequence, head, padded, places: Places::NONE }
     }
 
     /// The bytes of a row.
@@ -59,10 +59,11 @@ impl TileRows for Widened<'_, '_> {
         None
     }
 
-    fn copied<'r>(&'r mut self, token: usize, tokens: usize, scratch: &'r mut [f32]) -> Unchecked<'r, f32> {
+    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, f32>, usize) {
+        let (token, tokens) = group.tile(n);
         self.places = Places::copied(tokens, self.padded);
         self.level.run(Tile { rows: self, token, tokens, to: scratch });
-        Unchecked { data: scratch, places: &self.places, columns: self.padded, prefetch: Prefetch::OTHER }
+        (Unchecked { data: scratch, places: &self.places, columns: self.padded, prefetch: Prefetch::OTHER }, 0)
     }
 
     fn read(&self, token: usize, out: &mut [f32]) {

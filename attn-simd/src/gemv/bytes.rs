@@ -18,7 +18,7 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use super::ahead::Ahead;
-use super::{Rows, TILE, Tile};
+use super::{Rows, TILE, Tile, tiles_of};
 use crate::isa::{Bytes, Isa};
 use crate::prefetch::Into;
 
@@ -124,40 +124,44 @@ fn write_row<I: Isa>(isa: I, q: &[f32], (r, count): (usize, usize), words: &mut 
     beside[3] = power(exponent - 23);
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers are in `scratch`. `q`: `[rows][columns]`;
-/// `s`: `[rows][TILE]`. Whole groups of keys are written.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers are in `scratch`, and each tile whose bit is
+/// set in `seen`. `q`: `[rows][columns]`; `s`: `[rows][TILE]` for each tile, `stride` floats apart. Whole groups of
+/// keys are written.
 #[inline(always)]
 pub(crate) fn dots<I: Isa>(
     isa: I,
     rows: usize,
-    (all, tile): (&Rows<'_, i8>, usize),
+    (keys, seen): (&Rows<'_, i8>, u32),
     (q, scratch): (&[f32], &[f32]),
-    s: &mut [f32],
+    (s, stride): (&mut [f32], usize),
 ) {
-    let (keys, ahead) = (all.tile(tile), Ahead::of::<I, i8, 4>(all).at_least(I::LANES));
     let columns = keys.columns();
-    assert!(columns <= WIDEST && scratch.len() >= floats(rows, columns) && s.len() >= rows * TILE);
+    let ahead = Ahead::of::<I, i8, 4>(keys).at_least(I::LANES);
+    assert!(columns <= WIDEST && scratch.len() >= floats(rows, columns));
     let (beside, digits) = scratch.split_at(rows * BESIDE);
     let row_words = columns.next_multiple_of(64) / 4 * 3;
     assert!(digits.len() >= rows * row_words);
-    let mut first = 0;
-    while first < rows {
-        let count = block(rows - first);
-        let (beside, digits) = (&beside[first * BESIDE..][..count * BESIDE], &digits[first * row_words..]);
-        let s = &mut s[first * TILE..][..count * TILE];
-        // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
-        unsafe {
-            match count {
-                1 => dots_of::<I, 1>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
-                2 => dots_of::<I, 2>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
-                _ => dots_of::<I, 4>(isa, (&keys, &ahead), beside, digits.as_ptr().cast(), s),
+    for n in tiles_of(seen) {
+        let (tile, s) = (keys.tile(n), &mut s[n * stride..][..rows * TILE]);
+        let mut first = 0;
+        while first < rows {
+            let count = block(rows - first);
+            let (beside, digits) = (&beside[first * BESIDE..][..count * BESIDE], &digits[first * row_words..]);
+            let s = &mut s[first * TILE..][..count * TILE];
+            // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
+            unsafe {
+                match count {
+                    1 => dots_of::<I, 1>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                    2 => dots_of::<I, 2>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                    _ => dots_of::<I, 4>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                }
             }
+            first += count;
         }
-        first += count;
-    }
-    for (r, beside) in beside.chunks_exact(BESIDE).enumerate() {
-        if beside[3] == 0.0 {
-            super::dots(isa, 1, (all, tile..tile + 1), &q[r * columns..], (&mut s[r * TILE..], 0));
+        for (r, beside) in beside.chunks_exact(BESIDE).enumerate() {
+            if beside[3] == 0.0 {
+                super::dots(isa, 1, (keys, n..n + 1), &q[r * columns..], (&mut s[r * TILE..], 0));
+            }
         }
     }
 }

@@ -44,12 +44,13 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     let columns = keys.columns();
     assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns);
     with_rows!(I, T, rows, [R, K, S, _C] => {
+        let ahead = Ahead::of::<I, T, R>(keys);
         for (n, tile) in tiles.clone().enumerate() {
             let s = &mut s[n * stride..][..rows * TILE];
             // SAFETY: the assertion above and this slice: R rows of queries and of scores, and rows of keys in whole
             // vectors, which `Rows` has checked; D is their number of columns or 0.
             unsafe {
-                let (keys, q, s) = ((keys.tile(tile), Ahead::of::<I, T, R>(keys)), q.as_ptr(), s.as_mut_ptr());
+                let (keys, q, s) = ((keys.tile(tile), ahead), q.as_ptr(), s.as_mut_ptr());
                 // A constant condition, so that only one of the two is compiled.
                 if const { T::EVERY && unrolled(I::LANES) } {
                     match columns {

@@ -1,4 +1,4 @@
-//! The rows of some tiles of keys or values: where they lie, and the check that they lie in their slice.
+//! The rows of some tiles of keys or values: where they start, and the check that they are in their slice.
 //!
 //! Contiguous caches, pages, rings and strides are read alike. A tile is eight times eight rows, and only the eight of
 //! each need one distance. So the products find most rows by an addition, and only each eighth in a table. Rows that
@@ -33,6 +33,9 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    /// No tiles.
+    const NONE: Self = Self { first: 0, end: 0, count: 0 };
+
     /// As many tiles as `most`, from a row on and before `end`. A tile ends at a multiple of its size.
     pub(crate) fn new(first: usize, end: usize, most: usize) -> Self {
         let most = most.min(TILES);
@@ -60,15 +63,19 @@ impl Group {
     }
 }
 
-/// Where the rows of a group lie, and for the prefetch those of the tile after it.
+/// The tiles whose bit is set.
+#[inline(always)]
+pub(crate) fn tiles_of(seen: u32) -> impl Iterator<Item = usize> {
+    (0..TILES).filter(move |tile| seen >> tile & 1 == 1)
+}
+
+/// Where the rows of a group start, and for the prefetch those of the tile after it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     /// The index of the first element of each eight rows of a tile; a power of two of them, so that no index needs a
     /// check.
     eights: [usize; PLACES],
-    /// The number of rows of each tile.
-    lens: [usize; TILES],
-    count: usize,
+    group: Group,
     /// The distance in elements from a row to the next of its eight.
     step: isize,
     /// Whether all rows of the group and of the tile after it are spaced so.
@@ -76,34 +83,31 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Of no tiles yet, for rows of this distance.
-    pub(crate) const fn new(step: isize) -> Self {
-        Self { eights: [0; PLACES], lens: [0; TILES], count: 0, step, even: false }
-    }
+    /// Of no tiles.
+    pub(crate) const NONE: Self = Self { eights: [0; PLACES], group: Group::NONE, step: 0, even: false };
 
     /// One tile of `len` rows, `step` apart, in a slice of its own.
     pub(crate) fn copied(len: usize, step: usize) -> Self {
-        let mut this = Self::new(step as isize);
-        this.count = 1;
-        this.lens[0] = len;
+        let mut this = Self { group: Group::new(0, len, 1), step: step as isize, ..Self::NONE };
         for (n, eight) in this.eights.iter_mut().enumerate() {
             *eight = (n % EIGHTS * EIGHT).min(len / EIGHT * EIGHT) * step;
         }
         this
     }
 
-    /// Takes another group. `run` finds a row: the index of its first element and the number of rows that follow it at
-    /// this distance, itself among them; or `None` if there is no such row. Returns whether all rows of the group were
+    /// Takes another group. `run` finds a row: the index of its first element, and the number of rows that follow it
+    /// `step` apart, itself among them; or `None` if there is no such row. Returns whether all rows of the group were
     /// found, in whole eights.
-    pub(crate) fn find(&mut self, group: &Group, mut run: impl FnMut(usize) -> Option<(usize, usize)>) -> bool {
-        self.count = group.count();
+    pub(crate) fn find(
+        &mut self,
+        group: &Group,
+        step: isize,
+        mut run: impl FnMut(usize) -> Option<(usize, usize)>,
+    ) -> bool {
+        (self.group, self.step, self.even) = (*group, step, false);
         let (mut at, mut left, mut run_first, mut runs) = (0, 0, 0, 0);
-        self.even = false;
         for (tile, eights) in self.eights.as_chunks_mut::<EIGHTS>().0.iter_mut().enumerate().take(group.count() + 1) {
             let (first, len) = group.tile(tile);
-            if tile < group.count() {
-                self.lens[tile] = len;
-            }
             for (n, eight) in eights.iter_mut().enumerate().take(len.div_ceil(EIGHT)) {
                 let row = first.saturating_add(n * EIGHT);
                 if left == 0 || row != at {
@@ -121,7 +125,7 @@ impl Places {
                     return tile == group.count();
                 }
                 *eight = run_first;
-                run_first = run_first.wrapping_add_signed(self.step.wrapping_mul(rows as isize));
+                run_first = run_first.wrapping_add_signed(step.wrapping_mul(rows as isize));
                 (at, left) = (row.saturating_add(rows), left - rows);
             }
         }
@@ -142,7 +146,7 @@ impl Places {
 pub(crate) struct Unchecked<'a, T> {
     /// The elements of all rows.
     pub(crate) data: &'a [T],
-    /// Where the rows lie.
+    /// Where the rows start.
     pub(crate) places: &'a Places,
     /// The number of columns of each row.
     pub(crate) columns: usize,
@@ -155,11 +159,12 @@ impl<'a, T: Stored> Unchecked<'a, T> {
     #[inline(always)]
     pub(crate) fn check(self) -> Rows<'a, T> {
         let Self { data, places, columns, prefetch } = self;
-        assert!(columns > 0 && places.count <= TILES, "no columns, or too many tiles");
+        assert!(columns > 0 && places.group.count <= TILES, "no columns, or too many tiles");
         let last = data.len().checked_sub(T::elements(columns));
         let mut inside = last.is_some();
         let last = last.unwrap_or(0);
-        for (tile, &len) in places.lens.iter().enumerate().take(places.count) {
+        for tile in 0..places.group.count {
+            let (_, len) = places.group.tile(tile);
             assert!(len > 0 && len <= TILE, "a tile of no rows, or of too many");
             for n in 0..len.div_ceil(EIGHT) {
                 let first = places.eights[tile * EIGHTS + n];
@@ -187,7 +192,7 @@ impl<'a, T: Stored> Rows<'a, T> {
     /// The number of tiles.
     #[inline(always)]
     pub(crate) fn tiles(&self) -> usize {
-        self.places.count
+        self.places.group.count
     }
 
     /// The number of columns.
@@ -212,8 +217,8 @@ impl<'a, T: Stored> Rows<'a, T> {
     #[inline(always)]
     pub(crate) fn tile(&self, n: usize) -> Tile<'a, T> {
         let Self { data, places, columns, .. } = *self;
-        assert!(n < places.count);
-        Tile { data, places, n, len: places.lens[n], columns }
+        assert!(n < places.group.count);
+        Tile { data, places, n, len: places.group.tile(n).1, columns }
     }
 }
 
@@ -295,8 +300,9 @@ mod tests {
     }
 
     fn find(group: &Group, step: isize, slots: usize, columns: usize) -> (Places, bool) {
-        let mut places = Places::new(step);
-        let found = places.find(group, |row| (row < 600).then(|| (paged(row, slots, columns), slots - row % slots)));
+        let mut places = Places::NONE;
+        let found =
+            places.find(group, step, |row| (row < 600).then(|| (paged(row, slots, columns), slots - row % slots)));
         (places, found)
     }
 
@@ -307,7 +313,7 @@ mod tests {
             assert_eq!((group.end(), group.count()), (end.min(512), (end - 1) / TILE - first / TILE + 1));
             for slots in [1, 4, 8, 16, 24, 64] {
                 let (places, found) = find(&group, 19, slots, 16);
-                // The eights of a tile must lie in one page each; few rows may, whatever the size.
+                // Each eight of a tile must be in one page; few rows may, whatever the size.
                 let want = (0..group.count()).map(|n| group.tile(n)).all(|(from, len)| {
                     (0..len).step_by(8).all(|n| (from + n) / slots == (from + (n + 7).min(len - 1)) / slots)
                 });
@@ -326,8 +332,8 @@ mod tests {
     fn a_row_outside_is_refused() {
         let data = [0.0f32; 100];
         let check = |len: usize, step: isize, first: usize, columns| {
-            let mut places = Places::new(step);
-            places.find(&Group::new(0, len, 1), |_| Some((first, len)));
+            let mut places = Places::NONE;
+            places.find(&Group::new(0, len, 1), step, |_| Some((first, len)));
             let unchecked = Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER };
             std::panic::catch_unwind(|| unchecked.check().tile(0).len()).is_ok()
         };
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn products_read_every_row_where_it_lies() {
+    fn products_read_every_row_where_it_is() {
         for level in Level::available().map(Level::vectors) {
             // One block of channels and several, one chain of sums and several, whole groups of keys and others.
             // Miri takes hundreds of times as long, and looks for something else.

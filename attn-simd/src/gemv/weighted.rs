@@ -52,9 +52,10 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, T, rows, [R, _K, _S, C] => {
+        let ahead = Ahead::of::<I, T, R>(values);
         for (n, tile) in tiles.clone().enumerate() {
             let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
-            let values = (values.tile(tile), Ahead::of::<I, T, R>(values));
+            let values = (values.tile(tile), ahead);
             // SAFETY: the assertion above and these slices: R rows of weights, factors and outputs in whole vectors;
             // the values are checked by `Rows`.
             unsafe { weighted_of::<I, T, R, C>(isa, values, p.as_ptr(), factor.as_ptr(), o) }
@@ -85,7 +86,8 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     let vectors = values.columns() / I::LANES;
     // Of several blocks, all but the first must find the values in the nearest cache.
     let step = if vectors <= C { const { PART * parts(I::LANES, R, C) } } else { PART };
-    let once = ahead.is_once() && (vectors <= C || vectors == WIDE);
+    let at_once = const { R == 1 && I::LANES == 16 && T::EVERY } && vectors == WIDE;
+    let once = ahead.is_once() && (vectors <= C || at_once);
     let (rows, beyond) = ahead.of_values(&values, step);
     let prefetcher = Prefetcher { rows, beyond };
     for first in (0..values.len()).step_by(step) {
