@@ -93,10 +93,8 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     for first in (0..values.len()).step_by(step) {
         let mut done = 0;
         // The chains that begin here: where their values are, and what is requested meanwhile.
-        let chains = [first, first + PART].map(
-            #[inline(always)]
-            |first| (values.row(first), prefetcher.ahead(&values, first)),
-        );
+        // Not by `map`: what calls a closure there may not be inlined.
+        let chains = [prefetcher.chain(&values, first), prefetcher.chain(&values, first + PART)];
         // A block of some vectors, with one request for each line or with two.
         macro_rules! block {
             ($C:expr) => {{
@@ -152,14 +150,12 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Bytes from the lines of some values, of which this is the first, to those that are prefetched.
+    /// The chain that begins at a value.
     #[inline(always)]
-    fn ahead<T: Stored>(self, values: &Tile<'_, T>, first: usize) -> [usize; 2] {
-        let [second, first] = self.rows.map(
-            #[inline(always)]
-            |rows| values.lead(first, rows),
-        );
-        [second.wrapping_add(self.beyond), first]
+    fn chain<T: Stored>(self, values: &Tile<'_, T>, first: usize) -> Chain<T> {
+        let [second, near] = self.rows;
+        let ahead = [values.lead(first, second).wrapping_add(self.beyond), values.lead(first, near)];
+        (values.row(first), ahead)
     }
 }
 
