@@ -28,8 +28,11 @@ pub struct Prefetch {
     pub(crate) far: usize,
     /// How far ahead they are requested again.
     pub(crate) near: usize,
-    /// How one row requests lines once, if that is better there.
-    pub(crate) lone: Option<Lone>,
+    /// How one row or two request lines once, if that is better there.
+    pub(crate) once: Option<Once>,
+    /// Whether three or four rows over `f32` read values one line at a time, at AVX-512. Then memory and arithmetic
+    /// have work all the time; but a weight is loaded for each line again.
+    pub(crate) by_line: bool,
     /// Whose policy it is.
     of: &'static str,
 }
@@ -42,25 +45,25 @@ pub(crate) enum Into {
     Second,
 }
 
-/// How one row of queries requests each line once, into the first cache. It computes so little for each byte that a
-/// second request costs more than it gains.
+/// How one or two rows of queries request each line once, into the first cache. They compute so little for each byte
+/// that a second request costs more than it gains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lone {
-    /// So many bytes ahead, over `f32`.
+pub(crate) enum Once {
+    /// One row over `f32`: so many bytes ahead.
     Ahead(usize),
-    /// The line itself, over `f32` and over halves of at most 256 bytes a row: what comes next is left to the
-    /// processor's own prefetcher, which follows lines in the order of memory.
+    /// One row or two over `f32`, and one over halves of at most 256 bytes a row: the line itself. What comes next is
+    /// left to the processor's own prefetcher, which follows lines in the order of memory.
     #[cfg_attr(not(all(target_arch = "x86_64", feature = "std")), allow(dead_code, reason = "detection chooses it"))]
     InOrder,
 }
 
-impl Lone {
-    /// Whether rows of numbers of `size` bytes are read so. `in_order` says whether all lines are read in turn, or
+impl Once {
+    /// Whether `rows` rows over numbers of `size` bytes read so. `in_order` says whether all lines are read in turn, or
     /// nearly: pages and gaps break the order, and so do several passes over a value, for sums of a few channels each.
-    pub(crate) const fn takes(self, size: usize, row_bytes: usize, in_order: bool) -> bool {
+    pub(crate) const fn takes(self, rows: usize, size: usize, row_bytes: usize, in_order: bool) -> bool {
         match self {
-            Self::Ahead(_) => size == 4,
-            Self::InOrder => in_order && (size == 4 || row_bytes <= 256),
+            Self::Ahead(_) => rows == 1 && size == 4,
+            Self::InOrder => in_order && (rows <= 2 && size == 4 || rows == 1 && row_bytes <= 256),
         }
     }
 
@@ -87,8 +90,14 @@ impl Prefetch {
     /// ahead, is 1.12 times as fast; 4 KiB 1.11, 3 KiB 1.08, 12 KiB 1.01. Four rows want both requests (once: 0.87),
     /// and 12 KiB: 4 to 8 KiB take halves 0.75 to 1.0 of their speed. Near requests of 6 KiB are 1.0 to 1.04 times as
     /// fast as 4, for four rows over `f32`.
-    const ZEN5: Self =
-        Self { into: Into::First, far: 12 << 10, near: 6 << 10, lone: Some(Lone::Ahead(6 << 10)), of: "Zen 5" };
+    const ZEN5: Self = Self {
+        into: Into::First,
+        far: 12 << 10,
+        near: 6 << 10,
+        once: Some(Once::Ahead(6 << 10)),
+        by_line: false,
+        of: "Zen 5",
+    };
 
     /// Measured 2026-11-25 on an EPYC, one thread, caches of 256 MiB: into the second cache instead of the first, f32
     /// is 1.3 to 2.0 times as fast and halves 1.4 to 1.7. Distances of 8 and 12 KiB are 0.85 to 1.0 of 16 KiB. Near
@@ -96,23 +105,26 @@ impl Prefetch {
     ///
     /// Measured 2026-11-28, one row, caches of 128 to 256 MiB: lines in order, without a request ahead, are 1.2 to 1.3
     /// times as fast over f32, and 1.1 over halves of 128 channels. Requests 512 bytes to 6 KiB ahead take that away.
-    /// For four rows it is 0.5 to 0.75, and for halves of 192 and 256 channels 0.95 to 1.0.
+    /// For halves of 192 and 256 channels it is 0.95 to 1.0. Two rows over f32: 1.17 to 1.3 times as fast; three 0.93,
+    /// four 0.73. Three and four rows that read values by line: 1.05 to 1.23; halves 0.97.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN4: Self = Self { into: Into::Second, far: 16 << 10, near: 0, lone: Some(Lone::InOrder), of: "Zen 4" };
+    const ZEN4: Self =
+        Self { into: Into::Second, far: 16 << 10, near: 0, once: Some(Once::InOrder), by_line: true, of: "Zen 4" };
 
     /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, caches of 8 to 256 MiB, cold, as a share of a
     /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; near requests of 1 KiB: 0.68 and 0.53; into the
     /// first cache, 12 KiB ahead and 4 near, 0.65 and 0.54; into the second 4 KiB ahead 0.63 and 0.50. The machine was
     /// noisy, and tells no more than that nothing is much better.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN3: Self = Self { of: "Zen to Zen 3: as Zen 4", lone: None, ..Self::ZEN4 };
+    const ZEN3: Self = Self { of: "Zen to Zen 3: as Zen 4", once: None, ..Self::ZEN4 };
 
     /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
     /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3; on
     /// two threads 1.05 to 1.17 and 1.0 to 1.1. Without near requests a step takes up to 1.07 times as long; with 8 KiB
     /// and 512 bytes near, in f32 1.1 to 1.2 times. Other processors of Intel's are not measured.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const INTEL: Self = Self { into: Into::Second, far: 16 << 10, near: 1 << 10, lone: None, of: "Intel" };
+    const INTEL: Self =
+        Self { into: Into::Second, far: 16 << 10, near: 1 << 10, once: None, by_line: false, of: "Intel" };
 
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
@@ -157,7 +169,7 @@ impl Prefetch {
         };
         let mut bytes = || parts.next()?.parse().ok().filter(|&bytes: &usize| bytes <= Self::FARTHEST);
         let (far, near) = (bytes()?, bytes()?);
-        parts.next().is_none().then_some(Self { into, far, near, lone: None, of: "ATTN_PREFETCH" })
+        parts.next().is_none().then_some(Self { into, far, near, once: None, by_line: false, of: "ATTN_PREFETCH" })
     }
 
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -185,16 +197,19 @@ impl Prefetch {
 
 impl fmt::Display for Prefetch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { into, far, near, lone, of } = self;
+        let Self { into, far, near, once, by_line, of } = self;
         let into = match into {
             Into::First => "first",
             Into::Second => "second",
         };
         write!(f, "{into} cache {far} bytes ahead, first {near}")?;
-        match lone {
-            Some(Lone::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
-            Some(Lone::InOrder) => f.write_str("; one row over f32 or at most 256 bytes: in order")?,
+        match once {
+            Some(Once::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
+            Some(Once::InOrder) => f.write_str("; one row over at most 256 bytes, one or two over f32: in order")?,
             None => {}
+        }
+        if *by_line {
+            f.write_str("; three or four over f32: values by line")?;
         }
         write!(f, " ({of})")
     }
@@ -215,17 +230,19 @@ mod tests {
     }
 
     #[test]
-    fn one_row_reads_in_order_what_was_measured() {
-        let takes = |size, row, in_order| Lone::InOrder.takes(size, row, in_order);
-        assert!(takes(4, 512, true) && takes(4, 1024, true) && takes(2, 256, true));
-        assert!(!takes(2, 384, true) && !takes(4, 512, false) && !takes(2, 256, false));
-        assert!(Lone::Ahead(64).takes(4, 512, false) && !Lone::Ahead(64).takes(2, 256, true));
+    fn few_rows_read_in_order_what_was_measured() {
+        let takes = |rows, size, row, in_order| Once::InOrder.takes(rows, size, row, in_order);
+        assert!(takes(1, 4, 512, true) && takes(1, 4, 1024, true) && takes(1, 2, 256, true) && takes(2, 4, 512, true));
+        assert!(!takes(1, 2, 384, true) && !takes(1, 4, 512, false) && !takes(1, 2, 256, false));
+        assert!(!takes(2, 2, 256, true) && !takes(3, 4, 512, true));
+        let takes = |rows, size| Once::Ahead(64).takes(rows, size, 512, false);
+        assert!(takes(1, 4) && !takes(1, 2) && !takes(2, 4));
     }
 
     #[test]
     fn no_bit_depends_on_it() {
         use crate::Level;
-        use crate::gemv::{Places, Stored, Sums, TILE, Unchecked, dots, weighted};
+        use crate::gemv::{self, Places, Stored, Sums, TILE, Unchecked, dots, weighted};
         use crate::isa::Isa;
         use crate::level::Run;
 
@@ -251,7 +268,8 @@ mod tests {
         let places = Places::copied(TILE, COLUMNS);
         for level in Level::available() {
             // Miri takes hundreds of times as long, and looks for something else.
-            for &rows in if cfg!(miri) { &[1][..] } else { &[1, 4] } {
+            let rows = if cfg!(miri) { &[1][..] } else { &[1, 2, 3, 4] };
+            for &rows in rows.iter().filter(|&&rows| gemv::rows_for(rows, level.lanes()) == rows) {
                 let run = |prefetch| {
                     let keys = Unchecked { data: &data, places: &places, columns: COLUMNS, prefetch };
                     level.run(Both(keys, &data[..rows * COLUMNS]))
@@ -263,7 +281,7 @@ mod tests {
                 for policy in forced
                     .iter()
                     .map(|text| Prefetch::parse(text).unwrap())
-                    .chain([Prefetch::ZEN5, Prefetch { lone: Some(Lone::InOrder), ..Prefetch::ZEN5 }])
+                    .chain([Prefetch::ZEN5, Prefetch { once: Some(Once::InOrder), by_line: true, ..Prefetch::ZEN5 }])
                 {
                     assert_eq!(run(policy), (s.clone(), o.clone()), "{}, {rows} rows: {policy}", level.name());
                 }

@@ -8,9 +8,11 @@ use super::{Rows, Stored, TILE, Tile};
 use crate::isa::{Isa, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
-/// Whether R rows over a type are one over numbers that are no bytes, which computes least for each byte.
-const fn is_alone<T>(rows: usize) -> bool {
-    rows == 1 && size_of::<T>() >= 2
+/// Whether the products are compiled for requests of each line once: for one row over numbers that are no bytes, and
+/// for two over `f32` at AVX-512. They compute least for each byte.
+pub(super) const fn may_be_once<T>(rows: usize, lanes: usize) -> bool {
+    let size = size_of::<T>();
+    rows == 1 && size >= 2 || rows == 2 && size == 4 && lanes == 16
 }
 
 /// The distances of the policy, in rows of some tiles.
@@ -31,16 +33,19 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For R rows of queries or outputs, which may have a policy of their own.
+    /// For R rows of queries or outputs, which may have a policy of their own. `in_order` says whether the lines of
+    /// rows that follow each other are read in the order of memory.
     #[inline(always)]
-    pub(super) fn of<I: Isa, T: Stored, const R: usize>(rows: &Rows<'_, T>) -> Self {
+    pub(super) fn of<I: Isa, T: Stored, const R: usize>(rows: &Rows<'_, T>, in_order: bool) -> Self {
         let row = (T::elements(rows.columns()) * size_of::<T>()).max(1);
-        let lone = rows.prefetch().lone.filter(|_| is_alone::<T>(R));
-        let in_order = rows.is_contiguous() && rows.columns() <= if I::LANES == 16 { 256 } else { 8 * I::LANES };
-        let lone = lone.filter(|lone| lone.takes(size_of::<T>(), row, in_order));
+        let in_order = in_order && rows.is_contiguous();
+        let once = rows
+            .prefetch()
+            .once
+            .filter(|once| may_be_once::<T>(R, I::LANES) && once.takes(R, size_of::<T>(), row, in_order));
         let mut prefetch = *rows.prefetch();
-        if let Some(lone) = lone {
-            (prefetch.into, prefetch.far, prefetch.near) = (Into::First, lone.distance(), 0);
+        if let Some(once) = once {
+            (prefetch.into, prefetch.far, prefetch.near) = (Into::First, once.distance(), 0);
         }
         let in_rows = |bytes: usize| (bytes / row).clamp(1, TILE);
         Self {
@@ -49,7 +54,7 @@ impl Ahead {
             near: (prefetch.near / row).min(TILE),
             page: in_rows(PAGE),
             beyond: (prefetch.far / (row * TILE)).saturating_sub(1),
-            once: lone.is_some(),
+            once: once.is_some(),
         }
     }
 

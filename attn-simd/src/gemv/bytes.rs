@@ -136,7 +136,7 @@ pub(crate) fn dots<I: Isa>(
     (s, stride): (&mut [f32], usize),
 ) {
     let columns = keys.columns();
-    let ahead = Ahead::of::<I, i8, 4>(keys).at_least(I::LANES);
+    let ahead = Ahead::of::<I, i8, 4>(keys, false).at_least(I::LANES);
     assert!(columns <= WIDEST && scratch.len() >= floats(rows, columns));
     let (beside, digits) = scratch.split_at(rows * BESIDE);
     let row_words = columns.next_multiple_of(64) / 4 * 3;

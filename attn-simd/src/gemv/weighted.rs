@@ -8,7 +8,7 @@
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, may_be_once};
 use super::rows::EIGHT;
 use super::{Rows, Stored, TILE, Tile, in_line, with_rows};
 use crate::isa::{Isa, MAX_LANES, hint};
@@ -52,13 +52,20 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, T, rows, [R, _K, _S, C] => {
-        let ahead = Ahead::of::<I, T, R>(values);
+        let ahead = Ahead::of::<I, T, R>(values, in_order::<T>(R, columns / I::LANES, I::LANES));
+        let by_line = values.prefetch().by_line;
         for (n, tile) in tiles.clone().enumerate() {
             let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
-            let values = (values.tile(tile), ahead);
+            let values_at = (values.tile(tile), ahead);
             // SAFETY: the assertion above and these slices: R rows of weights, factors and outputs in whole vectors;
             // the values are checked by `Rows`.
-            unsafe { weighted_of::<I, T, R, C>(isa, values, p.as_ptr(), factor.as_ptr(), o) }
+            unsafe {
+                if const { may_be_by_line::<T>(R, I::LANES) } && by_line {
+                    weighted_of::<I, T, R, 1>(isa, values_at, p.as_ptr(), factor.as_ptr(), o);
+                } else {
+                    weighted_of::<I, T, R, C>(isa, values_at, p.as_ptr(), factor.as_ptr(), o);
+                }
+            }
         }
     });
 }
@@ -86,8 +93,7 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     let vectors = values.columns() / I::LANES;
     // Of several blocks, all but the first must find the values in the nearest cache.
     let step = if vectors <= C { const { PART * parts(I::LANES, R, C) } } else { PART };
-    let at_once = const { R == 1 && I::LANES == 16 && T::EVERY } && vectors == WIDE;
-    let once = ahead.is_once() && (vectors <= C || at_once);
+    let once = ahead.is_once() && in_order::<T>(R, vectors, I::LANES);
     let (rows, beyond) = ahead.of_values(&values, step);
     let prefetcher = Prefetcher { rows, beyond };
     for first in (0..values.len()).step_by(step) {
@@ -101,7 +107,7 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
                 let at = (first, step, done * I::LANES, chains);
                 // SAFETY: the vectors are below `columns`; the caller vouches for the rest.
                 unsafe {
-                    if const { R == 1 } && once {
+                    if const { may_be_once::<T>(R, I::LANES) } && once {
                         block::<I, T, R, { $C }, 1>(isa, &values, at, p, factor, o);
                     } else {
                         block::<I, T, R, { $C }, 2>(isa, &values, at, p, factor, o);
@@ -134,6 +140,20 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
 /// The vectors of a value of 256 channels at AVX-512. One row takes them at once, since its values are read best in the
 /// order of memory.
 const WIDE: usize = 16;
+
+/// Whether the lines of values are read in the order of memory, because registers hold the sums of all their vectors.
+pub(super) const fn in_order<T: Stored>(rows: usize, vectors: usize, lanes: usize) -> bool {
+    match rows {
+        1 => vectors <= 8 || vectors == WIDE && lanes == 16 && T::EVERY,
+        2 => (vectors == 4 || vectors == 8) && lanes == 16,
+        _ => false,
+    }
+}
+
+/// Whether the sums of rows are compiled for values [by line](crate::prefetch::Prefetch::by_line), too.
+const fn may_be_by_line<T>(rows: usize, lanes: usize) -> bool {
+    matches!(rows, 3 | 4) && lanes == 16 && size_of::<T>() == 4
+}
 
 /// The number of values that a chain adds in one turn of its loop.
 const fn group(vectors: usize) -> usize {
