@@ -78,7 +78,8 @@ pub(crate) struct Places {
     group: Group,
     /// The distance in elements from a row to the next of its eight.
     step: isize,
-    /// Whether all rows of the group and of the tile after it are spaced so.
+    /// Whether all rows of the group and those that there are of the tile after it are spaced so. Only [`Self::fill`]
+    /// says yes.
     even: bool,
 }
 
@@ -105,19 +106,23 @@ impl Places {
         mut run: impl FnMut(usize) -> Option<(usize, usize)>,
     ) -> bool {
         (self.group, self.step, self.even) = (*group, step, false);
-        let (mut at, mut left, mut run_first, mut runs) = (0, 0, 0, 0);
+        if let Some((first, rows)) = run(group.first).filter(|_| group.count > 0)
+            && let end = group.first.saturating_add(rows)
+            && (end >= group.tile(group.count).0.saturating_add(TILE) || end >= group.end && run(end).is_none())
+        {
+            self.fill(first);
+            return true;
+        }
+        let (mut at, mut left, mut run_first) = (0, 0, 0);
         for (tile, eights) in self.eights.as_chunks_mut::<EIGHTS>().0.iter_mut().enumerate().take(group.count() + 1) {
             let (first, len) = group.tile(tile);
             for (n, eight) in eights.iter_mut().enumerate().take(len.div_ceil(EIGHT)) {
                 let row = first.saturating_add(n * EIGHT);
                 if left == 0 || row != at {
                     match run(row) {
-                        Some((first, rows)) => (run_first, left, runs) = (first, rows, runs + 1),
+                        Some((first, rows)) => (run_first, left) = (first, rows),
                         // Nobody reads the tile after the group.
-                        None => {
-                            self.even = runs == 1;
-                            return tile == group.count();
-                        }
+                        None => return tile == group.count(),
                     }
                 }
                 let rows = (len - n * EIGHT).min(EIGHT);
@@ -129,8 +134,20 @@ impl Places {
                 (at, left) = (row.saturating_add(rows), left - rows);
             }
         }
-        self.even = runs == 1;
         true
+    }
+
+    /// Takes rows that are all spaced by the step, from the index of the first one.
+    fn fill(&mut self, first: usize) {
+        let group = self.group;
+        for (tile, eights) in self.eights.as_chunks_mut::<EIGHTS>().0.iter_mut().enumerate().take(group.count + 1) {
+            let rows = (group.tile(tile).0 - group.first) as isize;
+            let first = first.wrapping_add_signed(self.step.wrapping_mul(rows));
+            for (n, eight) in eights.iter_mut().enumerate() {
+                *eight = first.wrapping_add_signed(self.step.wrapping_mul((n * EIGHT) as isize));
+            }
+        }
+        self.even = true;
     }
 
     /// The index of the first element of a row of a tile or of the tile after it.
@@ -171,15 +188,21 @@ impl<'a, T: Stored> Unchecked<'a, T> {
         let last = data.len().checked_sub(T::elements(columns));
         let mut inside = last.is_some();
         let last = last.unwrap_or(0);
+        // No index of a slice exceeds isize::MAX bytes, so that a sum beyond it is outside.
+        let are_inside = |first: usize, rows: usize| {
+            let end = first.checked_add_signed(places.step.saturating_mul(rows as isize - 1));
+            first <= last && end.is_some_and(|end| end <= last)
+        };
+        // Between two rows that are inside, all rows at one distance are.
+        if places.even && places.group.count > 0 {
+            return inside && are_inside(places.eights[0], places.group.end - places.group.first);
+        }
         for tile in 0..places.group.count {
             let (_, len) = places.group.tile(tile);
             assert!(len > 0 && len <= TILE, "a tile of no rows, or of too many");
             for n in 0..len.div_ceil(EIGHT) {
                 let first = places.eights[tile * EIGHTS + n];
-                let rows = (len - n * EIGHT).min(EIGHT) as isize;
-                // No index of a slice exceeds isize::MAX bytes, so that a sum beyond it is outside.
-                let end = first.checked_add_signed(places.step.saturating_mul(rows - 1));
-                inside &= first <= last && end.is_some_and(|end| end <= last);
+                inside &= are_inside(first, (len - n * EIGHT).min(EIGHT));
             }
         }
         inside
@@ -315,16 +338,17 @@ mod tests {
 
     #[test]
     fn rows_are_found_in_whole_eights() {
-        for (first, end) in [(0, 512), (64, 200), (40, 300), (7, 9), (0, 1)] {
+        for (first, end) in [(0, 512), (64, 200), (40, 300), (7, 9), (0, 1), (512, 600)] {
             let group = Group::new(first, end, TILES);
-            assert_eq!((group.end(), group.count()), (end.min(512), (end - 1) / TILE - first / TILE + 1));
-            for slots in [1, 4, 8, 16, 24, 64] {
+            assert_eq!((group.end(), group.count()), (end, (end - 1) / TILE - first / TILE + 1));
+            for slots in [1, 4, 8, 16, 24, 64, 640] {
                 let (places, found) = find(&group, 19, slots, 16);
                 // Each eight of a tile must be in one page; few rows may, whatever the size.
                 let want = (0..group.count()).map(|n| group.tile(n)).all(|(from, len)| {
                     (0..len).step_by(8).all(|n| (from + n) / slots == (from + (n + 7).min(len - 1)) / slots)
                 });
                 assert_eq!(found, want, "rows {first} to {end} in pages of {slots}");
+                assert_eq!(places.even, slots == 640, "rows {first} to {end} in pages of {slots}");
                 for n in (0..group.count()).filter(|_| found) {
                     let (from, len) = group.tile(n);
                     for row in 0..len {
@@ -340,8 +364,13 @@ mod tests {
         let data = [0.0f32; 100];
         let inside = |len: usize, step: isize, first: usize, columns| {
             let mut places = Places::NONE;
-            places.find(&Group::new(0, len, 1), step, |_| Some((first, len)));
-            Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER }.is_inside()
+            let [even, by_eights] = [len, len + 1].map(|rows| {
+                places.find(&Group::new(0, len, 1), step, |row| (row < rows).then_some((first, len)));
+                assert_eq!(places.even, rows == len);
+                Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER }.is_inside()
+            });
+            assert_eq!(even, by_eights);
+            even
         };
         assert!(inside(10, 10, 0, 10) && !inside(10, 10, 1, 10) && !inside(11, 10, 0, 10));
         // The eights of a tile need not be full.
