@@ -7,7 +7,6 @@ use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::ahead::{Ahead, Requests};
 use super::rows::EIGHT;
-use super::weighted::in_order;
 use super::{Rows, Stored, TILE, Tile, in_line, with_rows};
 use crate::isa::Isa;
 
@@ -21,10 +20,16 @@ const fn unrolled(lanes: usize) -> bool {
 /// The keys of a group that are read side by side, a line of each in turn; then come the others of the group. The
 /// processor's prefetcher follows rows best one after the other; side by side they need fewer loads of queries.
 /// Measured on Zen 4, four rows over 262 144 keys of 128 in memory: f32 takes 54 to 66 cycles a key one by one (a C
-/// loop 83 to 90 by fours), f16 55 by twos and 48 by fours. One row is bound by memory in any type; six and eight rows
-/// are bound by arithmetic, and f32 is 1.1 times as fast by twos.
+/// loop 83 to 90 by fours), f16 55 by twos and 48 by fours. One row is bound by memory in any type. Six and eight rows
+/// are bound by loads of queries, and f32 is 1.1 times as fast by twos.
 const fn side_by_side<T>(rows: usize, keys: usize) -> usize {
     if size_of::<T>() == 4 && rows < 6 || rows == 1 { 1 } else { keys }
+}
+
+/// Whether the lines of keys are read in the order of memory: one pass over each, and of two rows only where values are
+/// read so, too. (Otherwise keys of two rows are 0.95 times as fast for 96 channels, 1.05 for 256.)
+const fn in_order<I: Isa, const R: usize>(columns: usize) -> bool {
+    columns <= I::CHAIN * I::LANES && (R == 1 || columns == 64 || columns == 128)
 }
 
 /// Whether `some` keys from `first` on are within the keys of a group.
@@ -46,7 +51,7 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     let columns = keys.columns();
     assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns);
     with_rows!(I, T, rows, [R, K, S, _C] => {
-        let ahead = Ahead::of::<I, T, R>(keys, R == 1 || in_order::<T>(R, columns / I::LANES, I::LANES));
+        let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, R>(columns));
         for (n, tile) in tiles.clone().enumerate() {
             let s = &mut s[n * stride..][..rows * TILE];
             // SAFETY: the assertion above and this slice: R rows of queries and of scores, and rows of keys in whole

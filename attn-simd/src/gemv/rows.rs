@@ -78,8 +78,8 @@ pub(crate) struct Places {
     group: Group,
     /// The distance in elements from a row to the next of its eight.
     step: isize,
-    /// Whether all rows of the group and those that there are of the tile after it are spaced so. Only [`Self::fill`]
-    /// says yes.
+    /// Whether `eights` is one arithmetic sequence over all rows of the group: the check of the first and the last row
+    /// relies on it. Only [`Self::fill`] says yes. Of the tile after the group they are a hint.
     even: bool,
 }
 
@@ -150,6 +150,14 @@ impl Places {
         self.even = true;
     }
 
+    /// Whether some rows at one distance, from the index of the first one on, start at `last` or below.
+    #[inline(always)]
+    fn are_below(&self, last: usize, first: usize, rows: usize) -> bool {
+        // No index of a slice exceeds isize::MAX bytes, so that a sum beyond it is outside.
+        let end = first.checked_add_signed(self.step.saturating_mul(rows as isize - 1));
+        first <= last && end.is_some_and(|end| end <= last)
+    }
+
     /// The index of the first element of a row of a tile or of the tile after it.
     #[inline(always)]
     fn index(&self, tile: usize, row: usize) -> usize {
@@ -188,21 +196,16 @@ impl<'a, T: Stored> Unchecked<'a, T> {
         let last = data.len().checked_sub(T::elements(columns));
         let mut inside = last.is_some();
         let last = last.unwrap_or(0);
-        // No index of a slice exceeds isize::MAX bytes, so that a sum beyond it is outside.
-        let are_inside = |first: usize, rows: usize| {
-            let end = first.checked_add_signed(places.step.saturating_mul(rows as isize - 1));
-            first <= last && end.is_some_and(|end| end <= last)
-        };
         // Between two rows that are inside, all rows at one distance are.
         if places.even && places.group.count > 0 {
-            return inside && are_inside(places.eights[0], places.group.end - places.group.first);
+            return inside && places.are_below(last, places.eights[0], places.group.end - places.group.first);
         }
         for tile in 0..places.group.count {
             let (_, len) = places.group.tile(tile);
             assert!(len > 0 && len <= TILE, "a tile of no rows, or of too many");
             for n in 0..len.div_ceil(EIGHT) {
                 let first = places.eights[tile * EIGHTS + n];
-                inside &= are_inside(first, (len - n * EIGHT).min(EIGHT));
+                inside &= places.are_below(last, first, (len - n * EIGHT).min(EIGHT));
             }
         }
         inside
@@ -449,8 +452,10 @@ mod tests {
                     let (places, found) = find(&group, columns as isize + 3, 8, columns);
                     assert!(found);
                     for &rows in if cfg!(miri) { &[1, 3][..] } else { &[1, 2, 3, 4, 6, 8, 11] } {
-                        let keys = Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER };
-                        level.run(Products { rows, keys, group });
+                        for prefetch in [Prefetch::OTHER, Prefetch::IN_ORDER] {
+                            let keys = Unchecked { data: &data, places: &places, columns, prefetch };
+                            level.run(Products { rows, keys, group });
+                        }
                     }
                 }
             }

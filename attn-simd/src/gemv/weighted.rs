@@ -52,7 +52,7 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, T, rows, [R, _K, _S, C] => {
-        let ahead = Ahead::of::<I, T, R>(values, in_order::<T>(R, columns / I::LANES, I::LANES));
+        let ahead = Ahead::of::<I, T, R>(values, in_order(R, columns / I::LANES, I::LANES));
         let by_line = values.prefetch().by_line;
         for (n, tile) in tiles.clone().enumerate() {
             let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
@@ -93,7 +93,8 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     let vectors = values.columns() / I::LANES;
     // Of several blocks, all but the first must find the values in the nearest cache.
     let step = if vectors <= C { const { PART * parts(I::LANES, R, C) } } else { PART };
-    let once = ahead.is_once() && in_order::<T>(R, vectors, I::LANES);
+    let at_once = const { R == 1 && I::LANES == 16 && T::EVERY } && vectors == WIDE;
+    let once = ahead.is_once() && (vectors <= C || at_once);
     let (rows, beyond) = ahead.of_values(&values, step);
     let prefetcher = Prefetcher { rows, beyond };
     for first in (0..values.len()).step_by(step) {
@@ -141,10 +142,10 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
 /// order of memory.
 const WIDE: usize = 16;
 
-/// Whether the lines of values are read in the order of memory, because registers hold the sums of all their vectors.
-pub(super) const fn in_order<T: Stored>(rows: usize, vectors: usize, lanes: usize) -> bool {
+/// Whether the lines of values are read in the order of memory, or nearly: registers hold the sums of most vectors.
+const fn in_order(rows: usize, vectors: usize, lanes: usize) -> bool {
     match rows {
-        1 => vectors <= 8 || vectors == WIDE && lanes == 16 && T::EVERY,
+        1 => vectors <= if lanes == 16 { WIDE } else { 8 },
         2 => (vectors == 4 || vectors == 8) && lanes == 16,
         _ => false,
     }
