@@ -107,7 +107,8 @@ impl Prefetch {
     /// Measured 2026-11-28, caches of 64 to 256 MiB. One row: lines in order, without a request ahead, are 1.2 to 1.3
     /// times as fast over f32, and 1.1 over halves of 128 channels. Requests 512 bytes to 6 KiB ahead take that away.
     /// For halves of 192 and 256 channels it is 0.95 to 1.0. Two rows over f32: 1.17 to 1.3 times as fast; three 0.93,
-    /// four 0.73. Three and four rows that read values by line: 1.05 to 1.23; halves 0.97.
+    /// four 0.73. Three and four rows that read values by line: 1.05 to 1.23; halves 0.97; four over 512 KiB in the
+    /// second cache 0.94 to 0.97.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
     const ZEN4: Self =
         Self { into: Into::Second, far: 16 << 10, near: 0, once: Some(Once::InOrder), by_line: true, of: "Zen 4" };
