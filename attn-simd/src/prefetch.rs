@@ -128,17 +128,12 @@ impl Prefetch {
     const INTEL: Self =
         Self { into: Into::Second, far: 16 << 10, near: 1 << 10, once: None, by_line: false, of: "Intel" };
 
-    /// Everything that is not done elsewhere.
+    /// With what only Zen 4 does, for tests on any processor.
     #[cfg(test)]
     pub(crate) const IN_ORDER: Self = Self { once: Some(Once::InOrder), by_line: true, ..Self::ZEN5 };
 
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
-
-    /// The same for rows that have just been copied, so that memory is no limit.
-    pub(crate) const fn of_copies(self) -> Self {
-        Self { once: None, by_line: false, ..self }
-    }
 
     /// The policy of this processor, or the one that `ATTN_PREFETCH` forces. Asked once per process.
     pub fn detect() -> Self {
@@ -216,11 +211,14 @@ impl fmt::Display for Prefetch {
         write!(f, "{into} cache {far} bytes ahead, first {near}")?;
         match once {
             Some(Once::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
-            Some(Once::InOrder) => f.write_str("; one row over f32 or halves of at most 256 bytes: in order")?,
+            Some(Once::InOrder) => f.write_str(
+                "; in order: one row over f32 or over halves of at most 256 bytes, two over f32 of 64 or 128 channels \
+                 at AVX-512",
+            )?,
             None => {}
         }
         if *by_line {
-            f.write_str("; AVX-512, f32: two rows of 64 or 128 channels in order, values of three or four by line")?;
+            f.write_str("; values by line: three or four rows over f32 at AVX-512")?;
         }
         write!(f, " ({of})")
     }

@@ -87,11 +87,10 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
         }
         let ((token, tokens), row_len) = (group.tile(n), T::elements(columns));
         let copy = elements_of::<T>(scratch);
-        // A copy is in the caches.
-        let prefetch = prefetch.of_copies();
         self.level.run(CopyTile { rows: self, token, tokens, to: &mut *copy, row_len });
         self.places = Places::copied(tokens, row_len);
-        (Unchecked { data: copy, places: &self.places, columns, prefetch }, 0)
+        // A copy is in the caches, so that no policy of memory matters.
+        (Unchecked { data: copy, places: &self.places, columns, prefetch: Prefetch::OTHER }, 0)
     }
 
     fn read(&self, token: usize, out: &mut [f32]) {

@@ -197,7 +197,7 @@ impl<'a, T: Stored> Unchecked<'a, T> {
         let mut inside = last.is_some();
         let last = last.unwrap_or(0);
         // Between two rows that are inside, all rows at one distance are.
-        if places.even && places.group.count > 0 {
+        if places.even {
             return inside && places.are_below(last, places.eights[0], places.group.end - places.group.first);
         }
         for tile in 0..places.group.count {
