@@ -285,7 +285,7 @@ impl Plan {
     }
 
     pub(crate) fn explain(&self) -> String {
-        let mut bytes = [0 as c_char; 256];
+        let mut bytes = [0 as c_char; attn::types::ATTN_EXPLAIN_SIZE];
         // SAFETY: the plan is alive, the buffer holds as many bytes as it says.
         let status = unsafe { abi::attn_plan_explain(self.0, AttnDtype::F32 as u32, bytes.as_mut_ptr(), bytes.len()) };
         assert_eq!(status, AttnStatus::Ok);

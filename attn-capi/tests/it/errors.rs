@@ -292,7 +292,7 @@ fn too_many_masks_are_refused() {
 #[test]
 fn a_text_that_does_not_fit_is_cut_and_said_so() {
     let shape = c::sizes([1, 1, 10, 64], 10);
-    let (status, whole) = c::explain(&options(), &shape, 1, 256);
+    let (status, whole) = c::explain(&options(), &shape, 1, ATTN_EXPLAIN_SIZE);
     assert_eq!(status, AttnStatus::Ok);
     assert!(whole.contains("f32"), "{whole}");
     let (status, cut) = c::explain(&options(), &shape, 1, 6);
@@ -303,7 +303,7 @@ fn a_text_that_does_not_fit_is_cut_and_said_so() {
     assert_eq!(c::last_error(), needed(0));
     assert_eq!(c::explain(&options(), &shape, 1, whole.len()).1, whole[..whole.len() - 1]);
     assert_eq!(c::explain(&options(), &shape, 1, whole.len() + 1), (AttnStatus::Ok, whole));
-    assert_eq!(c::explain(&options(), &shape, AttnDtype::F64 as u32, 256).0, AttnStatus::Option);
+    assert_eq!(c::explain(&options(), &shape, AttnDtype::F64 as u32, ATTN_EXPLAIN_SIZE).0, AttnStatus::Option);
 }
 
 /// The size that attn.h names holds the longest text, whatever level, type and options.

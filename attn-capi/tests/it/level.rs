@@ -15,7 +15,7 @@ fn a_default_level_that_cannot_run_is_an_error_of_its_own_function_only() {
         assert_eq!(c::level(), (AttnStatus::Option, None));
         assert_eq!(c::last_error(), format!("ATTN_LEVEL: {}", LevelError::Unknown));
         // Calls run on.
-        let (status, _) = c::explain(&c::options(), &c::sizes([1, 1, 10, 64], 10), 1, 512);
+        let (status, _) = c::explain(&c::options(), &c::sizes([1, 1, 10, 64], 10), 1, attn::types::ATTN_EXPLAIN_SIZE);
         assert_eq!(status, AttnStatus::Ok);
         return;
     }
