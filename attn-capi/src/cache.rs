@@ -69,6 +69,10 @@ impl<'a> Place<'a> {
         Ok(match csr {
             _ if is_ring => Self::Ring { sinks, window },
             Some([indptr, indices, last]) => Self::Csr(PageTable::csr(indptr, indices, last)?),
+            // Without sequences there is nothing to find.
+            None if is_paged && has_lens && block_table.is_none() => {
+                return Err(Error::Null("of a paged cache, AttnCache.block_table (or kv_indptr in its place)"));
+            }
             None if is_paged => Self::Pages(block_table.unwrap_or_default()),
             None => Self::Slots,
         })
