@@ -9,6 +9,7 @@
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
 //! bytes     dots with int8 keys as integers, where the level multiplies bytes faster
+//! pairs     queries for dots with bfloat16 keys, two channels in a lane, where the level multiplies such pairs
 //! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile,
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
 //! ```
@@ -32,6 +33,7 @@ mod ahead;
 pub(crate) mod bytes;
 mod dots;
 pub(crate) mod packed;
+pub(crate) mod pairs;
 mod rows;
 mod weighted;
 
@@ -52,6 +54,8 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     const EVERY: bool = true;
     /// Takes the rows for [integers](bytes), if they are.
     const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = None;
+    /// Whether two of them are a word of a product of pairs of bfloat16.
+    const PAIRS: bool = false;
     /// The number of elements that store some numbers.
     #[inline(always)]
     fn elements(numbers: usize) -> usize {
@@ -62,12 +66,21 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// # Safety
     /// The row is valid for reading [`elements`](Self::elements) for these numbers.
     unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F;
+    /// `LANES` words of a product with a row, from a channel on: numbers, widened, or pairs of them.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for `LANES·WORD` numbers.
+    #[inline(always)]
+    unsafe fn load_words<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F {
+        // SAFETY: the caller vouches for the numbers.
+        unsafe { if const { I::WORD == 1 } { Self::load(isa, row, from) } else { isa.load_ptr(row.add(from).cast()) } }
+    }
     /// Widens the numbers of a row, as many as both slices hold.
     fn read(row: Row<'_, Self>, out: &mut [f32]);
 }
 
 macro_rules! stored {
-    ($($t:ty => $load:ident, $widen:expr, $finite:literal $(, $integers:expr)?;)*) => {$(
+    ($($t:ty => $load:ident, $widen:expr, $finite:literal, { $($items:tt)* };)*) => {$(
         impl Stored for $t {
             const FINITE: bool = $finite;
             #[inline(always)]
@@ -79,15 +92,29 @@ macro_rules! stored {
             fn read(row: Row<'_, Self>, out: &mut [f32]) {
                 out.iter_mut().zip(row.iter()).for_each(|(out, x)| *out = $widen(x));
             }
-            $(const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = Some($integers);)?
+            $($items)*
         }
     )*};
 }
 stored! {
-    f32 => load_ptr, |x| x, false;
-    f16 => load_f16_ptr, crate::isa::widen_f16, false;
-    bf16 => load_bf16_ptr, bf16::to_f32, false;
-    i8 => load_i8_ptr, f32::from, true, |rows| rows;
+    f32 => load_ptr, |x| x, false, {};
+    f16 => load_f16_ptr, crate::isa::widen_f16, false, {};
+    bf16 => load_bf16_ptr, bf16::to_f32, false, {
+        const PAIRS: bool = true;
+    };
+    i8 => load_i8_ptr, f32::from, true, {
+        const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = Some(|rows| rows);
+    };
+}
+
+/// Rows of queries, `[rows][columns]`, as the products read them.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries<'a> {
+    pub(crate) floats: &'a [f32],
+    /// The same as [integers](bytes) if the keys are [some](Stored::INTEGERS) and not too wide, or as [`pairs`].
+    pub(crate) words: &'a [f32],
+    /// The rows that are pairs, as bits.
+    pub(crate) paired: u32,
 }
 
 /// The number of vectors in a cache line, or 1.

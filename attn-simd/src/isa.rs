@@ -123,6 +123,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     const FUSED: bool;
     /// Numbers in a word of a product: 2 where [`step`](Self::step) multiplies pairs of bfloat16.
     const WORD: usize = 1;
+    /// Whether an instruction is computed in plain Rust, for tests: then nobody waits for speed.
+    const IS_MODEL: bool = false;
 
     /// The same vectors, with products of floats.
     type Floats: Isa<F = Self::F, M = Self::M>;

@@ -7,6 +7,7 @@ use core::fmt;
 
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 use crate::isa::cpuid;
+use crate::isa::pairs::{PairModel, Pairs};
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
@@ -61,9 +62,10 @@ pub enum Level {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
-    /// an exact output is wider or channels would need much padding, and gradients of bf16; all others run as on
-    /// [`Avx512`](Self::Avx512). The best level only of processors where it was measured to be faster: AMD's Zen 4 and
-    /// Zen 5. Intel's take two cycles an instruction, and gain nothing.
+    /// an exact output is wider or channels would need much padding, and gradients of bf16; of few queries in bf16 the
+    /// scores with keys in bf16, for dims that are multiples of 32. All others run as on [`Avx512`](Self::Avx512). The
+    /// best level only of processors where it was measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles
+    /// an instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
     /// AMX on bf16, on Linux, beside AVX-512.
@@ -92,6 +94,24 @@ impl AmxModel {
             #[cfg(target_arch = "x86_64")]
             avx512: avx512(),
         }
+    }
+}
+
+impl AmxModel {
+    fn run_pairs<R>(self, kernel: impl Run<R>) -> R {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx512) = self.avx512 {
+            let isa = Pairs(PairModel(avx512));
+            return isa.vectorize(
+                #[inline(always)]
+                || kernel.run(isa),
+            );
+        }
+        let isa = Pairs(PairModel(Portable { _proof: () }));
+        isa.vectorize(
+            #[inline(always)]
+            || kernel.run(isa),
+        )
     }
 }
 
@@ -267,6 +287,11 @@ impl Level {
         }
     }
 
+    /// The level, without tiles: if it has any, that of the vectors beside them.
+    pub(crate) const fn without_tiles(self) -> Self {
+        if self.uses_dot_products() { self } else { self.vectors() }
+    }
+
     /// Whether the level has products of bf16: those of AMX, or of AVX512_BF16.
     pub const fn multiplies_bf16(self) -> bool {
         match self {
@@ -329,6 +354,22 @@ impl Level {
                     || kernel.run(isa),
                 )
             }
+        }
+    }
+
+    /// Runs a kernel on products of pairs of bfloat16, if the level [has them](Self::uses_dot_products).
+    pub(crate) fn run_pairs<R>(self, kernel: impl Run<R>) -> Option<R> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(unit) => {
+                let isa = Pairs(unit);
+                Some(isa.vectorize(
+                    #[inline(always)]
+                    || kernel.run(isa),
+                ))
+            }
+            Self::Avx512Bf16Model(model) => Some(model.run_pairs(kernel)),
+            _ => None,
         }
     }
 }

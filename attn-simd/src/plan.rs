@@ -112,7 +112,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     pub fn workspace_lines(&self) -> usize {
         const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         if self.kernel == Kernel::Decode {
-            return decode::lines(self.level.vectors(), self.shape());
+            return decode::lines(self.level.without_tiles(), self.shape());
         }
         let pairs = TYPES.into_iter().flat_map(|input| TYPES.map(|output| (input, output)));
         pairs.map(|(input, output)| self.workspace_lines_for(input, output)).max().unwrap_or(0)
@@ -217,7 +217,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         }
         if self.kernel == Kernel::Decode {
             return Ok(Work::Split(decode::split(
-                (Scoring::new(self.problem.attn(), self.problem.scale(), self.level.vectors()), shape),
+                (Scoring::new(self.problem.attn(), self.problem.scale(), self.level.without_tiles()), shape),
                 q,
                 k,
                 v,

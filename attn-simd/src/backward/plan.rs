@@ -53,7 +53,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
         check_dims([shape.head_dim, shape.value_dim])?;
-        let level = if level.uses_dot_products() { level } else { level.vectors() };
+        let level = level.without_tiles();
         let options = (attn.get_bias().is_some(), Mods::has_score_mod(attn.get_mods()));
         let words = level.uses_dot_products().then_some(attn.get_precision() == Precision::Fast);
         let layout = Layout::of(shape, &Tiles::of(vectors(level)), options, words)?;

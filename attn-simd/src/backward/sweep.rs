@@ -88,11 +88,11 @@ instances!(block_avx2, Avx2, [6, 2, 6], [1, 2]);
 #[cfg(target_arch = "aarch64")]
 instances!(block_portable, Portable, [4, 4, 4], [1, 2, 3, 4]);
 #[cfg(target_arch = "aarch64")]
-instances!(block_model, Pairs<PairModel>, [4, 4, 4], [1, 2, 3, 4]);
+instances!(block_model, Pairs<PairModel<Portable>>, [4, 4, 4], [1, 2, 3, 4]);
 #[cfg(not(target_arch = "aarch64"))]
 instances!(block_portable, Portable, [4, 2, 4], [1, 2]);
 #[cfg(not(target_arch = "aarch64"))]
-instances!(block_model, Pairs<PairModel>, [4, 2, 4], [1, 2]);
+instances!(block_model, Pairs<PairModel<Portable>>, [4, 2, 4], [1, 2]);
 
 /// Factors of 1.
 const ONES: [f32; MAX_Q_TILE] = [1.0; MAX_Q_TILE];

@@ -208,7 +208,7 @@ mod tests {
     use crate::isa::pairs::{PairModel, Pairs};
     use crate::isa::portable::Portable;
 
-    const ISA: Pairs<PairModel> = Pairs(PairModel(Portable { _proof: () }));
+    const ISA: Pairs<PairModel<Portable>> = Pairs(PairModel(Portable { _proof: () }));
 
     fn numbers(count: usize) -> Vec<f32> {
         (0..count).map(|n| (n as f32 * 0.37).sin()).collect()

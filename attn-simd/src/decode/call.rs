@@ -7,6 +7,7 @@ use attn_core::kv_cache::Queries;
 
 use crate::dtype::{Input, Source};
 use crate::gemv::{self, TILE, TILES};
+use crate::level::Level;
 use crate::scoring::Scoring;
 use crate::workspace::lines_for;
 
@@ -125,7 +126,7 @@ impl<'p> Rows<'p> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) q: usize,
-    pub(super) integers: usize,
+    pub(super) words: usize,
     pub(super) s: usize,
     pub(super) o: usize,
     pub(super) row: usize,
@@ -138,12 +139,13 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// For groups of at most `rows` rows, and `slots` states in a fold.
-    pub(super) fn new(lanes: usize, rows: usize, [head_dim, value_dim]: [usize; 2], slots: usize) -> Self {
+    pub(super) fn new(level: Level, rows: usize, [head_dim, value_dim]: [usize; 2], slots: usize) -> Self {
+        let lanes = level.lanes();
         let rows = gemv::padded(rows, lanes);
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,
-            integers: gemv::bytes::scratch(lanes, rows, head_dim),
+            words: gemv::bytes::scratch(lanes, rows, head_dim).max(gemv::pairs::scratch(level, rows, head_dim)),
             s: rows * TILE * tiles_for(rows),
             o: rows * wide,
             row: rows.next_multiple_of(lanes),
@@ -157,8 +159,8 @@ impl Sizes {
 
     /// Cache lines of all arrays.
     pub(super) fn lines(&self) -> usize {
-        let Self { q, integers, s, o, row, factors, sums, k, v, states } = *self;
-        [q, integers, s, o, o, o, o, o, row, factors, sums, sums, k, v, states].into_iter().map(lines_for).sum()
+        let Self { q, words, s, o, row, factors, sums, k, v, states } = *self;
+        [q, words, s, o, o, o, o, o, row, factors, sums, sums, k, v, states].into_iter().map(lines_for).sum()
     }
 }
 
@@ -191,6 +193,15 @@ impl Call<'_> {
     /// The number of key/value heads, and of query heads for each.
     pub(super) fn heads(&self) -> [usize; 2] {
         [self.sequences.shape.kv_heads, self.sequences.shape.group()]
+    }
+
+    /// Whether bf16 keys are multiplied as pairs with the queries: both are bf16, and the level has such products.
+    pub(super) fn multiplies_pairs(&self, head_dim: usize) -> bool {
+        let scoring = &self.scoring;
+        matches!(self.q, Input::Bf16(_))
+            && gemv::pairs::fit(scoring.level, head_dim)
+            && gemv::pairs::holds(scoring.log2_scale())
+            && scoring.score_scale.is_none_or(gemv::pairs::holds)
     }
 
     /// Floats of the state of some rows.

@@ -39,8 +39,8 @@ use crate::workspace::{Cutter, Line};
 /// Scratch of one thread.
 pub(super) struct Buffers<'w> {
     q: &'w mut [f32],
-    /// Queries as integers, for int8 keys.
-    integers: &'w mut [f32],
+    /// Queries as words: of digits for int8 keys, of pairs for bf16 keys.
+    words: &'w mut [f32],
     s: &'w mut [f32],
     o: &'w mut [f32],
     /// What rounding took from the outputs, and sums of a tile that wait.
@@ -59,7 +59,7 @@ impl<'w> Buffers<'w> {
         let mut cutter = Cutter::new(lines);
         Self {
             q: cutter.floats(sizes.q),
-            integers: cutter.floats(sizes.integers),
+            words: cutter.floats(sizes.words),
             s: cutter.floats(sizes.s),
             o: cutter.floats(sizes.o),
             rest: cutter.floats(sizes.o),
@@ -194,7 +194,11 @@ impl Over<'_, '_> {
             }
         }
         if const { K::Number::INTEGERS.is_some() } && columns <= gemv::bytes::WIDEST {
-            level.run(Integers { rows: n, q: b.q, columns, dst: b.integers });
+            level.run(Integers { rows: n, q: b.q, columns, dst: b.words });
+        }
+        let mut paired = 0;
+        if const { K::Number::PAIRS } && rope.is_none() && call.multiplies_pairs(head_dim) {
+            paired = gemv::pairs::write(&b.q[..padded * columns], columns, b.words);
         }
         b.s.fill(0.0);
 
@@ -236,7 +240,7 @@ impl Over<'_, '_> {
             // The scratch is for the largest group of rows of the call, and others may have longer groups of tiles.
             let most = tiles_for(padded).min(b.s.len() / (padded * TILE));
             let group = Group::new(at, end.min((at / CHUNK + 1).saturating_mul(CHUNK)), most);
-            tiles.score(&group, (b.q, b.integers, b.k), b.s);
+            tiles.score(&group, gemv::Queries { floats: b.q, words: b.words, paired }, b.k, b.s);
             tiles.weigh(&group, (&mut b.state, b.factors, b.o, b.rest, &mut b.waiting), b.v, b.s);
             at = group.end();
             if at.is_multiple_of(CHUNK) || at == end {
@@ -279,7 +283,7 @@ struct Tiles<'p, 'c, T, K, V> {
 
 impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
     /// Computes the scores of a group of tiles.
-    fn score(&mut self, group: &Group, (q, integers, copy): (&[f32], &[f32], &mut [f32]), s: &mut [f32]) {
+    fn score(&mut self, group: &Group, q: gemv::Queries<'_>, copy: &mut [f32], s: &mut [f32]) {
         let Self { call, rows, cache, key: read, of, columns, padded, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
         let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);
@@ -298,17 +302,17 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             let head_dim = call.sequences.shape.head_dim;
             for t in tiles_of(seen) {
                 let keys = keys_with_rope(read, tables, group.tile(t), (head_dim, columns), copy);
-                level.run(Dots { n, keys: keys.as_unchecked(), seen: 1, q, integers, s: &mut s[t * stride..], stride });
+                Dots { n, keys: keys.as_unchecked(), seen: 1, q, s: &mut s[t * stride..], stride }.at(level);
             }
         } else {
             keys_at.find(group);
             if let Some(keys) = keys_at.in_place() {
-                level.run(Dots { n, keys, seen, q, integers, s: &mut *s, stride });
+                Dots { n, keys, seen, q, s: &mut *s, stride }.at(level);
             } else {
                 for t in tiles_of(seen) {
                     let (keys, tile) = keys_at.tile(group, t, copy);
                     let s = &mut s[(t - tile) * stride..];
-                    level.run(Dots { n, keys, seen: 1 << tile, q, integers, s, stride });
+                    Dots { n, keys, seen: 1 << tile, q, s, stride }.at(level);
                 }
             }
             for t in tiles_of(seen) {

@@ -75,30 +75,47 @@ pub(super) struct Dots<'a, T> {
     pub(super) keys: Unchecked<'a, T>,
     /// The tiles that some row sees, as bits.
     pub(super) seen: u32,
-    pub(super) q: &'a [f32],
-    /// The same as integers, if the keys are [some](Stored::INTEGERS) and not too wide.
-    pub(super) integers: &'a [f32],
+    pub(super) q: gemv::Queries<'a>,
     pub(super) s: &'a mut [f32],
     /// Floats from the scores of a tile to those of the next.
     pub(super) stride: usize,
 }
 
+impl<T: Stored> Dots<'_, T> {
+    /// Runs it at a level: as pairs the rows that are some, and then the others.
+    pub(super) fn at(self, level: Level) {
+        let Self { n, keys, seen, q, s, stride } = self;
+        // A constant condition, so that no code for other types is compiled.
+        if const { T::PAIRS } && q.paired != 0 {
+            level.run_pairs(Dots { n, keys, seen, q, s: &mut *s, stride });
+            for r in (0..n).filter(|r| q.paired >> r & 1 == 0) {
+                let q = gemv::Queries { floats: &q.floats[r * keys.columns..], ..q };
+                level.run(Dots { n: 1, keys, seen, q, s: &mut s[r * TILE..], stride });
+            }
+            return;
+        }
+        level.run(Dots { n, keys, seen, q, s, stride });
+    }
+}
+
 impl<T: Stored> Run<()> for Dots<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, keys, seen, q, integers, s, stride } = self;
+        let Self { n, keys, seen, q, s, stride } = self;
         let keys = keys.check();
         // A constant condition, so that no code of other levels is compiled.
         if const { I::BYTES && T::INTEGERS.is_some() }
             && keys.columns() <= bytes::WIDEST
             && let Some(of) = T::INTEGERS
         {
-            return bytes::dots(isa, n, (&of(keys), seen), (q, integers), (s, stride));
+            return bytes::dots(isa, n, (&of(keys), seen), (q.floats, q.words), (s, stride));
         }
+        let (q, floats) =
+            if const { I::WORD == 1 } { (q.floats, keys.columns()) } else { (q.words, keys.columns() / 2) };
         for tiles in together(n, seen, keys.tiles(), I::LANES) {
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
                 let s = &mut s[tiles.start * stride + first * TILE..];
-                gemv::dots(isa, count, (&keys, tiles.clone()), &q[first * keys.columns()..], (s, stride));
+                gemv::dots(isa, count, (&keys, tiles.clone()), &q[first * floats..], (s, stride));
             }
         }
     }

@@ -160,7 +160,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         // The root is computed digit by digit: once here, not for every piece.
         let scale = attn.get_scale().unwrap_or_else(|| default_scale(shape.head_dim));
         let attn = attn.by_ref().mask(mask).scale(scale);
-        let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.vectors() };
+        let mut this = Self { attn, shape, most: 0, queries, source, prefix, level: level.without_tiles() };
         let before = this.source.first();
         for sequence in 0..batch {
             let (q_len, kv_len) = (queries.len(sequence, shape.q_len), this.source.len(sequence));
@@ -217,7 +217,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
             0 => Sizes::default(),
             rows => {
                 let slots = tree::slots_for(kv_len.div_ceil(CHUNK));
-                Sizes::new(self.level.lanes(), rows.min(MAX_ROWS), [head_dim, value_dim], slots)
+                Sizes::new(self.level, rows.min(MAX_ROWS), [head_dim, value_dim], slots)
             }
         }
     }

@@ -38,7 +38,7 @@ fn sizes(level: Level, shape: &AttnShape) -> Sizes {
     }
     let rows = shape.group().saturating_mul(shape.q_len).min(MAX_ROWS);
     let slots = tree::slots_for(shape.kv_len.div_ceil(CHUNK));
-    Sizes::new(level.lanes(), rows, [shape.head_dim, shape.value_dim], slots)
+    Sizes::new(level, rows, [shape.head_dim, shape.value_dim], slots)
 }
 
 fn call<'w>(scoring: Scoring<'w>, shape: AttnShape, q: Input<'w>, source: Source<'w>) -> Call<'w> {

@@ -9,10 +9,10 @@ use crate::isa::{Isa, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
 /// Whether the products are compiled for requests of each line once: for one row over numbers that are no bytes, and
-/// for two over `f32` at AVX-512. They compute least for each byte.
-pub(super) const fn may_be_once<T>(rows: usize, lanes: usize) -> bool {
+/// for two over `f32` or bfloat16 at AVX-512. They compute least for each byte.
+pub(super) const fn may_be_once<T: Stored>(rows: usize, lanes: usize) -> bool {
     let size = size_of::<T>();
-    rows == 1 && size >= 2 || rows == 2 && size == 4 && lanes == 16
+    rows == 1 && size >= 2 || rows == 2 && (size == 4 || T::PAIRS) && lanes == 16
 }
 
 /// The distances of the policy, in rows of some tiles.

@@ -13,23 +13,32 @@ use crate::isa::Isa;
 /// Whether loops over channels are unrolled for keys of 64 or 128 channels, as most models have: the query rows then
 /// need no registers for their addresses. Measured on Zen 5, 1.2 to 1.4 times as fast for halves. At other levels it
 /// would only be more code to compile.
-const fn unrolled(lanes: usize) -> bool {
-    lanes > 4
+const fn unrolled<I: Isa>() -> bool {
+    I::LANES > 4 && !I::IS_MODEL
 }
 
 /// The keys of a group that are read side by side, a line of each in turn; then come the others of the group. The
 /// processor's prefetcher follows rows best one after the other; side by side they need fewer loads of queries.
 /// Measured on Zen 4, four rows over 262 144 keys of 128 in memory: f32 takes 54 to 66 cycles a key one by one (a C
 /// loop 83 to 90 by fours), f16 55 by twos and 48 by fours. One row is bound by memory in any type. Six and eight rows
-/// are bound by loads of queries, and f32 is 1.1 times as fast by twos.
-const fn side_by_side<T>(rows: usize, keys: usize) -> usize {
-    if size_of::<T>() == 4 && rows < 6 || rows == 1 { 1 } else { keys }
+/// are bound by loads of queries, and f32 is 1.1 times as fast by twos. Steps over bfloat16 with pairs: four rows are
+/// 1.07 times as fast by twos as by fours, and 0.8 of it one by one; two rows of 128 and 256 channels 1.03 to 1.07 one
+/// by one.
+const fn side_by_side<I: Isa, T>(rows: usize, keys: usize, columns: usize) -> usize {
+    match rows {
+        1 => 1,
+        2 if I::WORD == 2 && columns != 64 => 1,
+        2..=4 if I::WORD == 2 => 2,
+        2..=5 if size_of::<T>() == 4 => 1,
+        _ => keys,
+    }
 }
 
 /// Whether the lines of keys are read in the order of memory: one pass over each, and of two rows only where values are
 /// read so, too. (Otherwise keys of two rows are 0.95 times as fast for 96 channels, 1.05 for 256.)
-const fn in_order<I: Isa, const R: usize>(columns: usize) -> bool {
-    columns <= I::CHAIN * I::LANES && (R == 1 || columns == 64 || columns == 128)
+const fn in_order<I: Isa, T, const R: usize>(columns: usize) -> bool {
+    let one_by_one = size_of::<T>() * I::WORD == 4;
+    columns <= I::CHAIN * I::LANES && (R == 1 || one_by_one && (columns == 64 || columns == 128))
 }
 
 /// Whether `some` keys from `first` on are within the keys of a group.
@@ -49,9 +58,10 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     (s, stride): (&mut [f32], usize),
 ) {
     let columns = keys.columns();
-    assert!(columns.is_multiple_of(I::LANES) && q.len() >= rows * columns);
+    assert!(I::WORD == 1 || T::PAIRS, "words of other types");
+    assert!(columns.is_multiple_of(I::LANES * I::WORD) && q.len() >= rows * columns / I::WORD);
     with_rows!(I, T, rows, [R, K, S, _C] => {
-        let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, R>(columns));
+        let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, T, R>(columns));
         for (n, tile) in tiles.clone().enumerate() {
             let s = &mut s[n * stride..][..rows * TILE];
             // SAFETY: the assertion above and this slice: R rows of queries and of scores, and rows of keys in whole
@@ -59,7 +69,7 @@ pub(crate) fn dots<I: Isa, T: Stored>(
             unsafe {
                 let (keys, q, s) = ((keys.tile(tile), ahead), q.as_ptr(), s.as_mut_ptr());
                 // A constant condition, so that only one of the two is compiled.
-                if const { T::EVERY && unrolled(I::LANES) } {
+                if const { T::EVERY && unrolled::<I>() } {
                     match columns {
                         64 => dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
                         128 => dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
@@ -99,9 +109,9 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
     const { assert!(EIGHT.is_multiple_of(K), "the keys of a step have one distance") }
     let columns = if D > 0 { D } else { keys.columns() };
     let mut q: Queries<I::F> = (q, None);
-    if const { held(I::LANES, R * D / I::LANES) } {
+    if const { held(I::LANES, R * D / I::WORD / I::LANES) } {
         let mut vectors = [isa.splat(0.0); HELD];
-        for n in 0..R * D / I::LANES {
+        for n in 0..R * D / I::WORD / I::LANES {
             // SAFETY: the caller vouches for R rows.
             vectors[n] = unsafe { isa.load_ptr(q.0.add(n * I::LANES)) };
         }
@@ -133,7 +143,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                         row = row.wrapping_byte_offset(step * K as isize);
                         // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the
                         // caller vouches for.
-                        let sums = unsafe { sums_of::<I, T, R, K>(isa, key, q, columns, chain..end, requests) };
+                        let sums = unsafe { sums_of::<I, T, R, K, D>(isa, key, q, columns, chain..end, requests) };
                         for i in 0..R * K / 4 {
                             fours[($n * R * K / 4 + i) % 4] = sums[i];
                         }
@@ -173,7 +183,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
 /// # Safety
 /// As [`keys_of`].
 #[inline(always)]
-unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize>(
+unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize, const D: usize>(
     isa: I,
     key: [*const T; K],
     q: Queries<I::F>,
@@ -186,7 +196,7 @@ unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     // Written out by a macro, so that accumulators are registers.
     macro_rules! some_keys {
         ($side:literal: $($k:literal)*) => {$(
-            if const { side_by_side::<T>(R, K) == $side && fit($k, $side, K) } {
+            if const { side_by_side::<I, T>(R, K, D) == $side && fit($k, $side, K) } {
                 let key: [*const T; $side] = core::array::from_fn(
                     #[inline(always)]
                     |n| key[$k + n],
@@ -202,7 +212,7 @@ unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize>(
         )*};
     }
     some_keys!(1: 0 1 2 3);
-    some_keys!(2: 0);
+    some_keys!(2: 0 2);
     some_keys!(4: 0);
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = flat;
     let sums = [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]];
@@ -229,8 +239,8 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     requests: Requests,
 ) -> [[I::F; K]; R] {
     let mut acc = [[isa.splat(0.0); K]; R];
-    let vectors = const { in_line::<T>(I::LANES) };
-    for from in some.clone().step_by(vectors * I::LANES) {
+    let (lanes, vectors) = const { (I::LANES * I::WORD, in_line::<T>(I::LANES * I::WORD)) };
+    for from in some.clone().step_by(vectors * lanes) {
         for k in 0..K {
             requests.prefetch::<I, T, R>(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
@@ -238,7 +248,7 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
         // rest.
         compiler_fence(Ordering::SeqCst);
         for v in 0..vectors {
-            let c = from + v * I::LANES;
+            let c = from + v * lanes;
             if c >= some.end {
                 break;
             }
@@ -247,15 +257,15 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
                 // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
                 let mut vectors = [isa.splat(0.0); K];
                 for k in 0..K {
-                    vectors[k] = T::load(isa, key[k], c);
+                    vectors[k] = T::load_words(isa, key[k], c);
                 }
                 for r in 0..R {
                     let x = match held {
-                        Some(held) => held[(r * columns + c) / I::LANES % HELD],
-                        None => isa.load_ptr(q.add(r * columns + c)),
+                        Some(held) => held[(r * columns + c) / lanes % HELD],
+                        None => isa.load_ptr(q.add((r * columns + c) / I::WORD)),
                     };
                     for k in 0..K {
-                        acc[r][k] = isa.mul_add(x, vectors[k], acc[r][k]);
+                        acc[r][k] = isa.step(x, vectors[k], acc[r][k]);
                     }
                 }
             }

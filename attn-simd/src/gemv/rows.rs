@@ -322,9 +322,11 @@ impl<T: Stored> Tile<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use attn_core::half::bf16;
+
     use super::*;
     use crate::Level;
-    use crate::gemv::{Sums, blocks, dots, weighted};
+    use crate::gemv::{Sums, blocks, dots, pairs, weighted};
     use crate::level::Run;
 
     /// Rows of `columns` numbers in 41 pages of `slots` rows, the pages in another order and a gap after each row.
@@ -391,24 +393,32 @@ mod tests {
         Unchecked { data: &[0.0f32; 19], places: &places, columns: 10, prefetch: Prefetch::OTHER }.check();
     }
 
-    /// Both products over a group in pages of eight, against plain sums.
-    struct Products<'a> {
+    /// Both products over a group in pages of eight, or those of pairs, against plain sums.
+    struct Products<'a, T> {
         rows: usize,
-        keys: Unchecked<'a, f32>,
+        keys: Unchecked<'a, T>,
+        /// The numbers of the keys.
+        data: &'a [f32],
         group: Group,
     }
 
-    impl Run<()> for Products<'_> {
+    impl<T: Stored> Run<()> for Products<'_, T> {
         #[inline(always)]
         fn run<I: Isa>(self, isa: I) {
-            let Self { rows, keys, group } = self;
-            let (columns, data, padded) = (keys.columns, keys.data, crate::gemv::padded(rows, I::LANES));
+            let Self { rows, keys, data, group } = self;
+            let (columns, padded) = (keys.columns, crate::gemv::padded(rows, I::LANES));
             let q: Vec<f32> = (0..padded * columns).map(|n| (n % 7) as f32 - 3.0).collect();
+            let mut words = vec![0.0; q.len() / I::WORD];
+            if I::WORD == 1 {
+                words.copy_from_slice(&q);
+            } else {
+                assert_eq!(pairs::write(&q, columns, &mut words).count_ones() as usize, padded);
+            }
             let (stride, size) = (padded * TILE, padded * columns);
             let mut s = vec![f32::NAN; stride * group.count()];
             let keys = keys.check();
-            for (first, count) in blocks::<f32>(rows, I::LANES) {
-                let q = &q[first * columns..];
+            for (first, count) in blocks::<T>(rows, I::LANES) {
+                let q = &words[first * columns / I::WORD..];
                 dots(isa, count, (&keys, 0..group.count()), q, (&mut s[first * TILE..], stride));
             }
             let at = |n: usize, row: usize| &data[paged(group.tile(n).0 + row, 8, columns)..][..columns];
@@ -419,10 +429,13 @@ mod tests {
                     assert_eq!(s[n * stride + r * TILE + row], want, "{} lanes, {rows} rows, {columns}", I::LANES);
                 }
             }
+            if I::WORD > 1 {
+                return;
+            }
             let p: Vec<f32> = (0..s.len()).map(|n| (n % 5) as f32).collect();
             let factors = vec![0.5; padded * group.count()];
             let (mut o, mut rest, mut waiting) = (vec![2.0; size], vec![0.0; size], [(); 3].map(|()| vec![0.0; size]));
-            for (first, count) in blocks::<f32>(rows, I::LANES) {
+            for (first, count) in blocks::<T>(rows, I::LANES) {
                 let mut sums =
                     Sums { o: &mut o, rest: &mut rest, waiting: waiting.each_mut().map(|array| array.as_mut_slice()) };
                 let weights = [(&p[first * TILE..], stride), (&factors[first..], padded)];
@@ -441,20 +454,35 @@ mod tests {
 
     #[test]
     fn products_read_every_row_where_it_is() {
-        for level in Level::available().map(Level::vectors) {
+        let models = Level::model_names().map(|name| Level::by_name(name).unwrap());
+        for level in Level::available().chain(models).filter(|level| level.without_tiles() == *level) {
             // One block of channels and several, one chain of sums and several, whole groups of keys and others.
             // Miri takes hundreds of times as long, and looks for something else.
             let widths = [16, 64, 80, 96, 112, 128, 192, 256, 272];
             for &columns in if cfg!(miri) { &widths[..1] } else { &widths } {
                 let data: Vec<f32> = (0..41 * 8 * (columns + 3)).map(|n| (n % 11) as f32 - 5.0).collect();
+                let halves: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
                 for (first, end) in if cfg!(miri) { &[(40, 76)][..] } else { &[(40, 139), (0, 1), (64, 87)] } {
                     let group = Group::new(*first, *end, TILES);
                     let (places, found) = find(&group, columns as isize + 3, 8, columns);
                     assert!(found);
                     for &rows in if cfg!(miri) { &[1, 3][..] } else { &[1, 2, 3, 4, 6, 8, 11] } {
                         for prefetch in [Prefetch::OTHER, Prefetch::IN_ORDER] {
-                            let keys = Unchecked { data: &data, places: &places, columns, prefetch };
-                            level.run(Products { rows, keys, group });
+                            let (data, halves, places) = (&*data, &*halves, &places);
+                            let keys = Unchecked { data: halves, places, columns, prefetch };
+                            if level.uses_dot_products() {
+                                if pairs::fit(level, columns) {
+                                    level.run_pairs(Products { rows, keys, data, group }).unwrap();
+                                }
+                                continue;
+                            }
+                            level.run(Products { rows, keys, data, group });
+                            level.run(Products {
+                                rows,
+                                keys: Unchecked { data, places, columns, prefetch },
+                                data,
+                                group,
+                            });
                         }
                     }
                 }

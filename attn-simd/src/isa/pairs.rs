@@ -8,13 +8,14 @@
 use attn_core::half::{bf16, f16};
 
 use super::Isa;
-use super::portable::Portable;
 use crate::amx::dot::dot;
 
 /// What multiplies pairs in the lanes of some vectors, and makes them.
 pub(crate) trait PairUnit: Copy + Send + Sync + 'static {
     /// The vectors.
     type Vectors: Isa;
+    /// [`Isa::IS_MODEL`].
+    const IS_MODEL: bool = false;
 
     /// Proof of the vectors.
     fn vectors(self) -> Self::Vectors;
@@ -41,26 +42,28 @@ pub(crate) type Lanes<U> = <<U as PairUnit>::Vectors as Isa>::F;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs<U>(pub(crate) U);
 
-/// The unit in plain Rust: [`amx::dot`](crate::amx::dot) in the lanes of portable vectors.
+/// The unit in plain Rust: [`amx::dot`](crate::amx::dot) in the lanes of any vectors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PairModel(pub(crate) Portable);
+pub(crate) struct PairModel<V>(pub(crate) V);
 
-impl PairUnit for PairModel {
-    type Vectors = Portable;
+impl<V: Isa> PairUnit for PairModel<V> {
+    type Vectors = V;
+    const IS_MODEL: bool = true;
 
-    fn vectors(self) -> Portable {
+    #[inline(always)]
+    fn vectors(self) -> V {
         self.0
     }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        f()
+        self.0.vectorize(f)
     }
 
     #[inline(always)]
     fn step(self, a: Lanes<Self>, b: Lanes<Self>, c: Lanes<Self>) -> Lanes<Self> {
         let [a, b, mut sums] = [a, b, c].map(|x| self.0.lanes(x));
-        for (sum, (a, b)) in sums.iter_mut().zip(a.into_iter().zip(b)).take(Portable::LANES) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.into_iter().zip(b)).take(V::LANES) {
             *sum = dot(*sum, a, b);
         }
         self.0.load(&sums)
@@ -97,6 +100,7 @@ impl<U: PairUnit> Isa for Pairs<U> {
     const CHAIN: usize = U::Vectors::CHAIN;
     const FUSED: bool = U::Vectors::FUSED;
     const WORD: usize = 2;
+    const IS_MODEL: bool = U::IS_MODEL;
 
     #[inline(always)]
     fn floats(self) -> U::Vectors {

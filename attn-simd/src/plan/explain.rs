@@ -9,10 +9,10 @@ use super::{Kernel, Plan};
 use crate::amx::layout::Layout;
 use crate::amx::method::{Method, Obstacle};
 use crate::amx::product::SIDE;
-use crate::decode;
 use crate::level::{Level, known_obstacle};
 use crate::prefetch::Prefetch;
 use crate::prefill::layout::Tiles;
+use crate::{decode, gemv};
 
 impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
@@ -39,7 +39,8 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
         let (level, tiles, kernel, lines) =
             (self.level, self.tiles, self.kernel, self.workspace_lines_for(dtype, output));
-        Explain { level, tiles, kernel, layout, dtype, output, precision, lines, reproducible }
+        let pairs = dtype == Dtype::Bf16 && gemv::pairs::fit(level.without_tiles(), self.shape().head_dim);
+        Explain { level, tiles, kernel, layout, dtype, output, precision, lines, reproducible, pairs }
     }
 }
 
@@ -55,6 +56,8 @@ pub struct Explain {
     precision: Precision,
     lines: usize,
     reproducible: bool,
+    /// Whether decoding makes scores of pairs of bf16.
+    pairs: bool,
 }
 
 impl Explain {
@@ -68,7 +71,7 @@ impl Explain {
         self.level
     }
 
-    /// Whether the call runs on products of bf16: on AMX, or by AVX512_BF16.
+    /// Whether scores and outputs are made of products of bf16: on AMX, or by AVX512_BF16.
     pub fn multiplies_bf16(&self) -> bool {
         self.kernel == Kernel::Prefill && self.layout.is_ok()
     }
@@ -93,10 +96,13 @@ impl fmt::Display for Explain {
             return f.write_str("no kernel: f64 is computed by attn_core alone");
         }
         if self.kernel == Kernel::Decode {
-            let (level, rows, keys) = (self.level.vectors().name(), decode::MAX_ROWS, decode::CHUNK);
+            let level = if self.pairs { self.level.without_tiles() } else { self.level.vectors() };
+            let (level, rows, keys) = (level.name(), decode::MAX_ROWS, decode::CHUNK);
             write!(f, "{level}-{dtype}-decode-r{rows}k{keys}: {scratch} KiB of scratch a thread")?;
-            if self.dtype != Dtype::F32 {
-                write!(f, "; computed in f32, widened in registers")?;
+            if self.pairs {
+                f.write_str("; scores: exact products of bf16 by AVX512_BF16; values: computed in f32")?;
+            } else if self.dtype != Dtype::F32 {
+                f.write_str("; computed in f32, widened in registers")?;
             }
             match self.reproducible {
                 true => write!(f, "; one order of accumulation for every number of queries, which is slower for many"),

@@ -16,7 +16,7 @@ use crate::workspace::Line;
 impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// Lines of scratch that [`states`](Self::states) needs.
     pub fn states_lines(&self) -> usize {
-        decode::lines(self.level().vectors(), self.shape())
+        decode::lines(self.level().without_tiles(), self.shape())
     }
 
     /// Attends to the keys from `first` on that `k` and `v` hold, `[batch, kv_heads, n, …]` with `first + n ≤ kv_len`.
@@ -85,7 +85,7 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
             return Ok(());
         }
         let (attn, scale) = (self.problem().attn(), self.problem().scale());
-        let scoring = Scoring::new(attn, scale, self.level().vectors());
+        let scoring = Scoring::new(attn, scale, self.level().without_tiles());
         decode::states((scoring, shape), Q::input(q), T::source(source), rows, workspace);
         Ok(())
     }

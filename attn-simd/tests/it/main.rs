@@ -15,6 +15,7 @@ mod level;
 mod long_sums;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod mxcsr;
+mod pairs;
 mod positions;
 mod prefix;
 mod quantized;

@@ -1,0 +1,119 @@
+//! Few queries over keys in bfloat16, where a level multiplies pairs of them: rows that cannot be pairs, the model of
+//! the instruction, and prefill.
+
+use attn_core::half::bf16;
+use attn_core::{Align, Attention, Mask};
+use attn_simd::Level;
+use attn_testing::cases::{Inputs, Memory, shape};
+use attn_testing::laws::{attend, oracle, same_bits};
+use attn_testing::tolerance::ETA;
+
+use super::laws::Simd;
+use super::levels_and_model;
+
+/// Heads of one query each over one head of keys.
+fn inputs(heads: usize, kv_len: usize, dims: [usize; 2], memory: Memory, seed: u64) -> Inputs<bf16> {
+    Inputs::painted(shape((1, heads, 1, 1, kv_len, dims[0], dims[1])), memory, seed, 1.0)
+}
+
+/// Few queries, whatever the level: on models only such a call runs on the kernel for few.
+fn options<'a>() -> Attention<'a> {
+    Attention::new().reproducible()
+}
+
+/// The answer for one head by itself.
+fn alone(level: Level, all: &Inputs<bf16>, head: usize) -> Vec<bf16> {
+    let mut one = all.clone();
+    one.shape.q_heads = 1;
+    one.q = inputs(1, 1, [all.shape.head_dim, 1], Memory::Bhsd, 0).q;
+    one.q.each(|[b, _, s, d], x| *x = all.q.at([b, head, s, d]));
+    attend(&Simd(level), &options(), &one).out
+}
+
+/// Products of pairs take numbers below 2⁻¹²⁶ for 0. Here such numbers meet keys so large that they decide.
+#[test]
+fn a_row_that_is_no_pairs_is_right_and_changes_no_other() {
+    let (heads, kv_len, dims) = (7, if cfg!(miri) { 40 } else { 200 }, [64, 24]);
+    let mut all = inputs(heads, kv_len, dims, Memory::Bhsd, 5);
+    all.k.each(|[.., d], x| *x = bf16::from_f32(if d == 0 { x.to_f32() * 5e37 } else { x.to_f32() }));
+    all.q.each(|[_, head, _, d], x| {
+        *x = bf16::from_f32(match (head, d) {
+            (1, 0) => 9e-39,
+            (1, 1..60) | (3, _) | (_, 0) => 0.0,
+            (2, _) => x.to_f32() * 2e15,
+            (4, 63) => -1e-40,
+            _ => x.to_f32(),
+        });
+    });
+    let oracle = oracle(&options(), &all);
+    for level in levels_and_model() {
+        let answer = attend(&Simd(level), &options(), &all);
+        oracle.check(ETA, &answer, &level);
+        for head in 0..heads {
+            same_bits(&answer.out[head * dims[1]..][..dims[1]], &alone(level, &all, head), &(level, head));
+        }
+        // Rows that are no numbers are NaN, and the others stay.
+        let mut broken = all.clone();
+        broken.q.each(|[_, head, ..], x| match head {
+            0 => *x = bf16::NAN,
+            5 => *x = bf16::INFINITY,
+            _ => {}
+        });
+        let got = attend(&Simd(level), &options(), &broken).out;
+        for (head, row) in got.chunks(dims[1]).enumerate() {
+            match head {
+                0 | 5 => assert!(row.iter().all(|x| x.is_nan()), "{level:?}, head {head}: {row:?}"),
+                _ => same_bits(row, &answer.out[head * dims[1]..][..dims[1]], &(level, head)),
+            }
+        }
+    }
+}
+
+/// Every number of rows, whole vectors of pairs and others, keys in any layout.
+#[test]
+fn groups_of_any_size_match_the_reference_and_the_model() {
+    let levels = levels_and_model();
+    let pairs: Vec<Level> = levels.iter().copied().filter(|level| level.name().starts_with("avx512bf16")).collect();
+    let dims = [32, 40, 64, 96, 128, 160, 256];
+    for (n, &dim) in dims.iter().enumerate().filter(|(n, _)| !cfg!(miri) || *n == 2) {
+        for heads in if cfg!(miri) { 3..=3 } else { 1..=9 } {
+            let memory = Memory::ALL[(n + heads) % Memory::ALL.len()];
+            let all = inputs(heads, if cfg!(miri) { 20 } else { 150 }, [dim, 32], memory, (n * 10 + heads) as u64);
+            let oracle = oracle(&options(), &all);
+            for &level in &levels {
+                let answer = attend(&Simd(level), &options(), &all);
+                oracle.check(ETA, &answer, &(level, dim, heads, memory));
+            }
+            // With and without the instruction: the vectors beside it are the same on a machine that has it.
+            if let [unit, model] = pairs[..] {
+                let [unit, model] = [unit, model].map(|level| attend(&Simd(level), &options(), &all).out);
+                same_bits(&unit, &model, &(dim, heads, memory));
+            }
+        }
+    }
+    if pairs.len() < 2 {
+        eprintln!("no AVX512_BF16 here: the model was compared with the reference only");
+    }
+}
+
+/// A token that is decoded gets the bits that it gets when it is prefilled.
+#[test]
+fn decoding_and_prefilling_give_the_same_bits() {
+    let (len, dims) = (if cfg!(miri) { 40 } else { 530 }, [64, 17]);
+    let mut whole = Inputs::<bf16>::plain(shape((1, 4, 2, len, len, dims[0], dims[1])), 44);
+    whole.q.each(|[.., s, d], x| *x = if s % 3 == 0 && d == 7 { bf16::from_bits(3) } else { *x });
+    let attn = options().mask(Mask::causal(Align::BottomRight));
+    for level in levels_and_model() {
+        let all = attend(&Simd(level), &attn, &whole).out;
+        for token in if cfg!(miri) { 39..40 } else { 511..514 } {
+            let mut part = Inputs::<bf16>::plain(shape((1, 4, 2, 1, token + 1, dims[0], dims[1])), 0);
+            part.q.each(|[b, h, _, d], x| *x = whole.q.at([b, h, token, d]));
+            part.k.each(|at, x| *x = whole.k.at(at));
+            part.v.each(|at, x| *x = whole.v.at(at));
+            let got = attend(&Simd(level), &attn, &part).out;
+            for (head, row) in got.chunks(dims[1]).enumerate() {
+                same_bits(row, &all[(head * len + token) * dims[1]..][..dims[1]], &(level, token, head));
+            }
+        }
+    }
+}
