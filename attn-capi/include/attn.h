@@ -363,7 +363,8 @@ typedef struct AttnCache {
   size_t sinks;
   /* Rings: the last tokens, which are kept; at least 1. */
   size_t window;
-  /* Pages: [batch, width], row by row; null with kv_indptr. Entries after a sequence's last page are not read. */
+  /* Pages: [batch, width], row by row; required without kv_indptr, and null with it. Entries after a sequence's last
+   * page are not read. */
   const int32_t *block_table;
   /* Entries in block_table: a multiple of lens_len. */
   size_t block_table_len;

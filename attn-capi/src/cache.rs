@@ -23,8 +23,8 @@ pub(crate) enum Place<'a> {
         /// Tokens kept from the end.
         window: usize,
     },
-    /// In the pages of a padded table; the lengths are beside it.
-    Pages(&'a [i32]),
+    /// In the pages of a padded table, if there is one; the lengths are beside it.
+    Pages(Option<&'a [i32]>),
     /// In the pages of compressed tables, which say the lengths too.
     Csr(PageTable<'a>),
 }
@@ -69,11 +69,7 @@ impl<'a> Place<'a> {
         Ok(match csr {
             _ if is_ring => Self::Ring { sinks, window },
             Some([indptr, indices, last]) => Self::Csr(PageTable::csr(indptr, indices, last)?),
-            // Without sequences there is nothing to find.
-            None if is_paged && has_lens && block_table.is_none() => {
-                return Err(Error::Null("of a paged cache, AttnCache.block_table (or kv_indptr in its place)"));
-            }
-            None if is_paged => Self::Pages(block_table.unwrap_or_default()),
+            None if is_paged => Self::Pages(block_table),
             None => Self::Slots,
         })
     }
@@ -116,10 +112,18 @@ impl<'a> Tokens<'a> {
         Ok(match self.place {
             Place::Slots => CacheView::of_slots(k, v, self.lens)?,
             Place::Ring { sinks, window } => CacheView::of_ring(k, v, self.lens, sinks, window)?,
-            Place::Pages(block_table) => CacheView::of_pages(k, v, PageTable::padded(block_table, self.lens)?)?,
+            Place::Pages(table) => CacheView::of_pages(k, v, padded(table, self.lens)?)?,
             Place::Csr(table) => CacheView::of_pages(k, v, table)?,
         })
     }
+}
+
+/// A padded table. Only caches without tokens need none.
+fn padded<'a>(table: Option<&'a [i32]>, lens: &'a [usize]) -> Result<PageTable<'a>> {
+    if table.is_none() && lens.iter().any(|&len| len > 0) {
+        return Err(Error::Null("AttnCache.block_table of a paged cache without kv_indptr"));
+    }
+    Ok(PageTable::padded(table.unwrap_or_default(), lens)?)
 }
 
 /// Memory of a cache that tokens are written to.
@@ -216,12 +220,12 @@ impl<T: Element, R: Rooms<T>> Append<'_, T, R> {
         let Self { mut rooms, lens, place, new, new_lens } = self;
         match (place, new_lens) {
             (Place::Slots, counts) => rooms.slots(lens, new, counts)?,
-            (Place::Pages(block_table), counts) => {
+            (Place::Pages(table), counts) => {
                 let [.., given, _] = new[0].sizes();
                 let count = |b: usize| counts.map_or(given, |counts| counts.get(b).copied().unwrap_or(0));
                 // A table counts the new tokens already. A call that fails leaves the lengths as they were.
                 lens.iter_mut().enumerate().for_each(|(b, len)| *len = len.wrapping_add(count(b)));
-                let appended = PageTable::padded(block_table, lens).and_then(|table| rooms.pages(table, new, counts));
+                let appended = padded(table, lens).and_then(|table| Ok(rooms.pages(table, new, counts)?));
                 if appended.is_err() {
                     lens.iter_mut().enumerate().for_each(|(b, len)| *len = len.wrapping_sub(count(b)));
                 }
@@ -234,5 +238,16 @@ impl<T: Element, R: Rooms<T>> Append<'_, T, R> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tokens_need_a_table() {
+        assert!(padded(None, &[]).is_ok() && padded(None, &[0, 0]).is_ok() && padded(Some(&[3]), &[1]).is_ok());
+        assert!(matches!(padded(None, &[0, 1]), Err(Error::Null(_))));
     }
 }

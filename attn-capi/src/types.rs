@@ -225,7 +225,8 @@ pub struct AttnCache {
     pub sinks: usize,
     /// Rings: the last tokens, which are kept; at least 1.
     pub window: usize,
-    /// Pages: [batch, width], row by row; null with kv_indptr. Entries after a sequence's last page are not read.
+    /// Pages: [batch, width], row by row; required without kv_indptr, and null with it. Entries after a sequence's last
+    /// page are not read.
     pub block_table: *const i32,
     /// Entries in block_table: a multiple of lens_len.
     pub block_table_len: usize,

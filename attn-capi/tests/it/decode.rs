@@ -350,7 +350,7 @@ fn wrong_caches_and_queries_are_refused() {
     refuses(Table, &["block_table[0]"], |cache, _, _| table(cache, &[-1, 0]));
     refuses(Shape, &["block_table"], |cache, _, _| table(cache, &[0, 1, 0]));
     refuses(Table, &["width"], |cache, _, _| table(cache, &[]));
-    refuses(NullPointer, &["paged", "AttnCache.block_table", "kv_indptr"], |cache, _, _| cache.kind = 2);
+    refuses(NullPointer, &["AttnCache.block_table", "paged", "kv_indptr"], |cache, _, _| cache.kind = 2);
     // Compressed rows of pages.
     let rows = |indptr: &'static [i32], indices: &'static [i32], last: &'static [i32]| {
         move |cache: &mut AttnCache, _: &mut AttnQueries, _: &mut Arguments<'_>| {

@@ -1,6 +1,7 @@
 //! Whatever C gets wrong, bad pointers aside, is a status and a text, and leaves every output as it was.
 
 use attn::types::{ATTN_EXPLAIN_SIZE, ATTN_UNBOUNDED, AttnAlign, AttnDtype, AttnOptions, AttnStatus, AttnTensor};
+use attn_simd::LevelError;
 
 use crate::c::{self, Arguments, floats, options, tensor, tensor_mut};
 
@@ -314,21 +315,22 @@ fn every_explanation_fits_the_size_of_the_header() {
         (0, [c"portable", c"avx2", c"avx512", c"avx512bf16", c"amx", c"avx512bf16-model", c"amx-model"]);
     for level in levels {
         for (dtype, precision, reproducible) in
-            [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (3, 0, 0), (3, 1, 0), (2, 1, 1)]
+            [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (3, 0, 0), (3, 1, 0), (2, 1, 1), (3, 1, 1)]
         {
             let mut options = options();
             (options.level, options.precision, options.reproducible) = (level.as_ptr(), precision, reproducible);
             match c::explain(&options, &shape, dtype, ATTN_EXPLAIN_SIZE) {
-                (AttnStatus::Ok, text) => longest = longest.max(text.len()),
+                (AttnStatus::Ok, text) => {
+                    // What stands in the way of tiles may be said in more words elsewhere; calls of few queries do not
+                    // say it.
+                    let more = if text.contains("-decode-") { 0 } else { LevelError::Refused.to_string().len() };
+                    longest = longest.max(text.len() + more);
+                }
                 (status, _) => assert_eq!(status, AttnStatus::Unsupported, "{level:?}: {}", c::last_error()),
             }
         }
     }
-    // What stands in the way of tiles may be said in more words elsewhere.
-    assert!(
-        longest > 100 && longest + attn_simd::LevelError::Refused.to_string().len() < ATTN_EXPLAIN_SIZE,
-        "{longest}"
-    );
+    assert!(longest > 200 && longest < ATTN_EXPLAIN_SIZE - 32, "{longest}");
 }
 
 /// A field that nothing reads is refused: what was meant is not what would run.
