@@ -66,10 +66,22 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// # Safety
     /// The row is valid for reading [`elements`](Self::elements) for these numbers.
     unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F;
+    /// Whether two vectors in one block are widened [together](Self::load_two) in fewer instructions.
+    const TOGETHER: bool = false;
+    /// Widens `2·LANES` numbers of a row, from a multiple of as many on.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for as many numbers.
+    #[inline(always)]
+    unsafe fn load_two<I: Isa>(isa: I, row: *const Self, from: usize) -> [I::F; 2] {
+        // SAFETY: the caller vouches for the numbers.
+        unsafe { [Self::load(isa, row, from), Self::load(isa, row, from + I::LANES)] }
+    }
     /// `LANES` words of a product with a row, from a channel on: numbers, widened, or pairs of them.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for `LANES·WORD` numbers.
+    /// As [`load`](Self::load), for `LANES·WORD` numbers; a word of two is only of a type of [pairs](Self::PAIRS),
+    /// whose elements are two bytes.
     #[inline(always)]
     unsafe fn load_words<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F {
         // SAFETY: the caller vouches for the numbers.

@@ -287,6 +287,16 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         // SAFETY: the caller vouches for as many elements.
         self.load(&fallback::load_nibbles(unsafe { core::slice::from_raw_parts(src, Self::LANES) }, shift))
     }
+    /// The lower four bits of each of `LANES` bytes at any address, and then the upper ones: less 8, times a scale.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_two_nibbles_ptr(self, src: *const u8, scale: Self::F) -> [Self::F; 2] {
+        // SAFETY: the caller vouches for as many bytes.
+        let [lower, upper] = unsafe { [self.load_nibbles_ptr(src, 0), self.load_nibbles_ptr(src, 4)] };
+        [self.mul(scale, lower), self.mul(scale, upper)]
+    }
     /// Widens `LANES` numbers in e4m3fn at any address; exact.
     ///
     /// # Safety

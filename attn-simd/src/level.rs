@@ -61,11 +61,11 @@ pub enum Level {
     /// AVX-512 F, BW, DQ and VL: x86-64-v4.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
-    /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Only calls that gain run on it: inputs in bf16, unless
-    /// an exact output is wider or channels would need much padding, and gradients of bf16; of few queries in bf16 the
-    /// scores with keys in bf16, for dims that are multiples of 32. All others run as on [`Avx512`](Self::Avx512). The
-    /// best level only of processors where it was measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles
-    /// an instruction, and gain nothing.
+    /// Pairs of bf16 multiplied by AVX512_BF16, beside AVX-512. Calls run on it where most of them gain: inputs in
+    /// bf16, unless an exact output is wider or channels would need much padding, and gradients of bf16; of few queries
+    /// in bf16 the scores with keys in bf16, for dims that are multiples of 32 (not over bytes, not with rope tables or
+    /// a score_mod). All others run as on [`Avx512`](Self::Avx512). The best level only of processors where it was
+    /// measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles an instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
     /// AMX on bf16, on Linux, beside AVX-512.

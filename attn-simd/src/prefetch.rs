@@ -216,13 +216,13 @@ impl fmt::Display for Prefetch {
         match once {
             Some(Once::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
             Some(Once::InOrder) => f.write_str(
-                "; in order: one row over f32 or over halves of at most 256 bytes, two over f32 of 64 or 128 channels \
-                 or over bf16 of 128 at AVX-512",
+                "; in order: one row over f32 or halves of up to 256 bytes, two over f32 of 64 or 128 channels or bf16 \
+                 of 128",
             )?,
             None => {}
         }
         if *by_line {
-            f.write_str("; values by line: three or four rows over f32 at AVX-512")?;
+            f.write_str("; by line: values of three or four rows over f32")?;
         }
         write!(f, " ({of})")
     }
@@ -273,7 +273,7 @@ mod tests {
                 let mut s = vec![0.0; rows * TILE];
                 if I::WORD > 1 {
                     let mut words = vec![0.0; size / I::WORD];
-                    assert!(pairs::write(self.1, COLUMNS, &mut words).count_ones() as usize == rows);
+                    assert!(pairs::write(self.1, COLUMNS, rows, &mut words).count_ones() as usize == rows);
                     dots(isa, rows, (&self.0.check(), 0..1), &words, (&mut s, 0));
                     return (s, Vec::new());
                 }

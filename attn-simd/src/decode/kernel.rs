@@ -198,7 +198,7 @@ impl Over<'_, '_> {
         }
         let mut paired = 0;
         if const { K::Number::PAIRS } && rope.is_none() && call.multiplies_pairs(head_dim) {
-            paired = gemv::pairs::write(&b.q[..padded * columns], columns, b.words);
+            paired = gemv::pairs::write(&b.q[..padded * columns], columns, n, b.words);
         }
         b.s.fill(0.0);
 

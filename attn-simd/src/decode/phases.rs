@@ -82,19 +82,30 @@ pub(super) struct Dots<'a, T> {
 }
 
 impl<T: Stored> Dots<'_, T> {
-    /// Runs it at a level: as pairs the rows that are some, and then the others.
+    /// Runs it at a level: all rows in the way of most, and then the others one by one.
     pub(super) fn at(self, level: Level) {
         let Self { n, keys, seen, q, s, stride } = self;
         // A constant condition, so that no code for other types is compiled.
-        if const { T::PAIRS } && q.paired != 0 {
-            level.run_pairs(Dots { n, keys, seen, q, s: &mut *s, stride });
-            for r in (0..n).filter(|r| q.paired >> r & 1 == 0) {
-                let q = gemv::Queries { floats: &q.floats[r * keys.columns..], ..q };
-                level.run(Dots { n: 1, keys, seen, q, s: &mut s[r * TILE..], stride });
-            }
-            return;
+        if const { !T::PAIRS } || q.paired == 0 {
+            return level.run(Dots { n, keys, seen, q, s, stride });
         }
-        level.run(Dots { n, keys, seen, q, s, stride });
+        let most = 2 * q.paired.count_ones() as usize >= n;
+        Dots { n, keys, seen, q, s: &mut *s, stride }.one_way(level, most);
+        for r in (0..n).filter(|r| (q.paired >> r & 1 == 1) != most) {
+            let (floats, words) = (&q.floats[r * keys.columns..], &q.words[r * keys.columns / 2..]);
+            let q = gemv::Queries { floats, words, ..q };
+            Dots { n: 1, keys, seen, q, s: &mut s[r * TILE..], stride }.one_way(level, !most);
+        }
+    }
+
+    /// Runs it on pairs, which the level has, or on floats.
+    fn one_way(self, level: Level, pairs: bool) {
+        if pairs {
+            let done = level.run_pairs(self);
+            debug_assert!(done.is_some(), "some row is pairs, so the level multiplies them");
+        } else {
+            level.run(self);
+        }
     }
 }
 

@@ -25,20 +25,21 @@ const fn unrolled<I: Isa>() -> bool {
 /// 1.07 times as fast by twos as by fours, and 0.8 of it one by one; two rows of 128 and 256 channels 1.03 to 1.07 one
 /// by one.
 const fn side_by_side<I: Isa, T>(rows: usize, keys: usize, columns: usize) -> usize {
-    match rows {
+    let best = match rows {
         1 => 1,
         2 if I::WORD == 2 && columns != 64 => 1,
         2..=4 if I::WORD == 2 => 2,
         2..=5 if size_of::<T>() == 4 => 1,
         _ => keys,
-    }
+    };
+    if best < keys { best } else { keys }
 }
 
 /// Whether the lines of keys are read in the order of memory: one pass over each, and of two rows only where values are
 /// read so, too. (Otherwise keys of two rows are 0.95 times as fast for 96 channels, 1.05 for 256.)
 const fn in_order<I: Isa, T, const R: usize>(columns: usize) -> bool {
-    let one_by_one = size_of::<T>() * I::WORD == 4;
-    columns <= I::CHAIN * I::LANES && (R == 1 || one_by_one && (columns == 64 || columns == 128))
+    let usual = columns == 128 || columns == 64 && I::WORD == 1;
+    columns <= I::CHAIN * I::LANES && (R == 1 || usual && size_of::<T>() * I::WORD == 4)
 }
 
 /// Whether `some` keys from `first` on are within the keys of a group.
@@ -46,9 +47,9 @@ const fn fit(first: usize, some: usize, keys: usize) -> bool {
     first + some <= keys
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows and each of some tiles. `q`: `[rows][columns]`; `s`:
-/// `[rows][TILE]` for each tile, `stride` floats apart. Whole groups of keys are written. `columns` is a multiple of
-/// `LANES`.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows and each of some tiles. `q`: `[rows][columns]`, or words of
+/// pairs, `[rows][columns / 2]`, if the [word](Isa::WORD) of a product is a pair; `s`: `[rows][TILE]` for each tile,
+/// `stride` floats apart. Whole groups of keys are written. `columns` is a multiple of `LANES·WORD`.
 #[inline(always)]
 pub(crate) fn dots<I: Isa, T: Stored>(
     isa: I,
@@ -58,7 +59,8 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     (s, stride): (&mut [f32], usize),
 ) {
     let columns = keys.columns();
-    assert!(I::WORD == 1 || T::PAIRS, "words of other types");
+    // Not in a constant: those of functions that are never called are evaluated, too.
+    assert!((I::WORD == 1 || T::PAIRS) && I::CHAIN.is_multiple_of(I::WORD), "words of other types");
     assert!(columns.is_multiple_of(I::LANES * I::WORD) && q.len() >= rows * columns / I::WORD);
     with_rows!(I, T, rows, [R, K, S, _C] => {
         let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, T, R>(columns));
@@ -95,8 +97,8 @@ const fn held(lanes: usize, vectors: usize) -> bool {
 type Queries<F> = (*const f32, Option<[F; HELD]>);
 
 /// # Safety
-/// `q` is readable for R rows of `columns` floats, a multiple of LANES; `s` writable for R rows of TILE. D is `columns`
-/// or 0.
+/// `q` is readable for R rows of `columns / WORD` floats, and `columns` a multiple of LANES·WORD; `s` writable for R
+/// rows of TILE. D is `columns` or 0. The word of a product is a number, or a pair of T.
 #[inline(always)]
 unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
     isa: I,
@@ -193,6 +195,7 @@ unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize, const D: us
 ) -> [I::F; 4] {
     // R·K accumulators, in an order of constant indices, so that they stay in registers.
     let mut flat = [isa.splat(0.0); 16];
+    const { assert!(K.is_multiple_of(side_by_side::<I, T>(R, K, D)), "all keys of a group are read") }
     // Written out by a macro, so that accumulators are registers.
     macro_rules! some_keys {
         ($side:literal: $($k:literal)*) => {$(
@@ -228,7 +231,8 @@ unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize, const D: us
 /// `acc[r][k][lane] = Σ_c q[r][c]·key_k[c]` over some columns, where lanes are columns.
 ///
 /// # Safety
-/// The columns are whole vectors of readable rows: K of keys, and R of queries, `columns` apart.
+/// The columns are whole vectors of words of readable rows: K of keys, and R of queries, `columns / WORD` floats apart.
+/// The word of a product is a number, or a pair of T.
 #[inline(always)]
 unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
     isa: I,
@@ -247,25 +251,32 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
         // The fence keeps the prefetches here: in a burst they would fill the buffers, and the processor would drop the
         // rest.
         compiler_fence(Ordering::SeqCst);
-        for v in 0..vectors {
+        for v in (0..vectors).step_by(const { if T::TOGETHER { 2 } else { 1 } }) {
             let c = from + v * lanes;
             if c >= some.end {
                 break;
             }
-            // SAFETY: the caller vouches for the columns.
+            // SAFETY: the caller vouches for the columns. Blocks are two vectors or more.
             unsafe {
                 // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
-                let mut vectors = [isa.splat(0.0); K];
+                let mut words = [[isa.splat(0.0); 2]; K];
                 for k in 0..K {
-                    vectors[k] = T::load_words(isa, key[k], c);
+                    if const { T::TOGETHER } {
+                        words[k] = T::load_two(isa, key[k], c);
+                    } else {
+                        words[k][0] = T::load_words(isa, key[k], c);
+                    }
                 }
-                for r in 0..R {
-                    let x = match held {
-                        Some(held) => held[(r * columns + c) / lanes % HELD],
-                        None => isa.load_ptr(q.add((r * columns + c) / I::WORD)),
-                    };
-                    for k in 0..K {
-                        acc[r][k] = isa.step(x, vectors[k], acc[r][k]);
+                for n in 0..const { if T::TOGETHER { 2 } else { 1 } } {
+                    let c = c + n * lanes;
+                    for r in 0..R {
+                        let x = match held {
+                            Some(held) => held[(r * columns + c) / lanes % HELD],
+                            None => isa.load_ptr(q.add((r * columns + c) / I::WORD)),
+                        };
+                        for k in 0..K {
+                            acc[r][k] = isa.step(x, words[k][n], acc[r][k]);
+                        }
                     }
                 }
             }

@@ -52,9 +52,19 @@ fn widen_as<I: Isa, T: Packed>(isa: I, bytes: &[u8], to: &mut [f32]) {
     let numbers = (bytes.len() / format.block_bytes() * format.block()).min(to.len());
     let (whole, tail) = to[..numbers].split_at_mut(numbers / I::LANES * I::LANES);
     let row = packed::<T>(bytes).as_ptr();
-    for (n, x) in whole.chunks_exact_mut(I::LANES).enumerate() {
+    let mut done = 0;
+    for x in whole.chunks_mut(2 * I::LANES) {
         // SAFETY: the bytes hold `numbers` numbers, and these are below.
-        isa.store(unsafe { T::load(isa, row, n * I::LANES) }, x);
+        unsafe {
+            if let Some((first, second)) = x.split_at_mut_checked(I::LANES).filter(|(_, second)| !second.is_empty()) {
+                let both = T::load_two(isa, row, done);
+                isa.store(both[0], first);
+                isa.store(both[1], second);
+            } else {
+                isa.store(T::load(isa, row, done), x);
+            }
+        }
+        done += x.len();
     }
     // Blocks are whole vectors, so only formats without blocks have a tail.
     if !tail.is_empty() {
@@ -63,7 +73,7 @@ fn widen_as<I: Isa, T: Packed>(isa: I, bytes: &[u8], to: &mut [f32]) {
 }
 
 macro_rules! packed {
-    ($($name:ident, $format:ident, $doc:literal, $load:ident;)*) => {$(
+    ($($name:ident, $format:ident, $doc:literal, $load:ident $(, $load_two:ident)?;)*) => {$(
         #[doc = $doc]
         #[derive(Clone, Copy, Debug, Default)]
         #[repr(transparent)]
@@ -86,6 +96,14 @@ macro_rules! packed {
                 // SAFETY: the caller vouches for the numbers of the row.
                 unsafe { $load(isa, row.cast(), c) }
             }
+            $(
+                const TOGETHER: bool = true;
+                #[inline(always)]
+                unsafe fn load_two<I: Isa>(isa: I, row: *const Self, c: usize) -> [I::F; 2] {
+                    // SAFETY: the caller vouches for the numbers of the row.
+                    unsafe { $load_two(isa, row.cast(), c) }
+                }
+            )?
             fn read(row: Row<'_, Self>, out: &mut [f32]) {
                 let mut bytes = row.iter().map(|byte| byte.0);
                 // 32 numbers at a time: whole blocks of any format.
@@ -100,7 +118,7 @@ macro_rules! packed {
 }
 packed! {
     Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0;
-    Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0;
+    Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0, load_two_q4_0;
     E4m3, E4m3, "OCP's e4m3fn.", load_e4m3;
     E5m2, E5m2, "OCP's e5m2.", load_e5m2;
     F16, F16, "Half precision at any address.", load_f16;
@@ -137,6 +155,23 @@ unsafe fn load_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
     unsafe {
         let (block, shift) = (row.add(c / 32 * 18), (c % 32 / 16 * 4) as i32);
         isa.mul(scale(isa, block), isa.load_nibbles_ptr(block.add(2 + c % 16), shift))
+    }
+}
+
+/// # Safety
+/// As [`Stored::load_two`].
+#[inline(always)]
+unsafe fn load_two_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
+    // SAFETY: two vectors are either one half of a block or both, or in one half.
+    unsafe {
+        let block = row.add(c / 32 * 18);
+        let scale = scale(isa, block);
+        if const { I::LANES == 16 } {
+            return isa.load_two_nibbles_ptr(block.add(2), scale);
+        }
+        let (bytes, shift) = (block.add(2 + c % 16), (c % 32 / 16 * 4) as i32);
+        let (first, second) = (isa.load_nibbles_ptr(bytes, shift), isa.load_nibbles_ptr(bytes.add(I::LANES), shift));
+        [isa.mul(scale, first), isa.mul(scale, second)]
     }
 }
 

@@ -207,7 +207,11 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize, const LIN
         // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
         let mut x = [isa.splat(0.0); C];
         for c in 0..C {
-            x[c] = T::load(isa, value, from + c * I::LANES);
+            if const { !T::TOGETHER || !C.is_multiple_of(2) } {
+                x[c] = T::load(isa, value, from + c * I::LANES);
+            } else if c.is_multiple_of(2) {
+                [x[c], x[c + 1]] = T::load_two(isa, value, from + c * I::LANES);
+            }
             if const { LINES == 1 } && (c + 1).is_multiple_of(const { in_line::<T>(I::LANES) }) {
                 isa.prefetch::<{ hint::READ }>(line(c).wrapping_add(ahead[1]));
                 compiler_fence(Ordering::SeqCst);

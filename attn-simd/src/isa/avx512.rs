@@ -109,6 +109,15 @@ impl Isa for Avx512 {
             let codes = _mm512_and_si512(_mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift)), _mm512_set1_epi32(15));
             _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)))
         };
+        load_two_nibbles_ptr(src: *const u8, scale: __m512) -> [__m512; 2] = {
+            // Four bits choose one of sixteen numbers; the instruction ignores the bits above.
+            let numbers = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+            );
+            let (numbers, bytes) = (_mm512_mul_ps(scale, numbers), _mm512_cvtepu8_epi32(_mm_loadu_si128(src.cast())));
+            let upper = _mm512_srli_epi32::<4>(bytes);
+            [_mm512_permutexvar_ps(bytes, numbers), _mm512_permutexvar_ps(upper, numbers)]
+        };
         load_e4m3_ptr(src: *const u8) -> __m512 = {
             // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
             // sign fill the bits above the code, down to its place. The largest code is NaN.

@@ -100,7 +100,7 @@ impl fmt::Display for Explain {
             let (level, rows, keys) = (level.name(), decode::MAX_ROWS, decode::CHUNK);
             write!(f, "{level}-{dtype}-decode-r{rows}k{keys}: {scratch} KiB of scratch a thread")?;
             if self.pairs {
-                f.write_str("; scores: exact products of bf16 by AVX512_BF16; values: computed in f32")?;
+                f.write_str("; scores from products of bf16 by AVX512_BF16, values in f32")?;
             } else if self.dtype != Dtype::F32 {
                 f.write_str("; computed in f32, widened in registers")?;
             }

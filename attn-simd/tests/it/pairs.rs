@@ -2,9 +2,11 @@
 //! the instruction, and prefill.
 
 use attn_core::half::bf16;
-use attn_core::{Align, Attention, Mask};
-use attn_simd::Level;
-use attn_testing::cases::{Inputs, Memory, shape};
+use attn_core::kv_cache::{CacheView, PageTable, Queries};
+use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
+use attn_simd::decode::DecodePlan;
+use attn_simd::{Level, Workspace};
+use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{attend, oracle, same_bits};
 use attn_testing::tolerance::ETA;
 
@@ -113,6 +115,54 @@ fn decoding_and_prefilling_give_the_same_bits() {
             let got = attend(&Simd(level), &attn, &part).out;
             for (head, row) in got.chunks(dims[1]).enumerate() {
                 same_bits(row, &all[(head * len + token) * dims[1]..][..dims[1]], &(level, token, head));
+            }
+        }
+    }
+}
+
+/// What a step over a cache gives.
+fn step(level: Level, q: View<'_, bf16>, cache: CacheView<'_, bf16>, wide: usize) -> Vec<bf16> {
+    let ([batch, heads, q_len, _], attn) = (q.sizes(), Attention::new());
+    let mut out = vec![bf16::NAN; batch * heads * q_len * wide];
+    let plan = DecodePlan::new(&attn, q.sizes(), Queries::All, cache, level).expect("accepted");
+    let to = ViewMut::new(&mut out, Layout::Bhsd, [batch, heads, q_len, wide]).expect("output");
+    plan.split(q, to).expect("accepted").run(Workspace::new().lines(plan.workspace_lines())).expect("enough scratch");
+    out
+}
+
+/// In place or copied, in any pages: the bits of tensors. One head is no pairs, or all but one.
+#[test]
+fn no_layout_of_a_cache_changes_a_bit() {
+    let (len, [dim, wide]) = (if cfg!(miri) { 20 } else { 136 }, [64, 16]);
+    for heads in if cfg!(miri) { 3..=3 } else { 1..=12 } {
+        let all = inputs(heads, len, [dim, wide], Memory::Bhsd, 9);
+        let tensor = |x: &Tensor4<bf16>, memory, sizes: [usize; 4], at: &dyn Fn([usize; 4]) -> [usize; 4]| {
+            Tensor4::<bf16>::new(sizes, memory, |place| f64::from(x.at(at(place)).to_f32()))
+        };
+        for odd in [vec![2], (1..heads).collect()] {
+            let mut q = Tensor4::<bf16>::new([1, heads, 2, dim], Memory::Bhsd, |[_, h, s, d]| {
+                f64::from(all.q.at([0, h, 0, d]).to_f32()) * (1.0 + s as f64)
+            });
+            q.each(|[_, h, _, d], x| *x = if odd.contains(&h) && d == 5 { bf16::from_bits(1) } else { *x });
+            for level in levels_and_model() {
+                let want = step(level, q.view(), CacheView::of_tensors(all.k.view(), all.v.view()).unwrap(), wide);
+                let turned = |x: &Tensor4<bf16>| tensor(x, Memory::DimFirst, x.sizes, &|at| at);
+                let (k, v) = (turned(&all.k), turned(&all.v));
+                let got = step(level, q.view(), CacheView::of_tensors(k.view(), v.view()).unwrap(), wide);
+                same_bits(&got, &want, &(level, heads, "strided"));
+                for size in [4, 8] {
+                    let pages = len / size;
+                    let table: Vec<i32> = (0..pages).rev().map(|page| page as i32).collect();
+                    let paged = |x: &Tensor4<bf16>| {
+                        let sizes = [pages, 1, size, x.sizes[3]];
+                        let at = |[page, h, slot, d]: [usize; 4]| [0, h, (pages - 1 - page) * size + slot, d];
+                        tensor(x, Memory::Bhsd, sizes, &at)
+                    };
+                    let (k, v, lens) = (paged(&all.k), paged(&all.v), [len]);
+                    let table = PageTable::padded(&table, &lens).unwrap();
+                    let cache = CacheView::of_pages(k.view(), v.view(), table).unwrap();
+                    same_bits(&step(level, q.view(), cache, wide), &want, &(level, heads, size));
+                }
             }
         }
     }
