@@ -3,12 +3,12 @@
 
 use attn_core::half::bf16;
 use attn_core::kv_cache::{CacheView, PageTable, Queries};
-use attn_core::{Align, Attention, Layout, Mask, View, ViewMut};
+use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::DecodePlan;
 use attn_simd::{Level, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
-use attn_testing::laws::{attend, oracle, same_bits};
-use attn_testing::tolerance::ETA;
+use attn_testing::laws::{Answer, attend, oracle, same_bits};
+use attn_testing::tolerance::{ETA, TWICE};
 
 use super::laws::Simd;
 use super::levels_and_model;
@@ -165,5 +165,35 @@ fn no_layout_of_a_cache_changes_a_bit() {
                 }
             }
         }
+    }
+}
+
+/// Rows of several sequences share a pass over a prefix; some of them are no pairs.
+#[test]
+fn sequences_share_a_prefix() {
+    let (heads, [before, own], [dim, wide]) = (5, if cfg!(miri) { [9, 4] } else { [70, 40] }, [64, 16]);
+    let mut whole = Inputs::<bf16>::plain(shape((3, heads, 1, 1, before + own, dim, wide)), 12);
+    for x in [&mut whole.k, &mut whole.v] {
+        let first = x.clone();
+        x.each(|[b, h, s, d], x| *x = first.at([if s < before { 0 } else { b }, h, s, d]));
+    }
+    whole.q.each(|[b, h, _, d], x| *x = if (b + h) % 4 == 1 && d == 9 { bf16::from_bits(2) } else { *x });
+    let cut = |x: &Tensor4<bf16>, batch: usize, from: usize, len: usize| {
+        let sizes = [batch, 1, len, x.sizes[3]];
+        Tensor4::<bf16>::new(sizes, Memory::Bhsd, |[b, h, s, d]| f64::from(x.at([b, h, from + s, d]).to_f32()))
+    };
+    let prefix = [cut(&whole.k, 1, 0, before), cut(&whole.v, 1, 0, before)];
+    let tokens = [cut(&whole.k, 3, before, own), cut(&whole.v, 3, before, own)];
+    let (attn, oracle) = (Attention::new(), oracle(&Attention::new(), &whole));
+    for level in levels_and_model() {
+        let (mut out, mut lse) = (vec![bf16::NAN; 3 * heads * wide], vec![f32::NAN; 3 * heads]);
+        let to = ViewMut::new(&mut out, Layout::Bhsd, [3, heads, 1, wide]).unwrap();
+        let [prefix, tokens] =
+            [&prefix, &tokens].map(|[k, v]| CacheView::of_tensors(k.view(), v.view()).expect("a cache"));
+        let q = whole.q.view();
+        let plan = DecodePlan::with_prefix(&attn, q.sizes(), Queries::All, prefix, tokens, level).expect("accepted");
+        let call = plan.split(q, Outputs::new(to).lse(&mut lse)).expect("accepted");
+        call.run(Workspace::new().lines(plan.workspace_lines())).expect("enough scratch");
+        oracle.check(TWICE, &Answer { out, lse }, &level);
     }
 }
