@@ -121,7 +121,7 @@ stored! {
 
 /// Rows of queries, `[rows][columns]`, as the products read them.
 #[derive(Clone, Copy)]
-pub(crate) struct Queries<'a> {
+pub(crate) struct QueryRows<'a> {
     pub(crate) floats: &'a [f32],
     /// The same as [integers](bytes) if the keys are [some](Stored::INTEGERS) and not too wide, or as [`pairs`].
     pub(crate) words: &'a [f32],

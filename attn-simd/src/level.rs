@@ -95,9 +95,7 @@ impl AmxModel {
             avx512: avx512(),
         }
     }
-}
 
-impl AmxModel {
     fn run_pairs<R>(self, kernel: impl Run<R>) -> R {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx512) = self.avx512 {

@@ -217,12 +217,12 @@ impl fmt::Display for Prefetch {
             Some(Once::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
             Some(Once::InOrder) => f.write_str(
                 "; in order: one row over f32 or halves of up to 256 bytes, two over f32 of 64 or 128 channels or bf16 \
-                 of 128",
+                 of 128 at AVX-512",
             )?,
             None => {}
         }
         if *by_line {
-            f.write_str("; by line: values of three or four rows over f32")?;
+            f.write_str("; by line: values of three or four rows over f32 at AVX-512")?;
         }
         write!(f, " ({of})")
     }

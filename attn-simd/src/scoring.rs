@@ -11,6 +11,7 @@ use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, Bias, Mask, Result};
 
+use crate::gemv::pairs;
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 
@@ -243,6 +244,14 @@ impl<'j> Scoring<'j> {
     /// [`AttnError::Stopped`] if the caller has stopped the call.
     pub(crate) fn unless_stopped(&self) -> Result<()> {
         if self.is_stopped() { Err(AttnError::Stopped) } else { Ok(()) }
+    }
+
+    /// Whether few queries in bf16 are multiplied as [pairs] with keys in bf16: the level has such products, and no
+    /// factor enlarges what a score has lost. A score_mod may.
+    pub(crate) fn multiplies_pairs(&self, head_dim: usize) -> bool {
+        pairs::fit(self.level, head_dim)
+            && pairs::holds(self.log2_scale() * self.score_scale.unwrap_or(1.0))
+            && !self.mods.has_score_mod()
     }
 
     /// Turns differences of scores in a tile into exponents of 2; above 0 and finite.

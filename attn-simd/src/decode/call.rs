@@ -195,14 +195,9 @@ impl Call<'_> {
         [self.sequences.shape.kv_heads, self.sequences.shape.group()]
     }
 
-    /// Whether bf16 keys are multiplied as pairs with the queries: both are bf16, and the level has such products. A
-    /// score_mod may enlarge what a score has lost.
+    /// Whether bf16 keys are multiplied as pairs with the queries.
     pub(super) fn multiplies_pairs(&self, head_dim: usize) -> bool {
-        let scoring = &self.scoring;
-        matches!(self.q, Input::Bf16(_))
-            && gemv::pairs::fit(scoring.level, head_dim)
-            && gemv::pairs::holds(scoring.log2_scale() * scoring.score_scale.unwrap_or(1.0))
-            && !scoring.mods.has_score_mod()
+        matches!(self.q, Input::Bf16(_)) && self.scoring.multiplies_pairs(head_dim)
     }
 
     /// Floats of the state of some rows.

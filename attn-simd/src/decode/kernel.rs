@@ -240,7 +240,7 @@ impl Over<'_, '_> {
             // The scratch is for the largest group of rows of the call, and others may have longer groups of tiles.
             let most = tiles_for(padded).min(b.s.len() / (padded * TILE));
             let group = Group::new(at, end.min((at / CHUNK + 1).saturating_mul(CHUNK)), most);
-            tiles.score(&group, gemv::Queries { floats: b.q, words: b.words, paired }, b.k, b.s);
+            tiles.score(&group, gemv::QueryRows { floats: b.q, words: b.words, paired }, b.k, b.s);
             tiles.weigh(&group, (&mut b.state, b.factors, b.o, b.rest, &mut b.waiting), b.v, b.s);
             at = group.end();
             if at.is_multiple_of(CHUNK) || at == end {
@@ -283,7 +283,7 @@ struct Tiles<'p, 'c, T, K, V> {
 
 impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
     /// Computes the scores of a group of tiles.
-    fn score(&mut self, group: &Group, q: gemv::Queries<'_>, copy: &mut [f32], s: &mut [f32]) {
+    fn score(&mut self, group: &Group, q: gemv::QueryRows<'_>, copy: &mut [f32], s: &mut [f32]) {
         let Self { call, rows, cache, key: read, of, columns, padded, .. } = *self;
         let Self { scaling, rope, keys_at, mask, visible, .. } = self;
         let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);

@@ -75,7 +75,7 @@ pub(super) struct Dots<'a, T> {
     pub(super) keys: Unchecked<'a, T>,
     /// The tiles that some row sees, as bits.
     pub(super) seen: u32,
-    pub(super) q: gemv::Queries<'a>,
+    pub(super) q: gemv::QueryRows<'a>,
     pub(super) s: &'a mut [f32],
     /// Floats from the scores of a tile to those of the next.
     pub(super) stride: usize,
@@ -93,7 +93,7 @@ impl<T: Stored> Dots<'_, T> {
         Dots { n, keys, seen, q, s: &mut *s, stride }.one_way(level, most);
         for r in (0..n).filter(|r| (q.paired >> r & 1 == 1) != most) {
             let (floats, words) = (&q.floats[r * keys.columns..], &q.words[r * keys.columns / 2..]);
-            let q = gemv::Queries { floats, words, ..q };
+            let q = gemv::QueryRows { floats, words, ..q };
             Dots { n: 1, keys, seen, q, s: &mut s[r * TILE..], stride }.one_way(level, !most);
         }
     }

@@ -162,16 +162,14 @@ unsafe fn load_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
 /// As [`Stored::load_two`].
 #[inline(always)]
 unsafe fn load_two_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
-    // SAFETY: two vectors are either one half of a block or both, or in one half.
+    // SAFETY: two vectors of sixteen lanes are a block, of a scale and sixteen bytes.
     unsafe {
-        let block = row.add(c / 32 * 18);
-        let scale = scale(isa, block);
         if const { I::LANES == 16 } {
-            return isa.load_two_nibbles_ptr(block.add(2), scale);
+            let block = row.add(c / 32 * 18);
+            isa.load_two_nibbles_ptr(block.add(2), scale(isa, block))
+        } else {
+            [load_q4_0(isa, row, c), load_q4_0(isa, row, c + I::LANES)]
         }
-        let (bytes, shift) = (block.add(2 + c % 16), (c % 32 / 16 * 4) as i32);
-        let (first, second) = (isa.load_nibbles_ptr(bytes, shift), isa.load_nibbles_ptr(bytes.add(I::LANES), shift));
-        [isa.mul(scale, first), isa.mul(scale, second)]
     }
 }
 

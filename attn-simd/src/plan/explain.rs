@@ -9,10 +9,11 @@ use super::{Kernel, Plan};
 use crate::amx::layout::Layout;
 use crate::amx::method::{Method, Obstacle};
 use crate::amx::product::SIDE;
+use crate::decode;
 use crate::level::{Level, known_obstacle};
 use crate::prefetch::Prefetch;
 use crate::prefill::layout::Tiles;
-use crate::{decode, gemv};
+use crate::scoring::Scoring;
 
 impl<M: Mods + Sync> Plan<'_, '_, M> {
     /// What would run for inputs of this type and an output of the same, how it is cut, and why nothing faster.
@@ -39,7 +40,8 @@ impl<M: Mods + Sync> Plan<'_, '_, M> {
         let (precision, reproducible) = (attn.get_precision(), attn.is_reproducible());
         let (level, tiles, kernel, lines) =
             (self.level, self.tiles, self.kernel, self.workspace_lines_for(dtype, output));
-        let pairs = dtype == Dtype::Bf16 && gemv::pairs::fit(level.without_tiles(), self.shape().head_dim);
+        let scoring = Scoring::new(attn, self.problem.scale(), level.without_tiles());
+        let pairs = dtype == Dtype::Bf16 && scoring.multiplies_pairs(self.shape().head_dim);
         Explain { level, tiles, kernel, layout, dtype, output, precision, lines, reproducible, pairs }
     }
 }

@@ -3,9 +3,9 @@
 
 use attn_core::half::bf16;
 use attn_core::kv_cache::{CacheView, PageTable, Queries};
-use attn_core::{Align, Attention, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::{Align, Attention, Dtype, Layout, Mask, Outputs, View, ViewMut};
 use attn_simd::decode::DecodePlan;
-use attn_simd::{Level, Workspace};
+use attn_simd::{Level, Plan, Workspace};
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, attend, oracle, same_bits};
 use attn_testing::tolerance::{ETA, TWICE};
@@ -117,6 +117,23 @@ fn decoding_and_prefilling_give_the_same_bits() {
                 same_bits(row, &all[(head * len + token) * dims[1]..][..dims[1]], &(level, token, head));
             }
         }
+    }
+}
+
+/// A plan says that scores are products of pairs where they are.
+#[test]
+fn the_plan_says_so() {
+    let of = shape((1, 4, 1, 1, 100, 64, 64));
+    let said = |text: String| text.contains("products of bf16 by AVX512_BF16");
+    for level in levels_and_model() {
+        let attn = options();
+        let plan = Plan::new(&attn, of, level).unwrap();
+        assert_eq!(said(plan.explain(Dtype::Bf16).to_string()), level.name().starts_with("avx512bf16"), "{level:?}");
+        assert!(!said(plan.explain(Dtype::F32).to_string()), "{level:?}");
+        let scaled = options().scale(1e15);
+        assert!(!said(Plan::new(&scaled, of, level).unwrap().explain(Dtype::Bf16).to_string()), "{level:?}");
+        let modified = options().score_mod(|s, _| s);
+        assert!(!said(Plan::new(&modified, of, level).unwrap().explain(Dtype::Bf16).to_string()), "{level:?}");
     }
 }
 
