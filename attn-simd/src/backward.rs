@@ -32,9 +32,11 @@
 //! # Ok::<(), attn_core::AttnError>(())
 //! ```
 
+mod amx;
 mod bias;
 mod buffers;
 mod call;
+mod explain;
 mod heads;
 mod job;
 mod layout;
@@ -47,6 +49,7 @@ mod weights;
 mod words;
 
 pub use call::{BiasCall, BiasPiece, Call, Sweep};
+pub use explain::Explain;
 pub use heads::Heads;
 pub use output::Writing;
 pub use plan::{Inputs, Plan};

@@ -68,7 +68,7 @@ pub enum Level {
     /// measured to be faster: AMD's Zen 4 and Zen 5. Intel's take two cycles an instruction, and gain nothing.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
-    /// AMX on bf16, on Linux, beside AVX-512.
+    /// AMX on bf16, on Linux, beside AVX-512: many queries of any type in bf16 parts, and gradients of bf16.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
     /// The kernels of [`Amx`](Self::Amx) on a model of its instructions: the same bits on a machine with AVX-512,

@@ -112,6 +112,16 @@ pub(crate) struct Rows {
     pub(crate) count: usize,
 }
 
+impl Rows {
+    /// The same rows in order, at most `most` at a time.
+    pub(crate) fn pieces(self, most: usize) -> impl Iterator<Item = Self> {
+        (0..self.count).step_by(most).map(move |from| {
+            let count = (self.count - from).min(most);
+            Self { first: self.first + from, count, ..self }
+        })
+    }
+}
+
 /// The output of a call, cut into blocks of at most `q_tile` query rows.
 #[derive(Debug)]
 pub(crate) struct Queue<'o> {

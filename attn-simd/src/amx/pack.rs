@@ -23,7 +23,7 @@ use crate::pack::read_row;
 
 /// Sizes of numbers that the parts of a tensor hold: `2^least ≤ |x| ≤ 2^most`, or 0.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+pub(crate) struct Sizes {
     /// As bits; the smallest subnormal number if there is no bound.
     least: u32,
     /// As bits.
@@ -32,7 +32,10 @@ struct Sizes {
 
 impl Sizes {
     /// Of q and k: their products, added up and scaled, stay finite.
-    const CHANNELS: Self = Self { least: 1, most: (127 + 48) << 23 };
+    pub(crate) const CHANNELS: Self = Self { least: 1, most: (127 + 48) << 23 };
+
+    /// Any numbers, NaN and infinities too.
+    pub(crate) const ANY: Self = Self { least: 0, most: u32::MAX };
 
     /// Of v: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys. A bf16 is not raised, and must be normal by
     /// itself.
@@ -220,15 +223,16 @@ fn put<I: Isa, const TRANSPOSED: bool>(isa: I, operand: &mut Operand, mut fill: 
 }
 
 /// Packs rows whose channels the product runs over: keys as they are (`[32 channels][part][16 keys]`), or queries
-/// transposed, words of two channels by queries. Returns the rows that parts cannot hold. A function of its own, as
-/// [`along_rows`] is: a tile is long, and a kernel of pieces is compiled in less time.
+/// transposed, words of two channels by queries. `numbers`: parts, a factor, and the sizes that parts hold. Returns the
+/// rows that parts cannot hold. A function of its own, as [`along_rows`] is: a tile is long, and a kernel of pieces is
+/// compiled in less time.
 #[inline(never)]
 pub(crate) fn along_channels<I: Isa, const TRANSPOSED: bool>(
     isa: I,
     input: &Input<'_>,
     rows: Rows,
     channels: usize,
-    numbers: (usize, f32),
+    numbers: (usize, f32, Sizes),
     stage: &mut [f32],
     operands: &mut [Operand],
 ) -> u32 {
@@ -244,7 +248,7 @@ fn along_channels_inlined<I: Isa, const TRANSPOSED: bool>(
     input: &Input<'_>,
     rows: Rows,
     channels: usize,
-    (parts, factor): (usize, f32),
+    (parts, factor, sizes): (usize, f32, Sizes),
     stage: &mut [f32],
     operands: &mut [Operand],
 ) -> u32 {
@@ -254,7 +258,7 @@ fn along_channels_inlined<I: Isa, const TRANSPOSED: bool>(
     }
     if parts == 1
         && factor == 1.0
-        && let Some((lines, odd)) = lying(input, rows, Sizes::CHANNELS)
+        && let Some((lines, odd)) = lying(input, rows, sizes)
     {
         for (square, pair) in operands.chunks_exact_mut(2).enumerate().take(squares) {
             for (operand, lines) in pair.iter_mut().zip(lines.as_chunks::<16>().0) {
@@ -268,7 +272,7 @@ fn along_channels_inlined<I: Isa, const TRANSPOSED: bool>(
         }
         return odd;
     }
-    let odd = read(isa, input, rows, channels, (Sizes::CHANNELS, factor), stage);
+    let odd = read(isa, input, rows, channels, (sizes, factor), stage);
     let mut line = [0.0; SIDE];
     for (square, operands) in operands.chunks_exact_mut(2 * parts).enumerate().take(squares) {
         for pair in operands.chunks_exact_mut(2) {
@@ -364,6 +368,65 @@ fn along_rows_inlined<I: Isa>(
                     }
                 }
                 transpose(isa, &words, &mut operands[place(square) + part * 2 + half].0);
+            }
+        }
+    }
+    odd
+}
+
+/// Packs rows over which a product runs, as B: words of the rows `n` and `n + 16` by channels, `[square][16 channels]`
+/// of each 32 channels. `place` is that of [`along_rows`]. Returns the rows that a part cannot hold. Of bf16 only.
+#[inline(never)]
+pub(crate) fn by_rows<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    rows: Rows,
+    channels: usize,
+    stage: &mut [f32],
+    operands: &mut [Operand],
+    place: impl Fn(usize) -> usize,
+) -> u32 {
+    isa.vectorize(
+        #[inline(always)]
+        || by_rows_inlined(isa, input, rows, channels, stage, operands, place),
+    )
+}
+
+#[inline(always)]
+fn by_rows_inlined<I: Isa>(
+    isa: I,
+    input: &Input<'_>,
+    rows: Rows,
+    channels: usize,
+    stage: &mut [f32],
+    operands: &mut [Operand],
+    place: impl Fn(usize) -> usize,
+) -> u32 {
+    let (squares, sizes) = (channels.div_ceil(SIDE), Sizes::of_values(Dtype::Bf16));
+    if squares == 0 {
+        return 0;
+    }
+    let lying = lying(input, rows, sizes);
+    let odd = lying.map_or_else(|| read(isa, input, rows, channels, (sizes, 1.0), stage), |(_, odd)| odd);
+    for square in 0..squares {
+        for half in 0..2 {
+            let column = square * SIDE + half * 16;
+            let operand = &mut operands[place(square) + half].0;
+            for (n, words) in operand.chunks_exact_mut(16).enumerate() {
+                let [low, high]: [[bf16; 16]; 2] = match &lying {
+                    Some((lines, _)) => [some(lines[n], column), some(lines[n + 16], column)],
+                    None => [[bf16::ZERO; 16]; 2],
+                };
+                for lane in (0..16).step_by(I::LANES) {
+                    let [low, high] = match &lying {
+                        Some(_) => [isa.load_bf16(&low[lane..]), isa.load_bf16(&high[lane..])],
+                        None => {
+                            let at = |row: usize| row * squares * SIDE + column + lane;
+                            [isa.load(&stage[at(n)..]), isa.load(&stage[at(n + 16)..])]
+                        }
+                    };
+                    isa.store(isa.pair_bf16(low, high), &mut words[lane..]);
+                }
             }
         }
     }

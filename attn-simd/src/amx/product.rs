@@ -49,6 +49,10 @@ macro_rules! with_products {
             OneByTwo 1 2 [A0 B1] [B0];
             /// B in three parts.
             OneByThree 1 3 [A0 B2] [B1] [B0];
+            /// A in two parts.
+            TwoByOne 2 1 [A1 B0] [A0];
+            /// A in three parts.
+            ThreeByOne 3 1 [A2 B0] [A1] [A0];
             /// Two parts each, without the product of the small ones.
             Three 2 2 [A0 B1] [B0] [A1];
             /// Two parts each.
@@ -150,7 +154,7 @@ mod tests {
     #[test]
     fn products_are_the_largest_ones() {
         use Products::*;
-        for products in [One, OneByTwo, OneByThree, Three, Four, Five, Six] {
+        for products in [One, OneByTwo, OneByThree, TwoByOne, ThreeByOne, Three, Four, Five, Six] {
             let (parts_a, parts_b) = products.parts();
             let (mut a, mut b, mut pairs) = (usize::MAX, usize::MAX, Vec::new());
             for (n, loads) in products.steps().iter().enumerate() {

@@ -180,7 +180,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             &self.job.q,
             pack::Rows { batch, head, first, count },
             self.job.shape.head_dim,
-            (layout.method.qk_parts(), self.job.q_sign),
+            (layout.method.qk_parts(), self.job.q_sign, pack::Sizes::CHANNELS),
             buffers.stage,
             &mut buffers.q[block * layout.q_operands()..][..layout.q_operands()],
         )
@@ -197,7 +197,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
             let (first, within) = (tile * SIDE, tile - base);
             let rows = pack::Rows { batch, head, first, count: (job.shape.kv_len - first).min(SIDE) };
             let operands = &mut buffers.k[within * layout.k_operands()..][..layout.k_operands()];
-            let parts = (layout.method.qk_parts(), 1.0);
+            let parts = (layout.method.qk_parts(), 1.0, pack::Sizes::CHANNELS);
             odd[within] =
                 pack::along_channels::<I, false>(isa, &job.k, rows, job.shape.head_dim, parts, buffers.stage, operands);
             let place = |square: usize| layout.v_start(within, square);

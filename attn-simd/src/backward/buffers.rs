@@ -1,5 +1,6 @@
 //! Scratch of a thread and sums of a part, by name; [`layout`](super::layout) has their sizes.
 
+use super::amx;
 use super::layout::{Layout, Scratch};
 use super::words::Words;
 use crate::prefill::layout::MAX_Q_TILE;
@@ -20,6 +21,23 @@ pub(super) struct Buffers<'w> {
     pub(super) words: Words<'w>,
     /// The gradient of a bias.
     pub(super) bias_sums: &'w mut [f64],
+    /// Operands and sums of AMX, if the call runs on it.
+    pub(super) amx: Option<amx::Buffers<'w>>,
+}
+
+/// What the gradients of the scores of a query have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Constants {
+    /// log₂ of the sum of weights of each query: rounded, and what is missing.
+    pub(super) lse: [[f32; MAX_Q_TILE]; 2],
+    /// `dy·y` of each query.
+    pub(super) delta: [f32; MAX_Q_TILE],
+}
+
+impl Default for Constants {
+    fn default() -> Self {
+        Self { lse: [[0.0; MAX_Q_TILE]; 2], delta: [0.0; MAX_Q_TILE] }
+    }
 }
 
 /// Arrays of the first half of a tile.
@@ -31,10 +49,7 @@ pub(super) struct Work<'w> {
     pub(super) slopes: &'w mut [f32],
     /// `dy·v`.
     pub(super) dots: &'w mut [f32],
-    /// log₂ of the sum of weights of each query: rounded, and what is missing.
-    pub(super) lse: [[f32; MAX_Q_TILE]; 2],
-    /// `dy·y` of each query.
-    pub(super) delta: [f32; MAX_Q_TILE],
+    pub(super) constants: Constants,
     pub(super) bias: &'w mut [f32],
     /// Derivatives of `score_mod`.
     pub(super) mod_slopes: &'w mut [f32],
@@ -51,8 +66,7 @@ impl<'w> Buffers<'w> {
                 scores: cutter.floats(sizes.tile),
                 slopes: cutter.floats(sizes.tile),
                 dots: cutter.floats(sizes.tile),
-                lse: [[0.0; MAX_Q_TILE]; 2],
-                delta: [0.0; MAX_Q_TILE],
+                constants: Constants::default(),
                 bias: cutter.floats(sizes.bias),
                 mod_slopes: cutter.floats(sizes.mod_slopes),
                 known: true,
@@ -65,6 +79,15 @@ impl<'w> Buffers<'w> {
             v: cutter.floats(sizes.keys[1]),
             words: Words::new(&mut cutter, sizes.words),
             bias_sums: cutter.doubles(sizes.bias_sums),
+            amx: sizes.amx.as_ref().map(|sizes| amx::Buffers::new(&mut cutter, sizes)),
+        }
+    }
+
+    /// Those of AMX, which a call has that runs on it.
+    pub(super) fn amx(&mut self) -> &mut amx::Buffers<'w> {
+        match &mut self.amx {
+            Some(amx) => amx,
+            None => unreachable!("a layout of AMX"),
         }
     }
 }

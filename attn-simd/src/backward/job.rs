@@ -8,6 +8,7 @@ use crate::isa::Isa;
 use crate::level::Level;
 use crate::pack;
 use crate::prefill;
+use crate::prefill::layout::MAX_Q_TILE;
 use crate::prefill::mask::Ranges;
 use crate::queue::Rows;
 
@@ -16,10 +17,12 @@ pub(super) struct Job<'c> {
     /// Those that the forward call had as well.
     pub(super) forward: prefill::job::Job<'c>,
     pub(super) layout: Layout,
-    /// The level that multiplies: one of vectors, or of pairs if all of q, k, v and `dy` are bfloat16.
+    /// The level that multiplies: one of vectors, or of pairs or AMX if all of q, k, v and `dy` are bfloat16.
     pub(super) level: Level,
     /// Whether weights and gradients of scores are rounded to pairs, too.
     pub(super) fast: bool,
+    /// Parts of a weight on AMX.
+    pub(super) parts: usize,
     pub(super) out: Input<'c>,
     pub(super) dy: Input<'c>,
     pub(super) lse: &'c [f32],
@@ -71,7 +74,8 @@ impl Job<'_> {
         if self.layout.parts == 1 || self.forward.mask.is_none() {
             return all;
         }
-        let seen = self.blocks(part).map(|rows| self.keys_of(&Ranges::of(&self.forward, rows)));
+        let blocks = self.blocks(part).flat_map(|rows| rows.pieces(MAX_Q_TILE));
+        let seen = blocks.map(|rows| self.keys_of(&Ranges::of(&self.forward, rows)));
         let seen = seen.filter(|keys| !keys.is_empty());
         seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }

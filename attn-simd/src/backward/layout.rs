@@ -7,7 +7,9 @@
 
 use attn_core::{AttnError, AttnShape, Result};
 
+use super::amx::layout::{BLOCK, Sizes};
 use super::words::WordSizes;
+use crate::amx::product::SIDE;
 use crate::prefill::layout::Tiles;
 use crate::queue::Rows;
 use crate::scoring::KV_TILE;
@@ -25,6 +27,7 @@ pub(crate) const BIAS_TILES: usize = 4;
 pub(crate) struct Layout {
     shape: AttnShape,
     lanes: usize,
+    /// Queries of a block.
     pub(crate) q_tile: usize,
     /// Blocks of one head of queries.
     blocks: usize,
@@ -59,15 +62,17 @@ pub(crate) struct Scratch {
     pub(crate) words: WordSizes,
     /// Doubles: the gradient of a bias from some tiles of keys, `[key][query]`.
     pub(crate) bias_sums: usize,
+    /// Operands and sums of AMX, if the call runs on it.
+    pub(crate) amx: Option<Sizes>,
 }
 
 impl Scratch {
     /// Lines of all of it.
     pub(crate) fn lines(&self) -> usize {
         let Self { transposed: [qt, dyt], rows: [q, dy], tile, dq, keys: [k, v], .. } = *self;
-        let Self { bias, mod_slopes, bias_sums, words, .. } = *self;
+        let Self { bias, mod_slopes, bias_sums, words, amx, .. } = *self;
         let floats = [qt, dyt, q, dy, tile, tile, tile, dq, k, k, v, bias, mod_slopes, 2 * bias_sums];
-        floats.into_iter().chain(words.all()).map(lines_for).sum()
+        floats.into_iter().chain(words.all()).map(lines_for).sum::<usize>() + amx.map_or(0, |sizes| sizes.lines())
     }
 }
 
@@ -79,16 +84,9 @@ impl Layout {
         (with_bias, with_score_mod): (bool, bool),
         words: Option<bool>,
     ) -> Result<Self> {
-        const OVERFLOW: AttnError = AttnError::Overflow { what: "scratch of the gradients" };
-        let AttnShape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
+        let AttnShape { head_dim, value_dim, .. } = shape;
         let (q_tile, lanes) = (tiles.q_tile(), tiles.lanes);
-        let blocks = q_len.div_ceil(q_tile);
-        let all = blocks.checked_mul(shape.group()).ok_or(OVERFLOW)?;
-        let heads = batch.saturating_mul(kv_heads).max(1);
-        let parts = PARTS.div_ceil(heads).min(all / BLOCKS).max(1);
         let columns = [head_dim, value_dim].map(|dim| dim.next_multiple_of(lanes));
-        let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
-        let sums = [times(kv_len, columns[0])?, times(kv_len, columns[1])?];
         let width = q_tile;
         let tile = KV_TILE.next_multiple_of(tiles.acc_rows) * width;
         let scratch = Scratch {
@@ -101,7 +99,45 @@ impl Layout {
             mod_slopes: if with_score_mod { tile } else { 0 },
             words: words.map_or(WordSizes::default(), |all| WordSizes::of(KV_TILE, width, [head_dim, value_dim], all)),
             bias_sums: BIAS_TILES * KV_TILE * width,
+            amx: None,
         };
+        Self::with(shape, lanes, q_tile, columns, scratch)
+    }
+
+    /// On AMX. `fast`: whether weights are one part.
+    pub(crate) fn of_amx(
+        shape: AttnShape,
+        lanes: usize,
+        (with_bias, with_score_mod): (bool, bool),
+        fast: bool,
+    ) -> Result<Self> {
+        let dims = [shape.head_dim, shape.value_dim];
+        let columns = dims.map(|dim| dim.next_multiple_of(lanes));
+        let tile = KV_TILE * SIDE;
+        let scratch = Scratch {
+            transposed: [0; 2],
+            rows: [SIDE * columns[0], columns[0].max(columns[1])],
+            tile,
+            dq: 0,
+            keys: [0, shape.value_dim],
+            bias: if with_bias { tile } else { 0 },
+            mod_slopes: if with_score_mod { tile } else { 0 },
+            words: WordSizes::default(),
+            bias_sums: 0,
+            amx: Some(Sizes::of(dims, fast)),
+        };
+        Self::with(shape, lanes, BLOCK, columns, scratch)
+    }
+
+    fn with(shape: AttnShape, lanes: usize, q_tile: usize, columns: [usize; 2], scratch: Scratch) -> Result<Self> {
+        const OVERFLOW: AttnError = AttnError::Overflow { what: "scratch of the gradients" };
+        let AttnShape { batch, kv_heads, q_len, kv_len, head_dim, .. } = shape;
+        let blocks = q_len.div_ceil(q_tile);
+        let all = blocks.checked_mul(shape.group()).ok_or(OVERFLOW)?;
+        let heads = batch.saturating_mul(kv_heads).max(1);
+        let parts = PARTS.div_ceil(heads).min(all / BLOCKS).max(1);
+        let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
+        let sums = [times(kv_len, columns[0])?, times(kv_len, columns[1])?];
         let layout = Self { shape, lanes, q_tile, blocks, parts, columns, sums, scratch };
         times(times(batch, kv_heads)?, layout.sum_lines())?;
         times(times(times(batch, shape.q_heads)?, q_len)?, head_dim)?;

@@ -11,11 +11,13 @@ use super::call::{BiasCall, Call, Sweep};
 use super::heads::{self, Heads};
 use super::layout::Layout;
 use super::output::{self, Output, Writing};
+use crate::amx::method::obstacle;
 use crate::dtype::KernelElement;
 use crate::level::Level;
 use crate::prefill::job::Job;
 use crate::prefill::layout::Tiles;
 use crate::queue::heads::HeadQueue;
+use crate::scoring::log2_scale;
 use crate::workspace::{Line, check_dims, floats, lines_for};
 
 /// What the gradients are computed from.
@@ -39,9 +41,11 @@ pub struct Inputs<'v, T, G> {
 /// allocating.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'p, 'a, M = ()> {
-    problem: Problem<'p, 'a, M>,
-    level: Level,
-    layout: Layout,
+    pub(super) problem: Problem<'p, 'a, M>,
+    pub(super) level: Level,
+    pub(super) layout: Layout,
+    /// Of bf16 on AMX.
+    pub(super) amx: Option<Layout>,
     stop: Option<&'p AtomicBool>,
 }
 
@@ -53,11 +57,15 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     pub fn new(attn: &'p Attention<'a, M>, shape: AttnShape, level: Level) -> Result<Self> {
         let problem = Problem::of_shape(attn, shape)?;
         check_dims([shape.head_dim, shape.value_dim])?;
-        let level = level.without_tiles();
         let options = (attn.get_bias().is_some(), Mods::has_score_mod(attn.get_mods()));
-        let words = level.uses_dot_products().then_some(attn.get_precision() == Precision::Fast);
+        let fast = attn.get_precision() == Precision::Fast;
+        let words = level.uses_dot_products().then_some(fast);
         let layout = Layout::of(shape, &Tiles::of(vectors(level)), options, words)?;
-        Ok(Self { problem, level, layout, stop: None })
+        let amx = on_amx(&problem, level)
+            .then(|| Layout::of_amx(shape, vectors(level).lanes(), options, fast))
+            .transpose()?;
+        let level = if amx.is_some() { level } else { level.without_tiles() };
+        Ok(Self { problem, level, layout, amx, stop: None })
     }
 
     /// Ends a call soon after the flag is set, which must then stay set, with [`AttnError::Stopped`]. Each row of a
@@ -72,31 +80,42 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         self.problem.shape()
     }
 
-    /// The level that runs. The level `amx` computes gradients on vectors; `avx512bf16` multiplies pairs if q, k, v and
-    /// `dy` are bf16.
+    /// The level that runs. `amx` and `avx512bf16` multiply bf16 if q, k, v and `dy` are bf16, and otherwise compute
+    /// gradients on vectors; so does `amx` for 16 queries a head and fewer, and for dims above 512. The gradient of a
+    /// bias is computed on vectors. [`explain`](Self::explain) says more.
     pub fn level(&self) -> Level {
         self.level
     }
 
     /// Lines of scratch of a call on one thread: its own, the sums of one part or head, and those of all heads.
     pub fn workspace_lines(&self) -> usize {
-        let one = if self.by_heads() || self.layout.parts > 1 { self.layout.sum_lines() } else { 0 };
-        self.layout.scratch.lines() + one + self.sums_lines()
+        let of = |layout: &Layout| {
+            let one = if self.by_heads(layout) || layout.parts > 1 { layout.sum_lines() } else { 0 };
+            layout.scratch.lines() + one
+        };
+        self.most(of) + self.sums_lines()
+    }
+
+    /// The most of what the layouts need.
+    fn most(&self, of: impl Fn(&Layout) -> usize) -> usize {
+        of(&self.layout).max(self.amx.as_ref().map_or(0, of))
     }
 
     /// Lines of the sums of all heads, which grow with `q_len` and `kv_len`: the gradients in `f32`. None if a thread
     /// writes the gradients of each head as soon as it has them, as [`Sweep::Heads`] does.
     pub fn sums_lines(&self) -> usize {
-        if self.by_heads() {
-            return 0;
-        }
-        lines_for(self.layout.dq_len()) + self.layout.heads() * self.layout.sum_lines()
+        self.most(|layout| {
+            if self.by_heads(layout) {
+                return 0;
+            }
+            lines_for(layout.dq_len()) + layout.heads() * layout.sum_lines()
+        })
     }
 
     /// Whether heads are computed and written one by one: if each has one part. A `score_mod` may turn out to have no
     /// derivative, and then nothing may have been written.
-    fn by_heads(&self) -> bool {
-        self.layout.parts == 1 && !Mods::has_score_mod(self.problem.attn().get_mods())
+    pub(super) fn by_heads(&self, layout: &Layout) -> bool {
+        layout.parts == 1 && !Mods::has_score_mod(self.problem.attn().get_mods())
     }
 
     /// Checks tensors against the plan.
@@ -190,32 +209,42 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let factor = self.problem.scale() * by_bias;
         let (out, dy) = (G::input(out), G::input(dy));
         let score_mod = Mods::has_score_mod(self.problem.attn().get_mods());
-        let pairs = self.level.uses_dot_products() && T::DTYPE == Dtype::Bf16 && G::DTYPE == Dtype::Bf16;
-        let call = Call(super::job::Job {
+        let bf16 = self.level.multiplies_bf16() && T::DTYPE == Dtype::Bf16 && G::DTYPE == Dtype::Bf16;
+        let fast = bf16 && self.problem.attn().get_precision() == Precision::Fast;
+        let vectors = super::job::Job {
             forward: job,
             layout: self.layout,
-            level: if pairs { self.level } else { vectors(self.level) },
-            fast: pairs && self.problem.attn().get_precision() == Precision::Fast,
+            level: if bf16 { self.level.without_tiles() } else { vectors(self.level) },
+            fast,
+            parts: 0,
             out,
             dy,
             lse,
             factor,
             by_bias,
             score_mod,
+        };
+        let amx = self.amx.filter(|_| bf16).map(|layout| super::job::Job {
+            layout,
+            level: self.level,
+            parts: parts(fast, O::DTYPE),
+            ..vectors
         });
+        let (vectors, amx) = (Call(vectors), amx.map(Call));
+        let (call, layout) = amx.as_ref().map_or((&vectors, &self.layout), |amx| (amx, &amx.0.layout));
         let mut gradients = gradients;
         let (bias, sinks) = (gradients.bias.take(), gradients.sinks.take());
-        if self.by_heads() {
+        if self.by_heads(layout) {
             let queue = HeadQueue::new(gradients, *self.shape());
             let work = |scratch: &mut [Line]| heads::work(&call.0, &queue, scratch);
-            let lines = self.layout.scratch.lines() + self.layout.sum_lines();
-            sweep(Sweep::Heads(&Heads { work: &work, count: self.layout.heads(), lines }))?;
-            return self.run_options(&call, bias, sinks, &mut sweep);
+            let lines = layout.scratch.lines() + layout.sum_lines();
+            sweep(Sweep::Heads(&Heads { work: &work, count: layout.heads(), lines }))?;
+            return self.run_options(&vectors, bias, sinks, &mut sweep);
         }
-        let (dq, sums) = sums[..self.sums_lines()].split_at_mut(lines_for(self.layout.dq_len()));
-        let dq = &mut floats(dq)[..self.layout.dq_len()];
-        sweep(Sweep::Parts(&call, dq, sums))?;
-        self.run_options(&call, bias, sinks, &mut sweep)?;
+        let (dq, sums) = sums[..self.sums_lines()].split_at_mut(lines_for(layout.dq_len()));
+        let dq = &mut floats(dq)[..layout.dq_len()];
+        sweep(Sweep::Parts(call, dq, sums))?;
+        self.run_options(&vectors, bias, sinks, &mut sweep)?;
         let output = Output::new(&call.0, dq, floats(sums), gradients);
         sweep(Sweep::Write(&Writing(&|| output.work())))
     }
@@ -238,7 +267,24 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 }
 
+/// Whether gradients of bf16 run on AMX: what keeps a forward call from it keeps this one.
+fn on_amx<M: Mods + Sync>(problem: &Problem<'_, '_, M>, level: Level) -> bool {
+    let scale = problem.scale();
+    level.multiplies_bf16()
+        && !level.uses_dot_products()
+        && obstacle(problem.shape(), level.is_model(), log2_scale(problem), scale).is_none()
+}
+
+/// Parts of a weight on AMX, for gradients of a type. Two err by 2⁻¹⁶, and rounding to bf16 by 2⁻⁹.
+pub(super) const fn parts(fast: bool, gradients: Dtype) -> usize {
+    match gradients {
+        _ if fast => 1,
+        Dtype::Bf16 => 2,
+        _ => 3,
+    }
+}
+
 /// The vectors beside the products of a level. The model of pairs is one of portable vectors.
-fn vectors(level: Level) -> Level {
+pub(super) fn vectors(level: Level) -> Level {
     if level.is_model() && level.uses_dot_products() { Level::portable() } else { level.vectors() }
 }

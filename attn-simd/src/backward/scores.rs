@@ -1,6 +1,6 @@
 //! The first half of a tile: two products, then weights and gradients of scores. Both sweeps begin with it.
 
-use super::buffers::{Buffers, Work};
+use super::buffers::{Buffers, Constants, Work};
 use super::job::Job;
 use super::weights::{self, Kept};
 use super::words;
@@ -8,7 +8,6 @@ use crate::dtype::Input;
 use crate::gemm::{self, Panel, Reach};
 use crate::isa::Isa;
 use crate::pack;
-use crate::prefill::layout::MAX_Q_TILE;
 use crate::prefill::mask::{self, Cover, Ranges};
 use crate::prefill::score;
 use crate::queue::Rows;
@@ -22,6 +21,16 @@ pub(super) struct Tile<const NQ: usize> {
     /// A bit for each query that sees a key, a word for each key; of use where the tile is partial.
     bits: [u64; KV_TILE],
     cover: Cover,
+}
+
+/// Arrays of the scores of a tile: those of [`Work`], without operands and constants.
+pub(super) struct OfScores<'w> {
+    pub(super) scores: &'w mut [f32],
+    pub(super) slopes: &'w mut [f32],
+    pub(super) dots: &'w mut [f32],
+    pub(super) bias: &'w mut [f32],
+    pub(super) mod_slopes: &'w mut [f32],
+    pub(super) known: &'w mut bool,
 }
 
 impl<const NQ: usize> Tile<NQ> {
@@ -58,6 +67,17 @@ impl<const NQ: usize> Tile<NQ> {
         (self.cover == Cover::Partial).then_some(&self.bits[..self.at.keys])
     }
 
+    /// Hides every key from lanes without a row, so that their weights are 0.
+    #[inline(always)]
+    pub(super) fn hide_missing_rows(&mut self) {
+        let all = u64::MAX >> (64 - self.at.rows);
+        if self.cover == Cover::Full {
+            (self.bits, self.cover) = ([all; KV_TILE], Cover::Partial);
+        } else {
+            self.bits.iter_mut().for_each(|bits| *bits &= all);
+        }
+    }
+
     /// Batch entry and key/value head, and the first key.
     #[inline(always)]
     pub(super) fn first(&self, call: &Job<'_>) -> [usize; 3] {
@@ -76,19 +96,32 @@ impl<const NQ: usize> Tile<NQ> {
         work: &mut Work<'_>,
         between: &mut dyn FnMut(),
     ) {
-        let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
-        let (keys, shape) = (tile.keys, &job.shape);
-        let Work { transposed, scores, slopes, dots, lse, delta, bias, mod_slopes, known } = work;
+        let (keys, shape) = (self.at.keys, &call.forward.shape);
+        let Work { transposed, scores, slopes, dots, constants, bias, mod_slopes, known } = work;
         let [qk, dyv] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(I::WORD));
         gemm::scores::<I, NQ, M>(isa, k, (keys, qk), &self.reach, transposed[0], scores, between);
         gemm::scores::<I, NQ, M>(isa, v, (keys, dyv), &self.reach, transposed[1], dots, between);
-        let isa = isa.floats();
+        let of_scores = OfScores { scores, slopes, dots, bias, mod_slopes, known };
+        self.finish(isa.floats(), call, constants, of_scores);
+    }
+
+    /// The same from the products in `scores` and `dots` on.
+    #[inline(always)]
+    pub(super) fn finish<I: Isa>(
+        &mut self,
+        isa: I,
+        call: &Job<'_>,
+        constants: &Constants,
+        OfScores { scores, slopes, dots, bias, mod_slopes, known }: OfScores<'_>,
+    ) {
+        let (job, tile, width) = (&call.forward, self.at, NQ * I::LANES);
+        let keys = tile.keys;
         let (scores, dots) = (&mut scores[..keys * width], &mut dots[..keys * width]);
         if let Some((_, in_caps)) = job.softcap {
             weights::cap_slopes(isa, in_caps, scores, slopes);
         }
         if let Some(scale) = job.score_scale {
-            score::finish::<I::Floats, NQ>(isa, job, scale, tile, scores, bias);
+            score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
         }
         if job.bias.is_some() {
             mask::hide_by_bias(tile, self.cover, width, bias, &mut self.bits);
@@ -100,14 +133,14 @@ impl<const NQ: usize> Tile<NQ> {
             job.mods.score_mod(job.level, tile, width, visible, scores);
         }
         if self.cover == Cover::Partial {
-            mask::replace_hidden::<I::Floats, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
+            mask::replace_hidden::<I, NQ>(isa, scores, &self.bits, f32::NEG_INFINITY);
         }
         let mut drawn = [u64::MAX; KV_TILE];
         let kept = (!job.dropout.is_none()).then(|| {
             mask::kept(job, tile, &mut drawn);
             Kept { bits: &drawn[..], factor: job.dropout.factor() as f32 }
         });
-        weights::gradients::<I::Floats, NQ>(isa, job.log2_scale(), (lse, delta), (scores, dots), self.visible(), kept);
+        weights::gradients::<I, NQ>(isa, job.log2_scale(), constants, (scores, dots), self.visible(), kept);
         if call.score_mod {
             weights::multiply(isa, dots, mod_slopes);
         }
@@ -146,6 +179,30 @@ pub(super) fn operand<'a, I: Isa>(
     Panel::packed(words, dim.div_ceil(2))
 }
 
+impl Constants {
+    /// Sets those of a row, from its gradient of the output. `scratch` holds a row of values.
+    #[inline(always)]
+    pub(super) fn set<I: Isa>(
+        &mut self,
+        isa: I,
+        call: &Job<'_>,
+        row: [usize; 3],
+        lane: usize,
+        dy: &[f32],
+        scratch: &mut [f32],
+    ) {
+        let [batch, head, query] = row;
+        let lse = f64::from(call.lse[call.forward.shape.row(batch, head, query)]) * core::f64::consts::LOG2_E;
+        // A row that sees nothing: its scores are −∞, and so their weights 0.
+        if lse != f64::NEG_INFINITY {
+            let rounded = lse as f32;
+            self.lse[0][lane] = rounded;
+            self.lse[1][lane] = if rounded.is_finite() { (lse - f64::from(rounded)) as f32 } else { 0.0 };
+        }
+        self.delta[lane] = call.delta(isa, row, dy, scratch) as f32;
+    }
+}
+
 /// Reads the queries and the gradients of the outputs of a block, and computes `δ`. A function of its own, so that it
 /// is compiled once per instruction set.
 #[inline(never)]
@@ -175,18 +232,10 @@ fn start_inlined<I: Isa>(isa: I, call: &Job<'_>, rows: Rows, width: usize, buffe
         }
         pack::swapped(isa, packed, (width, columns), work.transposed[n]);
     }
-    let first = job.shape.row(rows.batch, rows.head, rows.first);
-    (work.lse, work.delta) = ([[0.0; MAX_Q_TILE]; 2], [0.0; MAX_Q_TILE]);
+    work.constants = Constants::default();
     for lane in 0..rows.count {
-        let lse = f64::from(call.lse[first + lane]) * core::f64::consts::LOG2_E;
-        // A row that sees nothing: its scores are −∞, and so their weights 0.
-        if lse != f64::NEG_INFINITY {
-            let rounded = lse as f32;
-            work.lse[0][lane] = rounded;
-            work.lse[1][lane] = if rounded.is_finite() { (lse - f64::from(rounded)) as f32 } else { 0.0 };
-        }
         let dy = &packed_rows[1][lane * call.layout.columns[1]..][..dims[1]];
-        work.delta[lane] = call.delta(isa, [rows.batch, rows.head, rows.first + lane], dy, v) as f32;
+        work.constants.set(isa, call, [rows.batch, rows.head, rows.first + lane], lane, dy, v);
     }
     for (n, packed) in packed_rows.iter_mut().enumerate() {
         let packed = &mut packed[..rows.count * call.layout.columns[n]];

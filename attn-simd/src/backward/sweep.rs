@@ -8,6 +8,7 @@
 //! dV += P·dY   dK += dS·Q                          lanes are channels
 //! ```
 
+use super::amx;
 use super::bias::{Piece, Pieces};
 use super::buffers::{Buffers, Sums};
 use super::job::Job;
@@ -41,7 +42,11 @@ pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &m
         if call.forward.is_stopped() {
             break;
         }
-        Block { call, rows, next: blocks.peek().copied().or(after) }.run(To::Sums(sums), buffers);
+        if buffers.amx.is_some() {
+            amx::block(call, rows, sums, buffers);
+        } else {
+            Block { call, rows, next: blocks.peek().copied().or(after) }.run(To::Sums(sums), buffers);
+        }
     }
 }
 

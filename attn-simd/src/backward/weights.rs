@@ -1,8 +1,8 @@
 //! From scores and `dy·v` of a tile to weights and gradients of scores.
 
+use super::buffers::Constants;
 use crate::isa::Isa;
 use crate::math::{exp2, exp2_each};
-use crate::prefill::layout::MAX_Q_TILE;
 
 /// Dropout of a tile.
 pub(super) struct Kept<'b> {
@@ -18,7 +18,7 @@ pub(super) struct Kept<'b> {
 pub(super) fn gradients<I: Isa, const NQ: usize>(
     isa: I,
     log2_scale: f32,
-    (lse, delta): (&[[f32; MAX_Q_TILE]; 2], &[f32]),
+    Constants { lse, delta }: &Constants,
     (scores, dots): (&mut [f32], &mut [f32]),
     visible: Option<&[u64]>,
     kept: Option<Kept<'_>>,

@@ -271,7 +271,7 @@ mod tests {
         use Products::*;
         let Some(amx) = amx() else { return };
         let (mut unit, mut model, mut seed) = (amx.open(), Model::new(), 7);
-        for products in [One, OneByTwo, OneByThree, Three, Four, Five, Six] {
+        for products in [One, OneByTwo, OneByThree, TwoByOne, ThreeByOne, Three, Four, Five, Six] {
             for (steps, fresh, wild) in
                 [(0, true, false), (1, true, false), (3, false, false), (2, false, true), (2, true, true)]
             {

@@ -258,7 +258,7 @@ mod tests {
         let Some(mut unit) = unit() else { return };
         let mut seed = 7;
         for round in 0..8 {
-            for products in [One, OneByTwo, OneByThree, Three, Four, Five, Six] {
+            for products in [One, OneByTwo, OneByThree, TwoByOne, ThreeByOne, Three, Four, Five, Six] {
                 for (steps, fresh, sizes) in [
                     (0, true, Sizes::Alike),
                     (0, false, Sizes::Alike),

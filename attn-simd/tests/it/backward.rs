@@ -98,12 +98,17 @@ impl<T: KernelElement> Case<T> {
     }
 
     fn got<M: Mods + Sync>(&self, level: Level, attn: &Attention<'_, M>) -> Result<Five, AttnError> {
+        self.got_as::<T, M>(level, attn)
+    }
+
+    /// Gradients of another type.
+    fn got_as<O: Element, M: Mods + Sync>(&self, level: Level, attn: &Attention<'_, M>) -> Result<Five, AttnError> {
         let ([q, k, v, dy], (out, lse)) = (self.views(), self.forward(attn));
         let out = View::new(&out, Layout::Bhsd, self.shape.output()).unwrap();
         let inputs = Inputs { q, k, v, out, lse: &lse, dy };
         let mut workspace = Workspace::new();
         workspace.lines(300_000).fill(attn_simd::Line([f32::NAN; 16]));
-        self.into::<T>(|gradients| backward::gradients_at(level, attn, inputs, gradients, &mut workspace))
+        self.into::<O>(|gradients| backward::gradients_at(level, attn, inputs, gradients, &mut workspace))
     }
 
     fn check<M: Mods + Sync>(&self, name: &str, attn: &Attention<'_, M>, tolerance: f64) {
@@ -334,6 +339,69 @@ fn a_visible_nan_reaches_the_rows_that_see_it_and_no_others() {
     case.dy[12 * 8 + 1] = bf16::NAN; // of a query that is not the last
     let fast = Attention::new().precision(Precision::Fast);
     case.check("NaN in pairs", &fast.mask(Mask::causal(Align::BottomRight)), BF16);
+    // A key that all queries see with a score of −∞ weighs nothing. Its product with a lane without a query is NaN.
+    let mut case = Case::<bf16>::new([1, 1, 1, 21, 40, 8, 8]);
+    case.k[7 * 8 + 3] = bf16::NEG_INFINITY;
+    case.q.iter_mut().skip(3).step_by(8).for_each(|x| *x = bf16::from_f64(x.to_f64().abs() + 0.1));
+    case.check("an infinite key", &Attention::new(), BF16);
+}
+
+/// Channels of k, q and dy that AMX takes for 0, and others that are too large for it, are added in f32: no gradient
+/// loses them. Each channel is compared by its own size.
+#[test]
+fn amx_loses_no_numbers_that_parts_cannot_hold() {
+    let sizes = [1, 2, 1, 150, 100, 24, 24];
+    let [_, _, _, _, _, head_dim, value_dim] = sizes;
+    let mut case = Case::<bf16>::new(sizes);
+    let scale = |x: &mut Vec<bf16>, dim: usize, channel: usize, power: i32| {
+        for row in x.chunks_exact_mut(dim) {
+            row[channel] = bf16::from_f64(row[channel].to_f64() * 2.0f64.powi(power));
+        }
+    };
+    // A subnormal bfloat16 has few digits, but is a number as any other.
+    scale(&mut case.k, head_dim, 1, -128);
+    scale(&mut case.q, head_dim, 2, -128);
+    scale(&mut case.k, head_dim, 3, 70);
+    scale(&mut case.q, head_dim, 3, -72);
+    scale(&mut case.dy, value_dim, 4, -128);
+    case.dy[7 * value_dim + 5] = bf16::from_f64(1e-39);
+    case.k[9 * head_dim + 6] = bf16::from_f64(-1e-39);
+    let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+    let want = case.want(&attn);
+    for level in attn_testing::levels(["amx-model", "amx"], Level::by_name) {
+        let got = case.got_as::<f32, _>(level, &attn).unwrap();
+        for (n, dim) in [head_dim, head_dim, value_dim].into_iter().enumerate() {
+            for channel in 0..dim {
+                let of = |x: &[f64]| x.iter().skip(channel).step_by(dim).copied().collect::<Vec<_>>();
+                let (got, want) = (of(&got[n]), of(&want[n]));
+                let most = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                for (row, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let off = (got - want).abs() / most;
+                    let name = (level.name(), ["dq", "dk", "dv"][n], row, channel);
+                    assert!(off <= BF16, "{name:?}: {got:e}, not {want:e} ({off:e})");
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of 128 queries in parts of a head, heads of groups, and the gradient of a bias, which vectors compute.
+#[test]
+fn long_heads_on_amx() {
+    if attn_testing::is_emulated() {
+        return; // the model multiplies bit by bit
+    }
+    for sizes in [[1, 2, 1, 530, 200, 40, 33], [1, 1, 1, 1040, 70, 16, 16]] {
+        let case = Case::<bf16>::new(sizes);
+        for attn in [
+            Attention::new().mask(Mask::causal(Align::BottomRight)),
+            Attention::new().mask(Mask::window(40, 9, Align::TopLeft)).softcap(3.0),
+            Attention::new().dropout(Dropout::Seeded { p: 0.3, seed: 7 }),
+        ] {
+            case.check("long", &attn, BF16);
+            case.check("long and fast", &attn.precision(Precision::Fast), BF16);
+        }
+    }
 }
 
 #[test]

@@ -139,10 +139,10 @@ fn gradients_of_random_calls_match_the_reference() {
     assert!(worst.0 <= 1.0, "{} of the tolerance: {}", worst.0, worst.1);
 }
 
-/// Calls of bf16 where pairs are multiplied, beside those of floats at another level, from the same output and lse.
+/// Calls of bf16 where bf16 is multiplied, beside those of floats at another level, from the same output and lse.
 /// `Exact` promises of both what f32 does; `Fast` rounds weights and gradients of scores.
 #[test]
-fn products_of_pairs_keep_their_promise() {
+fn products_of_bf16_keep_their_promise() {
     let mut worst = [(0.0, String::new()), (0.0, String::new())];
     for n in 0..if attn_testing::is_emulated() { 4 } else { calls() } {
         let mut case = Case::random(190_000 + n);
@@ -162,7 +162,8 @@ fn products_of_pairs_keep_their_promise() {
             gradients::<f32>(&shape, bias, |to| backward::gradients_at(level, attn, saved, to, &mut Workspace::new()))
         };
         let floats = found(Level::portable(), &attn);
-        for level in ["avx512bf16", "avx512bf16-model"].into_iter().filter_map(|name| Level::by_name(name).ok()) {
+        let levels = ["avx512bf16", "avx512bf16-model", "amx", "amx-model"];
+        for level in attn_testing::levels(levels, Level::by_name) {
             for (n, precision) in [Precision::Exact, Precision::Fast].into_iter().enumerate() {
                 let found = found(level, &attn.precision(precision));
                 let bound = bound + if n == 0 { 0.0 } else { FAST_GRADIENT };

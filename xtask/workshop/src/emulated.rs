@@ -83,9 +83,19 @@ const BOOTS: &[Boot] = &[
         name: "amx-bits",
         tests: Tests::Integration,
         levels: "amx",
-        filters: &["amx_kernel::bits::", "amx_kernel::fast_keeps"],
+        filters: &[
+            "amx_kernel::bits::",
+            "amx_kernel::fast_keeps",
+            "backward::halves",
+            "backward::hidden",
+            "backward::amx_loses",
+            "backward_random::products",
+        ],
         but: &[],
-        among: &["amx_kernel::bits::a_row_has_the_same_bits_whatever_stands_beside_it"],
+        among: &[
+            "amx_kernel::bits::a_row_has_the_same_bits_whatever_stands_beside_it",
+            "backward::hidden_nan_changes_no_bit",
+        ],
     },
     Boot {
         name: "avx512",
