@@ -89,9 +89,9 @@ fn many_heads_have_the_bits_of_heads_that_wait() {
 fn bits_do_not_depend_on_threads() {
     let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
     on_any_threads::<f32>(&attn, Level::available());
-    let pairs = || Level::available().filter(|level| level.multiplies_bf16());
-    on_any_threads::<bf16>(&attn, pairs());
-    on_any_threads::<bf16>(&attn.precision(Precision::Fast), pairs());
+    let multiply_bf16 = || Level::available().filter(|level| level.multiplies_bf16());
+    on_any_threads::<bf16>(&attn, multiply_bf16().chain(Level::by_name("amx-model")));
+    on_any_threads::<bf16>(&attn.precision(Precision::Fast), multiply_bf16());
 }
 
 fn on_any_threads<T: KernelElement>(attn: &Attention<'_>, levels: impl Iterator<Item = Level>) {
