@@ -89,7 +89,6 @@ const BOOTS: &[Boot] = &[
             "backward::halves",
             "backward::hidden",
             "backward::amx_loses",
-            "backward_random::products",
         ],
         but: &[],
         among: &[
