@@ -413,19 +413,18 @@ fn by_rows_inlined<I: Isa>(
             let column = square * SIDE + half * 16;
             let operand = &mut operands[place(square) + half].0;
             for (n, words) in operand.chunks_exact_mut(16).enumerate() {
-                let [low, high]: [[bf16; 16]; 2] = match &lying {
-                    Some((lines, _)) => [some(lines[n], column), some(lines[n + 16], column)],
-                    None => [[bf16::ZERO; 16]; 2],
-                };
-                for lane in (0..16).step_by(I::LANES) {
-                    let [low, high] = match &lying {
-                        Some(_) => [isa.load_bf16(&low[lane..]), isa.load_bf16(&high[lane..])],
-                        None => {
-                            let at = |row: usize| row * squares * SIDE + column + lane;
-                            [isa.load(&stage[at(n)..]), isa.load(&stage[at(n + 16)..])]
-                        }
-                    };
-                    isa.store(isa.pair_bf16(low, high), &mut words[lane..]);
+                if let Some((lines, _)) = &lying {
+                    let [low, high]: [[bf16; 16]; 2] = [some(lines[n], column), some(lines[n + 16], column)];
+                    for lane in (0..16).step_by(I::LANES) {
+                        let [low, high] = [isa.load_bf16(&low[lane..]), isa.load_bf16(&high[lane..])];
+                        isa.store(isa.pair_bf16(low, high), &mut words[lane..]);
+                    }
+                } else {
+                    let [low, high] = [n, n + 16].map(|row| &stage[row * squares * SIDE + column..][..16]);
+                    for lane in (0..16).step_by(I::LANES) {
+                        let [low, high] = [isa.load(&low[lane..]), isa.load(&high[lane..])];
+                        isa.store(isa.pair_bf16(low, high), &mut words[lane..]);
+                    }
                 }
             }
         }

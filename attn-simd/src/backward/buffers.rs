@@ -82,14 +82,6 @@ impl<'w> Buffers<'w> {
             amx: sizes.amx.as_ref().map(|sizes| amx::Buffers::new(&mut cutter, sizes)),
         }
     }
-
-    /// Those of AMX, which a call has that runs on it.
-    pub(super) fn amx(&mut self) -> &mut amx::Buffers<'w> {
-        match &mut self.amx {
-            Some(amx) => amx,
-            None => unreachable!("a layout of AMX"),
-        }
-    }
 }
 
 /// Sums of a part, before the factor of the scores.

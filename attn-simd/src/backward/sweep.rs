@@ -42,8 +42,9 @@ pub(super) fn part(call: &Job<'_>, part: usize, sums: &mut Sums<'_>, buffers: &m
         if call.forward.is_stopped() {
             break;
         }
-        if buffers.amx.is_some() {
-            amx::block(call, rows, sums, buffers);
+        if let Some(mut own) = buffers.amx.take() {
+            amx::block(call, rows, sums, &mut own, buffers);
+            buffers.amx = Some(own);
         } else {
             Block { call, rows, next: blocks.peek().copied().or(after) }.run(To::Sums(sums), buffers);
         }

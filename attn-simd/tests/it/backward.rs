@@ -404,6 +404,36 @@ fn long_heads_on_amx() {
     }
 }
 
+/// The text names what runs: by types, precision and length.
+#[test]
+fn explanations_say_which_products_run() {
+    use attn_core::Dtype::{Bf16, F32};
+    let attn = Attention::new();
+    let fast = attn.precision(Precision::Fast);
+    let text = |level: &str, attn: &Attention<'_>, q_len, inputs, outputs| {
+        let shape = AttnShape { q_len, ..Case::<f32>::new([1, 1, 1, 1, 80, 16, 16]).shape };
+        let plan = backward::Plan::new(attn, shape, Level::by_name(level).unwrap()).unwrap();
+        plan.explain(inputs, outputs).to_string()
+    };
+    for (level, attn, q_len, inputs, outputs, want) in [
+        ("amx-model", &attn, 600, Bf16, Bf16, "amx-model-bf16-backward-q128"),
+        ("amx-model", &attn, 600, Bf16, Bf16, "and 2 for each sum; Precision::Fast takes 1"),
+        ("amx-model", &attn, 600, Bf16, F32, "and 3 for each sum"),
+        ("amx-model", &attn, 600, Bf16, F32, "; gradients in f32"),
+        ("amx-model", &fast, 600, Bf16, Bf16, "fast: bf16 on AMX, 1 product for q·k and dy·v each and 1 for"),
+        ("amx-model", &attn, 600, F32, F32, "scratch on one thread; f32"),
+        ("avx512bf16-model", &attn, 600, Bf16, Bf16, "exact: q·k and dy·v of bf16 by AVX512_BF16"),
+        ("avx512bf16-model", &fast, 600, Bf16, Bf16, "fast: all products of bf16 by AVX512_BF16"),
+        ("portable", &attn, 600, Bf16, Bf16, "portable-bf16-backward"),
+        ("portable", &attn, 600, Bf16, Bf16, "computed in f32, widened tile by tile"),
+        ("portable", &attn, 600, F32, F32, "16 parts of each key/value head"),
+        ("portable", &attn, 1, F32, F32, "one thread computes a key/value head and writes it"),
+    ] {
+        let text = text(level, attn, q_len, inputs, outputs);
+        assert!(text.contains(want), "{text}: no {want:?}");
+    }
+}
+
 #[test]
 fn refusals_write_nothing() {
     let case = Case::<f32>::new([1, 1, 1, 3, 4, 2, 2]);

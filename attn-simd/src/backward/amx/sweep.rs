@@ -8,9 +8,10 @@
 //!   dV += P·dY, dK += dS·Q, of all groups
 //! ```
 
-use super::super::buffers::{Buffers as All, Constants, Sums, Work};
+use super::super::buffers::{Buffers as OfVectors, Constants, Sums, Work};
 use super::super::job::Job;
 use super::super::scores::{OfScores, Tile};
+use super::buffers::Buffers;
 use super::layout::{GROUPS, HALVES};
 use super::{odd, operands};
 use crate::amx::model::Model;
@@ -23,27 +24,30 @@ use crate::prefill::mask::Ranges;
 use crate::queue::Rows;
 use crate::scoring::KV_TILE;
 
-/// Adds a block to the sums of its part, on a level of AMX.
-pub(crate) fn block(call: &Job<'_>, rows: Rows, sums: &mut Sums<'_>, buffers: &mut All<'_>) {
-    match call.level {
+/// Adds a block to the sums of its part, on a level of AMX. `vectors`: the arrays that vectors have as well.
+pub(crate) fn block<'w>(
+    call: &Job<'_>,
+    rows: Rows,
+    sums: &mut Sums<'_>,
+    buffers: &mut Buffers<'w>,
+    vectors: &mut OfVectors<'w>,
+) {
+    let unit: &mut dyn AmxUnit = match call.level {
         #[cfg(target_arch = "x86_64")]
-        Level::Amx(amx) => on(&mut amx.open(), call, rows, sums, buffers),
-        Level::AmxModel(_) => on(&mut Model::new(), call, rows, sums, buffers),
+        Level::Amx(amx) => &mut amx.open(),
+        Level::AmxModel(_) => &mut Model::new(),
         _ => unreachable!("a job has AMX where it has parts"),
-    }
-}
-
-/// The unit is called through a pointer, so that the kernel is compiled once.
-fn on(unit: &mut dyn AmxUnit, call: &Job<'_>, rows: Rows, sums: &mut Sums<'_>, buffers: &mut All<'_>) {
+    };
+    // The unit is called through a pointer, so that the kernel is compiled once.
     match call.forward.level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(isa) => isa.vectorize(
             #[inline(always)]
-            || Block::<2> { unit, call, rows, buffers }.run(isa, sums),
+            || Block::<2> { unit, call, rows, buffers, vectors }.run(isa, sums),
         ),
         Level::Portable(isa) => isa.vectorize(
             #[inline(always)]
-            || Block::<8> { unit, call, rows, buffers }.run(isa, sums),
+            || Block::<8> { unit, call, rows, buffers, vectors }.run(isa, sums),
         ),
         _ => unreachable!("levels of AMX have these vectors"),
     }
@@ -54,7 +58,8 @@ struct Block<'b, 'w, const NQ: usize> {
     unit: &'b mut dyn AmxUnit,
     call: &'b Job<'b>,
     rows: Rows,
-    buffers: &'b mut All<'w>,
+    buffers: &'b mut Buffers<'w>,
+    vectors: &'b mut OfVectors<'w>,
 }
 
 /// A group of 32 queries.
@@ -78,7 +83,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
                 (count > 0).then(|| self.start(isa, n, Rows { first: all.first + from, count, ..all }))
             },
         );
-        self.buffers.amx().dq.fill(0.0);
+        self.buffers.dq.fill(0.0);
         let seen = || groups.iter().flatten().map(|group| &group.ranges.any).filter(|keys| !keys.is_empty());
         let first = seen().map(|keys| keys.start).min().unwrap_or(0);
         let end = seen().map(|keys| keys.end).max().unwrap_or(0);
@@ -91,8 +96,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
             return;
         }
         let columns = call.layout.columns[0];
-        let All { rows: [by_row, _], amx, .. } = &mut *self.buffers;
-        let Some(amx) = amx else { unreachable!("a layout of AMX") };
+        let (amx, by_row) = (&mut *self.buffers, &mut *self.vectors.rows[0]);
         let floats = amx.dq.len() / GROUPS;
         for (group, dq) in groups.iter().flatten().zip(amx.dq.chunks_exact(floats.max(1))) {
             swapped(isa, dq, (columns, SIDE), by_row);
@@ -112,8 +116,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
     #[inline(always)]
     fn start_inlined<I: Isa>(&mut self, isa: I, group: usize, rows: Rows) -> Group {
         let (call, job) = (self.call, &self.call.forward);
-        let All { amx, rows: [_, row], v: values, .. } = &mut *self.buffers;
-        let Some(amx) = amx else { unreachable!("a layout of AMX") };
+        let (amx, OfVectors { rows: [_, row], v: values, .. }) = (&mut *self.buffers, &mut *self.vectors);
         let Rows { batch, head, first, count } = rows;
         let of = pack::Rows { batch, head, first, count };
         let mut odd = [0; 2];
@@ -159,7 +162,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
                 Some(tile)
             },
         );
-        self.refresh();
+        refresh(self.unit, call);
         let there = |n: usize| tiles[n].is_some();
         let Some(first) = (0..GROUPS).find(|&n| there(n)) else { return };
         // The one after each, if there is any.
@@ -183,7 +186,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
     /// Packs the keys and values of a tile. Returns a bit for each key that parts cannot hold.
     #[inline(never)]
     fn pack<I: Isa>(&mut self, isa: I, key: usize, keys: usize) -> u64 {
-        let (job, amx) = (&self.call.forward, self.buffers.amx());
+        let (job, amx) = (&self.call.forward, &mut *self.buffers);
         let dims = [job.shape.head_dim, job.shape.value_dim];
         let mut odd = 0;
         for half in 0..keys.div_ceil(SIDE) {
@@ -208,7 +211,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
     /// Multiplies the scores and `dy·v` of a group.
     #[inline(always)]
     fn scores(&mut self, group: usize, keys: usize) {
-        let amx = self.buffers.amx();
+        let amx = &mut *self.buffers;
         for (n, to) in amx.next.iter_mut().enumerate() {
             let steps = amx.across[n].len() / (2 * GROUPS);
             let b = &amx.across[n][group * steps * 2..];
@@ -222,7 +225,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
     /// Makes the scores of the next group those of this one.
     #[inline(always)]
     fn take_next(&mut self) {
-        let All { work, amx: Some(amx), .. } = &mut *self.buffers else { unreachable!("a layout of AMX") };
+        let (amx, work) = (&mut *self.buffers, &mut self.vectors.work);
         core::mem::swap(&mut work.scores, &mut amx.next[0]);
         core::mem::swap(&mut work.dots, &mut amx.next[1]);
     }
@@ -238,9 +241,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
         sums: &mut Sums<'_>,
     ) {
         let (call, job, at) = (self.call, &self.call.forward, tile.at);
-        let All { work, amx: Some(amx), rows: [_, row], .. } = &mut *self.buffers else {
-            unreachable!("a layout of AMX")
-        };
+        let (amx, OfVectors { work, rows: [_, row], .. }) = (&mut *self.buffers, &mut *self.vectors);
         let Work { scores, slopes, dots, bias, mod_slopes, known, .. } = work;
         tile.finish(isa, call, &group.constants, OfScores { scores, slopes, dots, bias, mod_slopes, known });
         let (halves, parts) = (at.keys.div_ceil(SIDE), call.parts);
@@ -258,9 +259,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
             let across = &mut amx.gradients[half * parts * 2..][..parts * 2];
             operands::split::<I, NQ>(isa, parts, &dots[here], gradients, Some(across));
         }
-        if job.mods.has_score_mod() || job.mods.has_mask_mod() {
-            self.unit.refresh();
-        }
+        refresh(self.unit, call);
         let [by_parts, _] = products(parts);
         let floats = amx.dq.len() / GROUPS;
         let dq = &mut amx.dq[n * floats..][..floats];
@@ -296,7 +295,7 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
         keys_of: [usize; GROUPS],
         sums: &mut Sums<'_>,
     ) {
-        let (call, amx) = (self.call, self.buffers.amx());
+        let (call, amx) = (self.call, &mut *self.buffers);
         let ([_, by_parts], parts) = (products(call.parts), call.parts);
         let (sum, _) = amx.sum.as_chunks_mut();
         for (n, to) in [(0, &mut *sums.dk), (1, &mut *sums.dv)] {
@@ -332,13 +331,13 @@ impl<const NQ: usize> Block<'_, '_, NQ> {
             }
         }
     }
+}
 
-    /// Makes the unit ready again after the caller's mods.
-    #[inline(always)]
-    fn refresh(&mut self) {
-        if self.call.forward.mods.has_score_mod() || self.call.forward.mods.has_mask_mod() {
-            self.unit.refresh();
-        }
+/// Makes the unit ready again after the caller's mods.
+#[inline(always)]
+fn refresh(unit: &mut dyn AmxUnit, call: &Job<'_>) {
+    if call.forward.mods.has_score_mod() || call.forward.mods.has_mask_mod() {
+        unit.refresh();
     }
 }
 
