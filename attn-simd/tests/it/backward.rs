@@ -426,7 +426,7 @@ fn explanations_say_which_products_run() {
         ("avx512bf16-model", &fast, 600, Bf16, Bf16, "fast: all products of bf16 by AVX512_BF16"),
         ("portable", &attn, 600, Bf16, Bf16, "portable-bf16-backward"),
         ("portable", &attn, 600, Bf16, Bf16, "computed in f32, widened tile by tile"),
-        ("portable", &attn, 600, F32, F32, "16 parts of each key/value head"),
+        ("portable", &attn, 600, F32, F32, " parts of each key/value head, added up in order"),
         ("portable", &attn, 1, F32, F32, "one thread computes a key/value head and writes it"),
     ] {
         let text = text(level, attn, q_len, inputs, outputs);
