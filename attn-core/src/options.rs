@@ -87,8 +87,8 @@ pub enum Precision {
     /// within 12u(2 + S): a value beside hundreds that each are half a unit of its last place. A half output is the
     /// exact result rounded once, but for about one element in a hundred that lies beside the middle of two: its root
     /// mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before they are rounded to
-    /// their type. The lse is within `4u(2 + S + |lse|)`. Over int8 keys some kernels round queries:
-    /// [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    /// their type; of bf16 into bf16 on AMX, `eta` may be 2⁻¹⁶ more. The lse is within `4u(2 + S + |lse|)`. Over int8
+    /// keys some kernels round queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough, whatever the number of keys. An f32 output, of inputs of any

@@ -236,9 +236,9 @@ where
 {
     let style = colour.stroke_width(if colour == PERFECT { 1 } else { 2 });
     if dashed {
-        let series = chart.draw_series(DashedLineSeries::new(line, 6, 4, style))?;
+        let series = chart.draw_series(DashedLineSeries::new(line, 16, 8, style))?;
         if !name.is_empty() {
-            series.label(name).legend(move |(x, y)| DashedPathElement::new([(x, y), (x + 24, y)], 6, 4, style));
+            series.label(name).legend(move |(x, y)| DashedPathElement::new([(x, y), (x + 24, y)], 10, 4, style));
         }
     } else {
         let series = chart.draw_series(LineSeries::new(line, style))?;

@@ -70,6 +70,10 @@ pub const GRADIENT_ETA: Entry = Entry {
 /// weight and of each gradient of a score.
 pub const FAST_GRADIENT: f64 = 1.0 / 256.0;
 
+/// `eta` of a gradient of bf16 into bf16 on AMX, besides [`GRADIENT_ETA`]: weights and gradients of scores have 16
+/// bits.
+pub const TWO_PARTS_GRADIENT: f64 = 1.0 / 65_536.0;
+
 /// Two results that are equal in exact arithmetic, each from the engine.
 pub const TWICE: Entry = Entry {
     quantity: "two runs that agree in exact arithmetic",

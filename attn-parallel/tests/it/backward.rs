@@ -91,7 +91,7 @@ fn bits_do_not_depend_on_threads() {
     on_any_threads::<f32>(&attn, Level::available());
     let multiply_bf16 = || Level::available().filter(|level| level.multiplies_bf16());
     on_any_threads::<bf16>(&attn, multiply_bf16().chain(Level::by_name("amx-model")));
-    on_any_threads::<bf16>(&attn.precision(Precision::Fast), multiply_bf16());
+    on_any_threads::<bf16>(&attn.precision(Precision::Fast), multiply_bf16().chain(Level::by_name("amx-model")));
 }
 
 fn on_any_threads<T: KernelElement>(attn: &Attention<'_>, levels: impl Iterator<Item = Level>) {

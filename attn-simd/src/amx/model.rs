@@ -281,8 +281,8 @@ mod tests {
     #[test]
     fn a_block_is_a_product_of_matrices() {
         use Products::*;
-        let (steps, all) = if cfg!(miri) { (1, 3..4) } else { (2, 0..7) };
-        for products in &[One, OneByTwo, OneByThree, Three, Four, Five, Six][all] {
+        let (steps, all) = if cfg!(miri) { (1, 3..4) } else { (2, 0..9) };
+        for products in &[One, OneByTwo, OneByThree, Three, Four, Five, Six, TwoByOne, ThreeByOne][all] {
             let (in_a, in_b) = products.parts();
             // Small integers, so that everything is exact: number `n` of a part.
             let operands = |parts: usize, scale: usize| -> Vec<Operand> {

@@ -37,8 +37,8 @@ impl Sizes {
     /// Any numbers, NaN and infinities too.
     pub(crate) const ANY: Self = Self { least: 0, most: u32::MAX };
 
-    /// Of v: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys. A bf16 is not raised, and must be normal by
-    /// itself.
+    /// Of v, and of k, q and dy in the sums of gradients: as large as weights of 2⁸·2²⁴ leave room for, times 2³¹ keys.
+    /// A bf16 is not raised, and must be normal by itself.
     const fn of_values(dtype: Dtype) -> Self {
         match dtype {
             Dtype::Bf16 => Self { least: 1 << 23, most: (127 + 64) << 23 },

@@ -19,9 +19,9 @@
 //! `P` and `dS` are cut into two parts, or three for gradients wider than bf16, or one for `Precision::Fast`
 //! ([`Job::parts`](super::job::Job)).
 //!
-//! AMX takes numbers below 2⁻¹²⁶ for 0. The last three products meet none in k, q and dy: rows with such numbers, and
-//! with NaN, infinities and numbers above 2⁶⁴, are 0 there and are added in f32 ([`odd`]). So a hidden NaN changes no
-//! bit.
+//! AMX takes numbers below 2⁻¹²⁶ for 0, and products too. The last three products meet none in k, q and dy: rows with
+//! such numbers, and with NaN, infinities and numbers above 2⁶⁴, are 0 there and are added in f32 ([`odd`]). So a
+//! hidden NaN changes no bit. Terms of the sums that are below 2⁻¹²⁶ are lost.
 
 mod buffers;
 pub(crate) mod layout;

@@ -19,6 +19,8 @@ use crate::workspace::lines_for;
 const PARTS: usize = 16;
 /// Fewest blocks of a part, on average: its sums of `dk` and `dv` are as large as the head's keys and values.
 const BLOCKS: usize = 4;
+/// The same on AMX, whose blocks have more queries.
+const AMX_BLOCKS: usize = 2;
 /// Tiles of keys whose gradient of a bias one thread computes before it writes them.
 pub(crate) const BIAS_TILES: usize = 4;
 
@@ -135,7 +137,7 @@ impl Layout {
         let blocks = q_len.div_ceil(q_tile);
         let all = blocks.checked_mul(shape.group()).ok_or(OVERFLOW)?;
         let heads = batch.saturating_mul(kv_heads).max(1);
-        let parts = PARTS.div_ceil(heads).min(all / BLOCKS).max(1);
+        let parts = PARTS.div_ceil(heads).min(all / if scratch.amx.is_some() { AMX_BLOCKS } else { BLOCKS }).max(1);
         let times = |a: usize, b: usize| a.checked_mul(b).filter(|&n| n < isize::MAX as usize / 64).ok_or(OVERFLOW);
         let sums = [times(kv_len, columns[0])?, times(kv_len, columns[1])?];
         let layout = Self { shape, lanes, q_tile, blocks, parts, columns, sums, scratch };

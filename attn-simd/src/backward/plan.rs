@@ -81,8 +81,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 
     /// The level that runs. `amx` and `avx512bf16` multiply bf16 if q, k, v and `dy` are bf16, and otherwise compute
-    /// gradients on vectors; so does `amx` for 16 queries a head and fewer, and for dims above 512. The gradient of a
-    /// bias is computed on vectors. [`explain`](Self::explain) says more.
+    /// gradients on vectors; so does `amx` for 16 queries a head and fewer, for dims above 512, and for a scale above
+    /// 2¹⁶. The gradient of a bias is computed on vectors. [`explain`](Self::explain) says more.
     pub fn level(&self) -> Level {
         self.level
     }

@@ -244,6 +244,41 @@ fn halves() {
     }
 }
 
+/// Modifications of scores and masks, where products are of bf16. One of them runs a call of its own, which leaves AMX
+/// as that call needs it.
+#[test]
+fn modifications_of_bf16() {
+    for sizes in [[1, 4, 2, 17, 70, 16, 24], [1, 3, 1, 49, 64, 40, 33]] {
+        let case = Case::<bf16>::new(sizes);
+        let squared = Attention::new().score_mod_with(|s, at| 0.1 * s * s + at.key as f64 * 1e-3, |s, _| 0.2 * s);
+        case.check("score_mod", &squared, BF16);
+        let hidden = squared.mask(Mask::causal(Align::BottomRight)).softcap(3.0).temperature(1.3);
+        case.check("score_mod, hidden", &hidden, BF16);
+        case.check("mask_mod", &Attention::new().mask_mod(|at| (at.query + at.key) % 3 != 1), BF16);
+        let within = |key: usize| {
+            if key % 16 == 5 {
+                let x = [bf16::ONE; 20 * 8];
+                let shape = AttnShape::new([1, 1, 20, 8], [1, 1, 20, 8], [1, 1, 20, 8]).unwrap();
+                let x = View::new(&x, Layout::Bhsd, shape.output()).unwrap();
+                let mut out = [bf16::ZERO; 20 * 8];
+                let to = ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap();
+                let (attn, mut workspace) = (Attention::new(), Workspace::new());
+                attn_simd::forward_at(Level::detect(), &attn, x, x, x, Outputs::new(to), &mut workspace).unwrap();
+            }
+        };
+        if !attn_testing::is_emulated() {
+            let calls = Attention::new().score_mod_with(
+                |s, at| {
+                    within(at.key);
+                    0.5 * s
+                },
+                |_, _| 0.5,
+            );
+            case.check("score_mod that calls", &calls, BF16);
+        }
+    }
+}
+
 #[test]
 fn strides_change_no_bit() {
     let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
@@ -344,6 +379,47 @@ fn a_visible_nan_reaches_the_rows_that_see_it_and_no_others() {
     case.k[7 * 8 + 3] = bf16::NEG_INFINITY;
     case.q.iter_mut().skip(3).step_by(8).for_each(|x| *x = bf16::from_f64(x.to_f64().abs() + 0.1));
     case.check("an infinite key", &Attention::new(), BF16);
+}
+
+/// NaN in the rows of one query changes no bit of the rows of others: numbers that are beside one that is not finite
+/// are rounded as if it were.
+#[test]
+fn a_visible_nan_changes_no_bit_of_other_rows() {
+    let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+    let sizes = [1, 1, 1, 70, 80, 24, 16];
+    let (clean, head_dim) = (Case::<bf16>::new(sizes), sizes[5]);
+    for (precision, place) in [Precision::Exact, Precision::Fast].into_iter().flat_map(|p| [(p, 0), (p, 1)]) {
+        let (attn, mut sick) = (attn.precision(precision), Case::<bf16>::new(sizes));
+        match place {
+            0 => sick.q[33 * head_dim + 3] = bf16::NAN,
+            _ => sick.dy[33 * sizes[6] + 3] = bf16::NAN,
+        }
+        for level in super::levels_and_model() {
+            let (clean, sick) = (clean.got(level, &attn).unwrap(), sick.got(level, &attn).unwrap());
+            for (n, (clean, sick)) in clean[0].iter().zip(&sick[0]).enumerate() {
+                if n / head_dim == 33 {
+                    assert!(sick.is_nan(), "{}", level.name());
+                } else {
+                    assert_eq!(clean.to_bits(), sick.to_bits(), "{} {precision:?} {place} {n}", level.name());
+                }
+            }
+        }
+    }
+    // The gradient of the first score is (1 + 2⁻⁸)/2, in the middle of two numbers of bf16.
+    let mut clean = Case::<bf16>::new([1, 1, 1, 2, 2, 1, 2]);
+    let set = |x: &mut [bf16], to: &[f64]| x.iter_mut().zip(to).for_each(|(x, to)| *x = bf16::from_f64(*to));
+    set(&mut clean.q, &[0.0; 2]);
+    set(&mut clean.k, &[1.0, 0.0]);
+    set(&mut clean.v, &[1.0, 1.0, -1.0, -1.0]);
+    set(&mut clean.dy, &[1.0, 1.0 / 256.0, 0.0, 0.0]);
+    let fast = Attention::new().precision(Precision::Fast);
+    for level in super::levels_and_model() {
+        clean.q[1] = bf16::ZERO;
+        let want = clean.got_as::<f32, _>(level, &fast).unwrap();
+        clean.q[1] = bf16::NAN;
+        let got = clean.got_as::<f32, _>(level, &fast).unwrap();
+        assert_eq!(got[0][0], want[0][0], "{}", level.name());
+    }
 }
 
 /// Channels of k, q and dy that AMX takes for 0, and others that are too large for it, are added in f32: no gradient

@@ -202,10 +202,15 @@ fn large_numbers_and_any_options_raise_none_either() {
 
 /// Keys outside of a band are not multiplied: what scratch holds for them must not be computed with. Before each call
 /// it holds -inf, as hidden scores are.
-fn gradients_in_used_scratch(level: Level, attn: &Attention<'_>, shape: AttnShape, what: &str) {
-    let inputs = Inputs::<f32>::plain(shape, 65);
+fn gradients_in_used_scratch<T: KernelElement + Number>(
+    level: Level,
+    attn: &Attention<'_>,
+    shape: AttnShape,
+    what: &str,
+) {
+    let inputs = Inputs::<T>::plain(shape, 65);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let (mut out, mut lse) = (vec![0f32; shape.rows() * shape.value_dim], vec![0f32; shape.rows()]);
+    let (mut out, mut lse) = (vec![T::from_f64(0.0); shape.rows() * shape.value_dim], vec![0f32; shape.rows()]);
     let to = ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap();
     let mut workspace = Workspace::new();
     forward_at(level, attn, q, k, v, Outputs::new(to).lse(&mut lse), &mut workspace).unwrap();
@@ -249,7 +254,8 @@ fn gradients_raise_none_in_used_scratch() {
                 ("bias", attn.bias(hiding)),
             ] {
                 let what = format!("{level:?}, gradients, {q_len} queries, {kv_len} keys, {mask:?}, {options}");
-                gradients_in_used_scratch(level, &attn, shape, &what);
+                gradients_in_used_scratch::<f32>(level, &attn, shape, &what);
+                gradients_in_used_scratch::<bf16>(level, &attn, shape, &what);
             }
         }
     }

@@ -17,16 +17,25 @@ pub(super) fn of_keys<I: Isa>(
     row: &mut [f32],
     dq: &mut [f32],
 ) {
-    for key in (0..tile.keys).filter(|key| odd >> key & 1 == 1) {
-        let (row, bits) = (&mut row[..dim], bits_of(visible, key, tile.rows));
-        pack::read_row(isa, k, [tile.batch, kv_head, tile.key + key], 0, row);
-        for (&x, dq) in row.iter().zip(dq.chunks_exact_mut(SIDE)) {
-            let gradients = &gradients[key * SIDE..][..SIDE];
-            for (lane, (to, d)) in dq.iter_mut().zip(gradients).enumerate() {
-                *to += if bits >> lane & 1 == 1 { d * x } else { 0.0 };
+    isa.vectorize(
+        #[inline(always)]
+        || {
+            for key in (0..tile.keys).filter(|key| odd >> key & 1 == 1) {
+                let (row, bits) = (&mut row[..dim], bits_of(visible, key, tile.rows));
+                if bits == 0 {
+                    continue;
+                }
+                pack::read_row(isa, k, [tile.batch, kv_head, tile.key + key], 0, row);
+                for (&x, dq) in row.iter().zip(dq.chunks_exact_mut(SIDE)) {
+                    for first in (0..SIDE).step_by(I::LANES) {
+                        let (to, d) = (&mut dq[first..], isa.load(&gradients[key * SIDE + first..]));
+                        let sum = isa.mul_add(d, isa.splat(x), isa.load(to));
+                        isa.store(isa.select(isa.mask_from_bits(bits >> first), sum, isa.load(to)), to);
+                    }
+                }
             }
-        }
-    }
+        },
+    );
 }
 
 /// Adds to the rows of `sums`, `columns` apart, what the queries marked in `odd` add: their rows of `input` times the
@@ -40,14 +49,22 @@ pub(super) fn of_queries<I: Isa>(
     row: &mut [f32],
     sums: &mut [f32],
 ) {
-    for lane in (0..tile.rows).filter(|lane| odd >> lane & 1 == 1) {
-        let row = &mut row[..dim];
-        pack::read_row(isa, input, [tile.batch, tile.head, tile.query + lane], 0, row);
-        for key in (0..tile.keys).filter(|&key| bits_of(visible, key, tile.rows) >> lane & 1 == 1) {
-            let factor = factors[key * SIDE + lane];
-            sums[key * columns..][..dim].iter_mut().zip(&*row).for_each(|(to, x)| *to += factor * x);
-        }
-    }
+    isa.vectorize(
+        #[inline(always)]
+        || {
+            for lane in (0..tile.rows).filter(|lane| odd >> lane & 1 == 1) {
+                let row = &mut row[..dim];
+                pack::read_row(isa, input, [tile.batch, tile.head, tile.query + lane], 0, row);
+                for key in (0..tile.keys).filter(|&key| bits_of(visible, key, tile.rows) >> lane & 1 == 1) {
+                    let factor = factors[key * SIDE + lane];
+                    sums[key * columns..][..dim].iter_mut().zip(&*row).for_each(
+                        #[inline(always)]
+                        |(to, x)| *to += factor * x,
+                    );
+                }
+            }
+        },
+    );
 }
 
 /// Which queries see a key.

@@ -132,7 +132,9 @@ fn parts_of<const PARTS: usize>(x: f32) -> [bf16; PARTS] {
     }
     let mut rest = x;
     for (n, part) in parts.iter_mut().enumerate() {
-        *part = if n + 1 == PARTS { bf16::from_f32(rest) } else { bf16::from_bits((rest.to_bits() >> 16) as u16) };
+        // The last one is rounded as `Isa::round_bf16` does: so a number beside one that is not finite keeps its bits.
+        let half = if n + 1 == PARTS { 0x8000 } else { 0 };
+        *part = bf16::from_bits(((rest.to_bits() + half) >> 16) as u16);
         rest -= part.to_f32();
     }
     parts
