@@ -13,7 +13,7 @@ use attn_core::formats::{Format, StoredRows, StoredView};
 use attn_core::half::{bf16, f16};
 use attn_core::int8::{KeyScales, QuantizedView, quantize};
 use attn_core::kv_cache::{CacheView, Queries};
-use attn_core::{Attention, AttnError, Element, Layout, View, ViewMut};
+use attn_core::{Attention, AttnError, Element, Layout, Precision, View, ViewMut};
 use attn_parallel::Runner;
 use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Workspace};
@@ -77,9 +77,15 @@ pub enum Stored {
     Bf16,
     /// int8 with a scale per token, queries in single precision.
     I8,
+    /// The same under `Precision::Fast`.
+    #[serde(rename = "int8-fast")]
+    I8Fast,
     /// ggml's blocks of 32 int8, queries in single precision.
     #[serde(rename = "q8_0")]
     Q8,
+    /// The same under `Precision::Fast`.
+    #[serde(rename = "q8_0-fast")]
+    Q8Fast,
     /// ggml's blocks of 32 numbers of four bits, queries in single precision.
     #[serde(rename = "q4_0")]
     Q4,
@@ -89,7 +95,13 @@ pub enum Stored {
 
 impl Stored {
     /// All of them.
-    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::Q8, Self::Q4, Self::Fp8];
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::I8Fast, Self::Q8, Self::Q8Fast, Self::Q4, Self::Fp8];
+
+    /// Of a step over it.
+    const fn precision(self) -> Precision {
+        if matches!(self, Self::I8Fast | Self::Q8Fast) { Precision::Fast } else { Precision::Exact }
+    }
 
     /// As types are called.
     pub const fn name(self) -> &'static str {
@@ -98,7 +110,9 @@ impl Stored {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::I8 => "int8",
+            Self::I8Fast => "int8-fast",
             Self::Q8 => "q8_0",
+            Self::Q8Fast => "q8_0-fast",
             Self::Q4 => "q4_0",
             Self::Fp8 => "fp8",
         }
@@ -277,7 +291,7 @@ pub fn measure(
         Stored::F32 => over::<f32>(shape, stored, setup, peer),
         Stored::F16 => over::<f16>(shape, stored, setup, peer),
         Stored::Bf16 => over::<bf16>(shape, stored, setup, peer),
-        Stored::I8 => {
+        Stored::I8 | Stored::I8Fast => {
             let Shape { batch, kv_heads, kv_len, dim, .. } = *shape;
             let sizes = shape.kv();
             let quantized = [1, 2].map(|seed| {
@@ -293,7 +307,7 @@ pub fn measure(
             let cache = QuantizedView::new(numbers, KeyScales::PerToken(scale(0)?), scale(1)?)?;
             steps::<f32>(shape, stored, setup, cache.into(), None)
         }
-        Stored::Q8 => stored_as(Format::Q8_0, shape, stored, setup),
+        Stored::Q8 | Stored::Q8Fast => stored_as(Format::Q8_0, shape, stored, setup),
         Stored::Q4 => stored_as(Format::Q4_0, shape, stored, setup),
         Stored::Fp8 => stored_as(Format::E4m3, shape, stored, setup),
     }
@@ -363,7 +377,7 @@ fn steps<Q: KernelElement>(
     let q_sizes = shape.q();
     let q = painted::<Q>(3, q_sizes.iter().product());
     let q = View::new(&q, Layout::Bhsd, q_sizes)?;
-    let (attn, threads) = (Attention::new(), setup.pool.current_num_threads());
+    let (attn, threads) = (Attention::new().precision(stored.precision()), setup.pool.current_num_threads());
     let (mut out, mut scratch) = (vec![Q::default(); q.data().len()], Workspace::new());
     let bytes = DecodePlan::new(&attn, q_sizes, Queries::All, cache, setup.level)?.bytes();
     // Seconds of a call, of which several may be taken together.

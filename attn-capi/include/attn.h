@@ -49,7 +49,7 @@
 
 
 
-/* Bytes that hold any text of attn_explain() and attn_plan_explain(), with its final 0. */
+/* Bytes that hold any text of attn_explain(), attn_plan_explain() and attn_explain_backward(), with its final 0. */
 #define ATTN_EXPLAIN_SIZE 512
 
 /* The result of a function. attn_last_error() has the text for people. */
@@ -138,9 +138,11 @@ typedef enum AttnPrecision {
    * |bias| + |ALiBi|) / temperature of the row's visible keys, and no less than its sink. Half outputs are the exact
    * result rounded once, but for about one element in a hundred that lies beside the middle of two. */
   ATTN_PRECISION_EXACT = 0,
-  /* Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others. An f32 output is off
-   * by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times that of rounding,
-   * with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S), from bf16 into bf16 by up to 2^-7. */
+  /* Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others, but for decoding. An
+   * f32 output is off by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times
+   * that of rounding, with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S), from bf16 into bf16 by
+   * up to 2^-7. attn_decode() over int8 and q8_0 on AVX-512 rounds queries and weights to 16 bits if heads share
+   * keys: an eighth of what storing in int8 costs, at most. */
   ATTN_PRECISION_FAST = 1
 } AttnPrecision;
 
@@ -575,6 +577,19 @@ enum AttnStatus attn_explain(const struct AttnOptions *options,
                              uint32_t dtype,
                              char *text,
                              size_t text_size);
+
+/* Describes what attn_backward() would run for these options (may be null) and sizes: how the five products are
+ * computed, how the work is cut, scratch. dtype is that of q, k, v, out and dout, gradients that of dq, dk and dv. A
+ * longer text than ATTN_EXPLAIN_SIZE there is none; one that does not fit is cut as by attn_explain().
+ *
+ * The caller vouches for this:
+ * As for attn_explain. */
+enum AttnStatus attn_explain_backward(const struct AttnOptions *options,
+                                      const struct AttnShape *shape,
+                                      uint32_t dtype,
+                                      uint32_t gradients,
+                                      char *text,
+                                      size_t text_size);
 
 /* Creates a plan: checks options (may be null) and sizes once, and chooses the kernel.
  *

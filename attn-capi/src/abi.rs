@@ -304,6 +304,37 @@ pub unsafe extern "C" fn attn_explain(
     })
 }
 
+/// Describes what attn_backward() would run for these options (may be null) and sizes: how the five products are
+/// computed, how the work is cut, scratch. dtype is that of q, k, v, out and dout, gradients that of dq, dk and dv. A
+/// longer text than ATTN_EXPLAIN_SIZE there is none; one that does not fit is cut as by attn_explain().
+///
+/// # Safety
+/// As for attn_explain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attn_explain_backward(
+    options: *const AttnOptions,
+    shape: *const AttnShape,
+    dtype: u32,
+    gradients: u32,
+    text: *mut c_char,
+    text_size: usize,
+) -> AttnStatus {
+    guard(|| {
+        let (mut extents, copies) = (Extents::new(), Copies::default());
+        // SAFETY: the caller vouches for all pointers.
+        let (asked, shape) = unsafe {
+            raw::measured([shape])?;
+            (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
+        };
+        let nodes = asked.tables.nodes()?;
+        let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
+        let dtypes = [tensor::dtype("dtype", dtype)?, tensor::dtype("gradients", gradients)?];
+        let told = backward::explain(attn, asked.callbacks, asked.level, shape, dtypes)?;
+        // SAFETY: the caller vouches for the text's bytes.
+        unsafe { raw::write_text(text, text_size, &told) }
+    })
+}
+
 /// Creates a plan: checks options (may be null) and sizes once, and chooses the kernel.
 ///
 /// Tables (lengths, starts, documents, tree, slopes, sinks) are copied. Tensors (keep, drop, blocks, dropout_keep,

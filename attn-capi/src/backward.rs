@@ -3,13 +3,15 @@
 use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, View, ViewMut};
+use attn_core::{Attention, AttnError, AttnShape, View, ViewMut};
 use attn_parallel::Runner;
-use attn_simd::backward::Inputs;
-use attn_simd::{Input, KernelElement};
+use attn_simd::backward::{Inputs, Plan};
+use attn_simd::{Input, KernelElement, Level};
 
 use crate::args::{Backward, Callbacks, Output};
+use crate::call::{kernel_dtype, with_callbacks};
 use crate::error::{Error, Result};
+use crate::types::AttnDtype;
 
 /// Computes gradients.
 pub(crate) fn run(
@@ -34,6 +36,18 @@ pub(crate) fn run(
     } else {
         typed(&attn, runner, call)
     }
+}
+
+/// Checks options against sizes, and explains what would run for inputs and gradients of these types.
+pub(crate) fn explain(
+    attn: Attention<'_>,
+    callbacks: Option<Callbacks>,
+    level: Level,
+    shape: AttnShape,
+    [inputs, gradients]: [AttnDtype; 2],
+) -> Result<String> {
+    let (inputs, gradients) = (kernel_dtype("dtype", inputs)?, kernel_dtype("gradients", gradients)?);
+    Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.explain(inputs, gradients).to_string()))
 }
 
 /// Picks the input type, which q, k and v share.

@@ -91,7 +91,7 @@ pub(crate) fn explain(
     shape: AttnShape,
     dtype: AttnDtype,
 ) -> Result<String> {
-    let dtype = kernel_dtype(dtype)?;
+    let dtype = kernel_dtype("dtype", dtype)?;
     Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.explain(dtype).to_string()))
 }
 
@@ -105,12 +105,12 @@ pub(crate) fn workspace_lines(
     Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.workspace_lines()))
 }
 
-fn kernel_dtype(dtype: AttnDtype) -> Result<attn_core::Dtype> {
+pub(crate) fn kernel_dtype(what: &'static str, dtype: AttnDtype) -> Result<attn_core::Dtype> {
     match dtype {
         AttnDtype::F32 => Ok(attn_core::Dtype::F32),
         AttnDtype::F16 => Ok(attn_core::Dtype::F16),
         AttnDtype::Bf16 => Ok(attn_core::Dtype::Bf16),
-        _ => Err(Error::Dtype { what: "dtype", wanted: "F32, F16 or BF16", value: dtype as u32 }),
+        _ => Err(Error::Dtype { what, wanted: "F32, F16 or BF16", value: dtype as u32 }),
     }
 }
 

@@ -116,9 +116,11 @@ pub enum AttnPrecision {
     /// |bias| + |ALiBi|) / temperature of the row's visible keys, and no less than its sink. Half outputs are the exact
     /// result rounded once, but for about one element in a hundred that lies beside the middle of two.
     Exact = 0,
-    /// Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others. An f32 output is off
-    /// by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times that of rounding,
-    /// with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S), from bf16 into bf16 by up to 2^-7.
+    /// Faster where the level multiplies bf16 (avx512bf16, amx); the same as Exact on all others, but for decoding. An
+    /// f32 output is off by at most 2^-16(1 + S) of that sum; the root mean square error of half outputs is 1.4 times
+    /// that of rounding, with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S), from bf16 into bf16 by
+    /// up to 2^-7. attn_decode() over int8 and q8_0 on AVX-512 rounds queries and weights to 16 bits if heads share
+    /// keys: an eighth of what storing in int8 costs, at most.
     Fast = 1,
 }
 
@@ -138,7 +140,7 @@ pub enum AttnLayout {
 /// out what is not a number.
 pub const ATTN_UNBOUNDED: usize = usize::MAX;
 
-/// Bytes that hold any text of attn_explain() and attn_plan_explain(), with its final 0.
+/// Bytes that hold any text of attn_explain(), attn_plan_explain() and attn_explain_backward(), with its final 0.
 pub const ATTN_EXPLAIN_SIZE: usize = 512;
 
 /// A tensor in the caller's memory. Sizes and strides are in the order [batch, heads, seq, dim], whatever the order in

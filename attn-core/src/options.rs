@@ -96,7 +96,9 @@ pub enum Precision {
     /// (over many numbers; a small call may exceed it, and bf16 reaches 1.7 where a key without value, a sink, takes
     /// much of the weight), where peers' flash kernels are. The lse is as coarse as the weights it sums: from bf16 into
     /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a
-    /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32.
+    /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32. Decoding over int8 and q8_0 rounds
+    /// queries and weights to 16 bits on AVX-512, if heads share keys: see
+    /// [`QuantizedView`](crate::int8::QuantizedView).
     Fast,
 }
 

@@ -208,7 +208,9 @@ mod module {
         backward([query, grad_out, out, lse], &inputs, &mut options, return_dmask)
     }
 
-    /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`.
+    /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`. gradients=True:
+    /// for
+    /// `sdpa_backward`.
     ///
     /// >>> import attn, numpy as np
     /// >>> x = np.ones((1, 2, 3, 8), np.float32)
@@ -222,7 +224,7 @@ mod module {
             scale=None, enable_gqa=False, *, \
             causal=None, window=None, softcap=None, temperature=None, sinks=None, alibi=None, \
             kv_lens=None, kv_starts=None, q_lens=None, cu_seqlens_q=None, cu_seqlens_k=None, block_mask=None, \
-            seed=None, precision=\"exact\", reproducible=False, threads=None, level=None)"
+            seed=None, precision=\"exact\", reproducible=False, gradients=False, threads=None, level=None)"
     )]
     fn explain<'py>(
         query: &Bound<'py, PyAny>,
@@ -235,7 +237,14 @@ mod module {
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<String> {
-        let mut options = Options::read("explain", dropout_p, is_causal, scale, options, |_, _| Ok(false))?;
+        let mut gradients = false;
+        let mut options = Options::read("explain", dropout_p, is_causal, scale, options, |name, value| {
+            let ours = name == "gradients";
+            if ours {
+                gradients = flag(name, value)?;
+            }
+            Ok(ours)
+        })?;
         let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         let whole = inputs.shape()?;
         options.fit(whole.q_heads, whole.batch)?;
@@ -245,6 +254,10 @@ mod module {
         options.check_fold(fold)?;
         let masks = if fold.calls == 0 { Masks::default() } else { inputs.masks(fold, &bools, 0)? };
         let attn = options.attention(0, shape.batch, masks);
+        if gradients {
+            let plan = attn_simd::backward::Plan::new(&attn, shape, options.level()).map_err(raised)?;
+            return Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>(), dtype::<T>()).to_string()));
+        }
         let plan = Plan::new(&attn, shape, options.level()).map_err(raised)?;
         Ok(with_kind!(inputs.q.kind, |T| plan.explain(dtype::<T>()).to_string()))
     }

@@ -352,6 +352,13 @@ def test_refusals_say_why(arrays, options, error, text):
             attn.explain(*arrays, **options)
 
 
+def test_explain_of_gradients():
+    assert "backward" in attn.explain(X, X, X, gradients=True)
+    assert "backward" not in attn.explain(X, X, X, gradients=False)
+    with pytest.raises(TypeError, match="gradients"):
+        attn.explain(X, X, X, gradients="yes")
+
+
 def test_refusals_write_nothing():
     out = np.full_like(X, 7)
     five = np.full((2, 3, 4, 5, 8), 1, np.float32).swapaxes(0, 1)

@@ -52,8 +52,8 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// channels. Otherwise for [few](compiled) numbers of rows, because these instances are most of the code to
     /// compile.
     const EVERY: bool = true;
-    /// Takes the rows for [integers](bytes), if they are.
-    const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = None;
+    /// How a row is made of [integers](bytes), if it is.
+    const INTEGERS: Option<Integers> = None;
     /// Whether two of them are a word of a product of pairs of bfloat16.
     const PAIRS: bool = false;
     /// The number of elements that store some numbers.
@@ -115,8 +115,17 @@ stored! {
         const PAIRS: bool = true;
     };
     i8 => load_i8_ptr, f32::from, true, {
-        const INTEGERS: Option<for<'r> fn(Rows<'r, Self>) -> Rows<'r, i8>> = Some(|rows| rows);
+        const INTEGERS: Option<Integers> = Some(Integers::Bytes);
     };
+}
+
+/// How a row is made of int8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Integers {
+    /// One after the other.
+    Bytes,
+    /// In blocks of 32 behind an f16, their scale: ggml's q8_0.
+    Blocks,
 }
 
 /// Rows of queries, `[rows][columns]`, as the products read them.
@@ -127,6 +136,8 @@ pub(crate) struct QueryRows<'a> {
     pub(crate) words: &'a [f32],
     /// The rows that are pairs, as bits.
     pub(crate) paired: u32,
+    /// Whether integers have few digits: those of `Precision::Fast`.
+    pub(crate) fast: bool,
 }
 
 /// The number of vectors in a cache line, or 1.

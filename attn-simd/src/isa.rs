@@ -30,10 +30,11 @@ pub(crate) mod pairs;
 pub(crate) mod portable;
 
 use core::fmt;
+use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-pub(crate) use digits::Bytes;
+pub(crate) use digits::{BLOCK, BLOCK_BYTES, Bytes, Integer, Values, Weights};
 pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 
 /// Why a level cannot be used.
@@ -318,15 +319,66 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// Whether [`dot_bytes`](Self::dot_bytes) is faster than products of floats.
     const BYTES: bool = false;
-    /// Writes `unit·(256·x + y)` for each row and key, where `x = Σ(256·a + b)·k` and `y = Σ c·k` over the channels.
-    /// The sums are exact; each is rounded, and so is `256·x + y`.
+    /// Writes `unit·n` for each row and key, where `n` is the sum over the channels of the integers times the key's: of
+    /// three digits `256·x + y` with `x = Σ(256·a + b)·k` and `y = Σ c·k`. Integers are exact; `x` and `y` are rounded,
+    /// and so is `256·x + y`. Of two digits `n` is an integer, and is rounded.
     ///
     /// # Safety
     /// `columns` bytes of each key are readable, and digits for them, of R rows, up to a multiple of 64.
     #[inline(always)]
-    unsafe fn dot_bytes<const R: usize>(self, of: Bytes<'_, R>) {
+    unsafe fn dot_bytes<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
         // SAFETY: the caller vouches for the same.
         unsafe { digits::dot_bytes(of) }
+    }
+
+    /// The same of keys in blocks of 32, each behind its scale: `n` of each block, times the scale, joins the sum of
+    /// those before by one fused multiply-add.
+    ///
+    /// # Safety
+    /// `columns` is a multiple of 32, as many numbers of each key are readable with their scales, and digits for them.
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+        // SAFETY: the caller vouches for the same.
+        unsafe { digits::dot_blocks(of) }
+    }
+
+    /// The largest of the weights of `len` values, each times its scale; of several scales of a value the largest
+    /// product. `None` if one is below 0 or not finite.
+    #[inline(always)]
+    fn most_weight(self, weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
+        digits::most_weight(weights, scales, len)
+    }
+
+    /// Writes the weights of `len` values, each times `scale` and then by its own scale if there are some, as integers.
+    /// None is above [`Weights::MOST`] but for rounding, which changes none.
+    #[inline(always)]
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, len: usize, to: &mut Weights) {
+        digits::write_weights(weights, scale, scales, len, to);
+    }
+
+    /// Writes the sums of bytes of values over a tile, times the integers of R rows: exact, then rounded, times the
+    /// row's unit. Sixteen bytes are a vector; vectors after the last byte hold anything. If C is above 1, the bytes
+    /// are C times 64.
+    ///
+    /// # Safety
+    /// As many bytes are readable of all values, those after the last too.
+    #[inline(always)]
+    unsafe fn weigh_bytes<const R: usize, const C: usize>(
+        self,
+        of: &Values<'_>,
+        (weights, units): (&[Weights; R], &[f32; R]),
+        out: &mut [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C],
+    ) {
+        for (c, out) in out.iter_mut().enumerate() {
+            for ((weights, unit), out) in weights.iter().zip(units).zip(out) {
+                let (mut sums, bytes) = ([0.0; 64], if C > 1 { 64 } else { of.bytes });
+                // SAFETY: the caller vouches for the bytes.
+                unsafe { digits::weigh(&Values { at: of.at + 64 * c, bytes, ..*of }, weights, *unit, &mut sums) };
+                for (sums, out) in sums.as_chunks().0.iter().zip(out) {
+                    out.write(*sums);
+                }
+            }
+        }
     }
 
     /// Adds lanes that are four apart, of four vectors: lanes `4i + n` of the result, over all `i`, still have to be

@@ -9,7 +9,7 @@ use attn_core::dropout::Dropout;
 use attn_core::position::alibi::Alibi;
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnError, Bias, Mask, Result};
+use attn_core::{Attention, AttnError, Bias, Mask, Precision, Result};
 
 use crate::gemv::pairs;
 use crate::isa::Isa;
@@ -204,6 +204,8 @@ pub(crate) struct Scoring<'j> {
     pub(crate) q_sign: f32,
     /// Turns differences of scores in a tile into natural logarithms; above 0.
     pub(crate) ln_scale: f64,
+    /// Whether the caller wants `Precision::Fast`.
+    pub(crate) fast: bool,
     /// The caller's request to stop, if it may make one.
     pub(crate) stop: Option<&'j AtomicBool>,
 }
@@ -230,6 +232,7 @@ impl<'j> Scoring<'j> {
             score_scale,
             q_sign,
             ln_scale,
+            fast: attn.get_precision() == Precision::Fast,
             stop: None,
         }
     }

@@ -158,6 +158,14 @@ pub fn int8(n: usize, s: f64) -> f64 {
     power(16) + s * power(30) + n as f64 * power(22)
 }
 
+/// Attention over int8 under `Precision::Fast` where kernels round queries and weights to integers of 16 bits: a
+/// score's error as a share of its row's largest `|q|·Σ|k|`, half of 1/16320.
+pub const FAST_INT8_SCORE: f64 = 1.0 / 32_640.0;
+/// The same of an output, as a share of `Σⱼ pⱼ·127·sⱼ`: a weight is off by 2⁻¹⁷ of the largest of its 64 keys.
+pub const FAST_INT8: f64 = 1.0 / 2048.0;
+/// The same where no key has much more weight than all.
+pub const FAST_INT8_EVEN: f64 = 1.0 / 65_536.0;
+
 /// Two `f64` computations of the same thing with sums of at most a few hundred terms, relative to the largest value (or
 /// 1).
 pub const SUMS_F64: f64 = 1e-12;

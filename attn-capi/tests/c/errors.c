@@ -364,6 +364,12 @@ static void parts(void) {
     expect("no place for the level", attn_level(NULL), ATTN_STATUS_NULL_POINTER);
     expect("explain in no room", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 0), ATTN_STATUS_BOUNDS);
     expect("explain to null", attn_explain(NULL, &shape, ATTN_DTYPE_F32, NULL, 16), ATTN_STATUS_NULL_POINTER);
+    expect("explain gradients in f32 and bf16",
+           attn_explain_backward(NULL, &shape, ATTN_DTYPE_BF16, ATTN_DTYPE_F32, text, sizeof text), ATTN_STATUS_OK);
+    expect("explain gradients",
+           attn_explain_backward(NULL, &shape, ATTN_DTYPE_F32, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_BOUNDS);
+    expect("explain gradients of int8",
+           attn_explain_backward(NULL, &shape, ATTN_DTYPE_F32, ATTN_DTYPE_I8, text, 16), ATTN_STATUS_OPTION);
     expect("explain bools", attn_explain(NULL, &shape, ATTN_DTYPE_BOOL, text, 16), ATTN_STATUS_OPTION);
     shape.kv_heads = 0;
     expect("explain heads", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_SHAPE);

@@ -214,6 +214,15 @@ pub(crate) fn explain(options: &AttnOptions, shape: &AttnShape, dtype: u32, room
     (status, told)
 }
 
+/// `attn_explain_backward`.
+pub(crate) fn explain_backward(options: &AttnOptions, shape: &AttnShape, dtypes: [u32; 2]) -> (AttnStatus, String) {
+    let mut bytes = [0x55 as c_char; attn::types::ATTN_EXPLAIN_SIZE];
+    let (to, room) = (bytes.as_mut_ptr(), bytes.len());
+    // SAFETY: the buffer holds as many bytes.
+    let status = unsafe { abi::attn_explain_backward(options, shape, dtypes[0], dtypes[1], to, room) };
+    (status, if bytes[0] == 0x55 { String::new() } else { text(bytes.as_ptr()) })
+}
+
 /// `attn_level`: the name, or nothing if none was written.
 pub(crate) fn level() -> (AttnStatus, Option<String>) {
     let mut name = ptr::null();
@@ -355,6 +364,8 @@ pub(crate) fn all_null() -> Vec<(&'static str, AttnStatus)> {
             ("other", abi::attn_merge_outputs(none(), none(), none(), none(), 0)),
             ("AttnShape", abi::attn_explain(none(), none(), 1, none(), 0)),
             ("text", abi::attn_explain(none(), &shape, 1, none(), 0)),
+            ("AttnShape", abi::attn_explain_backward(none(), none(), 1, 1, none(), 0)),
+            ("text", abi::attn_explain_backward(none(), &shape, 1, 1, none(), 0)),
             ("AttnShape", abi::attn_plan_create(none(), none(), &mut plan)),
             ("plan", abi::attn_plan_create(none(), &shape, none())),
             ("plan", abi::attn_plan_workspace_bytes(none(), none())),

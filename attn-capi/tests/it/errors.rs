@@ -328,6 +328,15 @@ fn every_explanation_fits_the_size_of_the_header() {
                 }
                 (status, _) => assert_eq!(status, AttnStatus::Unsupported, "{level:?}: {}", c::last_error()),
             }
+            for gradients in 1..=3 {
+                match c::explain_backward(&options, &shape, [dtype, gradients]) {
+                    (AttnStatus::Ok, text) => {
+                        assert!(text.contains("backward") && text.contains("KiB of scratch"), "{text}");
+                        longest = longest.max(text.len());
+                    }
+                    (status, _) => assert_eq!(status, AttnStatus::Unsupported, "{level:?}: {}", c::last_error()),
+                }
+            }
         }
     }
     assert!(longest > 200 && longest < ATTN_EXPLAIN_SIZE - 32, "{longest}");

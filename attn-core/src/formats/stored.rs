@@ -106,9 +106,9 @@ fn broadcast(scales: View<'_, f32>, to: [usize; 4]) -> Result<View<'_, f32>> {
 ///
 /// # How exact
 ///
-/// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy; with int8 keys and values, to
-/// that of a [`QuantizedView`](crate::int8::QuantizedView). They sum products with the codes before they multiply by a
-/// scale beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
+/// Engines compute what they would on the decoded numbers in `f32`, to the same accuracy; with int8 and q8_0, to that
+/// of a [`QuantizedView`](crate::int8::QuantizedView). They sum products with the codes before they multiply by a scale
+/// beside the bytes: `|q|·largest code·head_dim` must be within `f32`.
 ///
 /// ```
 /// use attn_core::formats::{Format, StoredRows, StoredView};

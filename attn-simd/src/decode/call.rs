@@ -200,6 +200,12 @@ impl Call<'_> {
         matches!(self.q, Input::Bf16(_)) && self.scoring.multiplies_pairs(head_dim)
     }
 
+    /// Whether queries and weights are integers of two digits where a cache is made of int8: under `Precision::Fast`,
+    /// if heads share keys. One head alone waits for memory, whatever it computes.
+    pub(super) fn rounds_integers(&self) -> bool {
+        self.scoring.fast && self.sequences.shape.group() > 1
+    }
+
     /// Floats of the state of some rows.
     pub(crate) fn state_len(&self, rows: usize) -> usize {
         rows * (self.sequences.shape.value_dim + 2)

@@ -23,7 +23,7 @@ use attn_core::position::rope::RopeTables;
 
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, tiles_for};
 use super::mask::{RowMask, present};
-use super::phases::{Close, Dots, FinishScores, Integers, IsFinite, Nonfinite, Queries, Softmax, Weighted};
+use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted, WriteIntegers};
 use super::pieces::Piece;
 use super::rows::{Located, TileRows};
 use super::scales::{ScaleColumns, Scales, Scaling, keys_with_rope};
@@ -193,8 +193,11 @@ impl Over<'_, '_> {
                 }
             }
         }
-        if const { K::Number::INTEGERS.is_some() } && columns <= gemv::bytes::WIDEST {
-            level.run(Integers { rows: n, q: b.q, columns, dst: b.words });
+        let fast = call.rounds_integers();
+        if let Some(kind) = K::Number::INTEGERS
+            && columns <= gemv::bytes::WIDEST
+        {
+            level.run(WriteIntegers { kind, fast, rows: n, q: b.q, columns, dst: b.words });
         }
         let mut paired = 0;
         if const { K::Number::PAIRS } && rope.is_none() && call.multiplies_pairs(head_dim) {
@@ -240,7 +243,7 @@ impl Over<'_, '_> {
             // The scratch is for the largest group of rows of the call, and others may have longer groups of tiles.
             let most = tiles_for(padded).min(b.s.len() / (padded * TILE));
             let group = Group::new(at, end.min((at / CHUNK + 1).saturating_mul(CHUNK)), most);
-            tiles.score(&group, gemv::QueryRows { floats: b.q, words: b.words, paired }, b.k, b.s);
+            tiles.score(&group, gemv::QueryRows { floats: b.q, words: b.words, paired, fast }, b.k, b.s);
             tiles.weigh(&group, (&mut b.state, b.factors, b.o, b.rest, &mut b.waiting), b.v, b.s);
             at = group.end();
             if at.is_multiple_of(CHUNK) || at == end {
@@ -345,7 +348,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         let (log2_scale, floats) = (scoring.log2_scale(), padded.next_multiple_of(level.lanes()));
         let factors_of = (&mut *factors, floats);
         level.run(Softmax { state, log2_scale, rows: n, group, seen, factors: factors_of, s: &mut *s, stride });
-        let guarded = |tile: &Visible| !tile.all || scoring.bias.is_some();
+        let (fast, guarded) = (call.rounds_integers(), |tile: &Visible| !tile.all || scoring.bias.is_some());
         for t in tiles_of(seen) {
             let ((key, keys), tile, s) = (group.tile(t), &visible[t], &mut s[t * stride..]);
             let vectors = keys.next_multiple_of(level.lanes());
@@ -371,7 +374,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         values_at.find(group);
         if let Some(values) = values_at.in_place().filter(|_| !checked) {
             let weights = [(&*s, stride), (&*factors, floats)];
-            level.run(Weighted { n, values, seen, weights, sums });
+            level.run(Weighted { n, values, seen, weights, fast, sums });
             return;
         }
         for t in tiles_of(seen) {
@@ -383,7 +386,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                 nonfinite.weighted(level, &visible[t].words[..n], wide, (p, factor), sums.from(0), copy);
             } else {
                 let weights = [(&s[(t - tile) * stride..], stride), (&factors[(t - tile) * floats..], floats)];
-                level.run(Weighted { n, values, seen: 1 << tile, weights, sums: sums.from(0) });
+                level.run(Weighted { n, values, seen: 1 << tile, weights, fast, sums: sums.from(0) });
             }
         }
     }

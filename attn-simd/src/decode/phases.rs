@@ -50,21 +50,29 @@ impl Run<()> for Queries<'_> {
     }
 }
 
-/// Writes queries as integers, at levels that multiply bytes.
-pub(super) struct Integers<'a> {
+/// Writes queries as integers for keys of some kind, at levels that multiply bytes.
+pub(super) struct WriteIntegers<'a> {
+    pub(super) kind: gemv::Integers,
+    /// Whether they have few digits.
+    pub(super) fast: bool,
     pub(super) rows: usize,
     pub(super) q: &'a [f32],
     pub(super) columns: usize,
     pub(super) dst: &'a mut [f32],
 }
 
-impl Run<()> for Integers<'_> {
+impl Run<()> for WriteIntegers<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { rows, q, columns, dst } = self;
+        let Self { kind, fast, rows, q, columns, dst } = self;
         if const { I::BYTES } {
             let (beside, digits) = dst.split_at_mut(rows * bytes::BESIDE);
-            bytes::write(isa, q, rows, columns, (beside, elements_of(digits)));
+            let (q, to) = ((q, rows, columns), (beside, elements_of(digits)));
+            if fast {
+                bytes::write::<I, { bytes::FAST_DIGITS }>(isa, kind, q, to);
+            } else {
+                bytes::write::<I, { bytes::DIGITS }>(isa, kind, q, to);
+            }
         }
     }
 }
@@ -115,11 +123,13 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
         let Self { n, keys, seen, q, s, stride } = self;
         let keys = keys.check();
         // A constant condition, so that no code of other levels is compiled.
-        if const { I::BYTES && T::INTEGERS.is_some() }
-            && keys.columns() <= bytes::WIDEST
-            && let Some(of) = T::INTEGERS
-        {
-            return bytes::dots(isa, n, (&of(keys), seen), (q.floats, q.words), (s, stride));
+        if const { I::BYTES && T::INTEGERS.is_some() } && keys.columns() <= bytes::WIDEST {
+            let (keys, to) = ((&keys, seen), (s, stride));
+            return if q.fast {
+                bytes::dots::<I, T, { bytes::FAST_DIGITS }>(isa, n, keys, (q.floats, q.words), to)
+            } else {
+                bytes::dots::<I, T, { bytes::DIGITS }>(isa, n, keys, (q.floats, q.words), to)
+            };
         }
         let (q, floats) =
             if const { I::WORD == 1 } { (q.floats, keys.columns()) } else { (q.words, keys.columns() / 2) };
@@ -158,15 +168,23 @@ pub(super) struct Weighted<'a, T> {
     pub(super) seen: u32,
     /// The weights and the factors of all tiles, and the floats from those of a tile to those of the next.
     pub(super) weights: [(&'a [f32], usize); 2],
+    /// Whether weights may be rounded: `Precision::Fast`.
+    pub(super) fast: bool,
     pub(super) sums: gemv::Sums<'a>,
 }
 
 impl<T: Stored> Run<()> for Weighted<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], mut sums } = self;
+        let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], fast, mut sums } = self;
         let values = values.check();
         for tiles in together(n, seen, values.tiles(), I::LANES) {
+            // A constant condition, so that no code of other levels is compiled.
+            if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
+                let weights = [(&p[tiles.start * p_stride..], p_stride), (&factor[tiles.start * stride..], stride)];
+                bytes::values::weighted(isa, n, (&values, tiles), weights, sums.from(0));
+                continue;
+            }
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
                 let weights = [
                     (&p[tiles.start * p_stride + first * TILE..], p_stride),
@@ -319,7 +337,7 @@ impl<V: TileRows> Nonfinite<'_, V> {
         let places = Places::copied(self.tokens, wide);
         let values = Unchecked { data: &*copy, places: &places, columns: wide, prefetch: Prefetch::OTHER };
         let weights = [(p, 0), (factor, 0)];
-        level.run(Weighted { n: words.len(), values, seen: 1, weights, sums: sums.from(0) });
+        level.run(Weighted { n: words.len(), values, seen: 1, weights, fast: false, sums: sums.from(0) });
         let row = &mut copy[..wide];
         for j in 0..self.tokens {
             row.fill(0.0);

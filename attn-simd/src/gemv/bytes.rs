@@ -1,4 +1,4 @@
-//! Products of some query rows with int8 keys, as integers, where lanes are keys.
+//! Products of some query rows with keys of int8 or q8_0, as integers, where lanes are keys.
 //!
 //! Floats cost a multiply-add for each number and row, and a conversion for each number. A processor multiplies four
 //! times as many bytes. So a query is written as integers of 24 bits times a power of two, each in three digits of
@@ -8,9 +8,12 @@
 //! q ≈ unit·n, |n| < 2²³, n = 65536·a + 256·b + c         s = unit·(256·Σ(256·a + b)·k + Σ c·k)
 //! ```
 //!
-//! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest. Queries
-//! in halves that are not more than some thousand times smaller than it are not rounded. The sums, which are exact, are
-//! rounded twice. Products of floats would round once for each number.
+//! Keys in blocks have their own sums, times the block's scale.
+//!
+//! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest; with two
+//! digits, of `Precision::Fast`, 256 times as much. Queries in halves that are not more than some thousand times
+//! smaller than it are not rounded. The sums, which are exact, are rounded twice. Products of floats would round once
+//! for each number.
 //!
 //! Rows that are not finite, or whose numbers are huge or tiny, are multiplied as floats, and so are keys of more than
 //! [`WIDEST`] channels.
@@ -18,25 +21,30 @@
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use super::ahead::Ahead;
-use super::{Rows, TILE, Tile, tiles_of};
-use crate::isa::{Bytes, Isa};
+use super::{Integers, Rows, Stored, TILE, Tile, tiles_of};
+use crate::isa::{BLOCK, Bytes, Integer, Isa};
 use crate::prefetch::Into;
+
+pub(crate) mod values;
 
 /// The largest number of channels: no sum overflows, and `256·Σ a·k` neither.
 pub(crate) const WIDEST: usize = 256;
 
-/// The largest integer in three digits from −128 to 127 whose negative is one, too.
-const LARGEST: f32 = (127 * 65536 + 127 * 256 + 127) as f32;
+/// Digits of an integer: of [`Precision::Exact`](attn_core::Precision).
+pub(crate) const DIGITS: usize = 3;
 
-/// The largest numbers of rows that are held: units and scores are normal numbers.
-const HELD: core::ops::Range<f32> = 1e-24..1e30;
+/// Digits of an integer under [`Precision::Fast`](attn_core::Precision).
+pub(crate) const FAST_DIGITS: usize = 2;
 
-/// Floats beside the digits of a row: where its three sums start, and its unit.
-pub(crate) const BESIDE: usize = 4;
+/// Blocks of a key.
+const BLOCKS: usize = WIDEST / BLOCK;
+
+/// Floats beside the digits of a row: where its sums start, those of each block, and its unit.
+pub(crate) const BESIDE: usize = BLOCKS * DIGITS + 1;
 
 /// Floats of the integers of some rows.
 const fn floats(rows: usize, columns: usize) -> usize {
-    rows * (columns.next_multiple_of(64) * 3 / 4 + BESIDE)
+    rows * (columns.next_multiple_of(64) * DIGITS / 4 + BESIDE)
 }
 
 /// Floats of scratch for the integers of some rows; 0 if their keys are too wide, or the level has other vectors than
@@ -54,18 +62,23 @@ const fn block(rows: usize) -> usize {
     }
 }
 
-/// Writes queries `[rows][columns]` as integers: digits, and [`BESIDE`] floats for each row. The floats and then the
-/// digits fill the [`scratch`] of these rows. `columns` is a multiple of `LANES`.
+/// Writes queries `[rows][columns]` as integers of D digits, for keys of some kind: digits, and [`BESIDE`] floats for
+/// each row. The floats and then the digits fill the [`scratch`] of these rows. `columns` is a multiple of `LANES`.
 #[inline(always)]
-pub(crate) fn write<I: Isa>(isa: I, q: &[f32], rows: usize, columns: usize, (beside, digits): (&mut [f32], &mut [i8])) {
-    let row_digits = columns.next_multiple_of(64) * 3;
+pub(crate) fn write<I: Isa, const D: usize>(
+    isa: I,
+    kind: Integers,
+    (q, rows, columns): (&[f32], usize, usize),
+    (beside, digits): (&mut [f32], &mut [i8]),
+) {
+    let row_digits = columns.next_multiple_of(64) * D;
     digits.fill(0);
     let (mut first, mut beside) = (0, beside.chunks_exact_mut(BESIDE));
     while first < rows {
         let count = block(rows - first);
         let words = digits[first * row_digits..][..count * row_digits].as_chunks_mut::<4>().0;
         for (r, beside) in beside.by_ref().take(count).enumerate() {
-            write_row(isa, &q[(first + r) * columns..][..columns], (r, count), words, beside);
+            write_row::<I, D>(isa, kind, &q[(first + r) * columns..][..columns], (r, count), words, beside);
         }
         first += count;
     }
@@ -73,7 +86,14 @@ pub(crate) fn write<I: Isa>(isa: I, q: &[f32], rows: usize, columns: usize, (bes
 
 /// Writes the row `r` of a block of `count` rows. A unit of 0 says that the row is none of integers.
 #[inline(always)]
-fn write_row<I: Isa>(isa: I, q: &[f32], (r, count): (usize, usize), words: &mut [[i8; 4]], beside: &mut [f32]) {
+fn write_row<I: Isa, const D: usize>(
+    isa: I,
+    kind: Integers,
+    q: &[f32],
+    (r, count): (usize, usize),
+    words: &mut [[i8; 4]],
+    beside: &mut [f32],
+) {
     let zero = isa.splat(0.0);
     let (mut top, mut sum) = (zero, zero);
     for x in q.chunks_exact(I::LANES) {
@@ -87,59 +107,50 @@ fn write_row<I: Isa>(isa: I, q: &[f32], (r, count): (usize, usize), words: &mut 
         return;
     }
     if largest == 0.0 {
-        beside[3] = 1.0;
+        beside[0] = 1.0;
         return;
     }
-    if !HELD.contains(&largest) {
+    if !Integer::HELD.contains(&largest) {
         return;
     }
-    // The largest is below 2^exponent. `scale` is 2^(23 − exponent), and makes integers.
-    let exponent = (largest.to_bits() >> 23) as i32 - 126;
-    let power = |exponent: i32| f32::from_bits(((127 + exponent) as u32) << 23);
-    let exponent = if largest * power(23 - exponent) > LARGEST { exponent + 1 } else { exponent };
-    let scale = power(23 - exponent);
-    let (mut sums, mut digits) = ([0i32; 3], [[0i8; WIDEST]; 3]);
-    let [high, middle, low] = &mut digits;
-    for (((&x, high), middle), low) in q.iter().zip(high).zip(middle).zip(low) {
+    let Integer { unit, scale } = Integer::of::<D>(largest);
+    let mut digits = [[0i8; WIDEST]; D];
+    let kind = if kind == Integers::Blocks { BLOCK } else { WIDEST };
+    for (column, &x) in q.iter().enumerate() {
         // The product is exact or tiny.
         let x = x * scale;
-        let n = (x + 0.5f32.copysign(x)) as i32;
-        *low = n as i8;
-        let n = (n - i32::from(*low)) >> 8;
-        *middle = n as i8;
-        *high = ((n - i32::from(*middle)) >> 8) as i8;
-        sums[0] += i32::from(*high);
-        sums[1] += i32::from(*middle);
-        sums[2] += i32::from(*low);
+        let mut n = (x + 0.5f32.copysign(x)) as i32;
+        for digit in (0..D).rev() {
+            digits[digit][column] = n as i8;
+            n = (n - i32::from(n as i8)) >> 8;
+            beside[1 + column / kind * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
+        }
     }
     for word in 0..q.len().div_ceil(4) {
-        let to = &mut words[(word * count + r) * 3..][..3];
+        let to = &mut words[(word * count + r) * D..][..D];
         for (to, digits) in to.iter_mut().zip(&digits) {
             *to = digits.as_chunks::<4>().0[word];
         }
     }
-    for (start, sum) in beside.iter_mut().zip(sums) {
-        *start = (-128 * sum) as f32; // exact: below 2²³
-    }
-    beside[3] = power(exponent - 23);
+    beside[0] = unit;
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers are in `scratch`, and each tile whose bit is
-/// set in `seen`. `q`: `[rows][columns]`; `s`: `[rows][TILE]` for each tile, `stride` floats apart. Whole groups of
-/// keys are written.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers of D digits are in `scratch`, and each tile
+/// whose bit is set in `seen`. `q`: `[rows][columns]`; `s`: `[rows][TILE]` for each tile, `stride` floats apart. Whole
+/// groups of keys are written. The keys are made of int8.
 #[inline(always)]
-pub(crate) fn dots<I: Isa>(
+pub(crate) fn dots<I: Isa, T: Stored, const D: usize>(
     isa: I,
     rows: usize,
-    (keys, seen): (&Rows<'_, i8>, u32),
+    (keys, seen): (&Rows<'_, T>, u32),
     (q, scratch): (&[f32], &[f32]),
     (s, stride): (&mut [f32], usize),
 ) {
     let columns = keys.columns();
-    let ahead = Ahead::of::<I, i8, 4>(keys, false).at_least(I::LANES);
-    assert!(columns <= WIDEST && scratch.len() >= floats(rows, columns));
+    let ahead = Ahead::of::<I, T, 4>(keys, false).at_least(I::LANES);
+    assert!(T::INTEGERS.is_some() && columns <= WIDEST && scratch.len() >= floats(rows, columns));
     let (beside, digits) = scratch.split_at(rows * BESIDE);
-    let row_words = columns.next_multiple_of(64) / 4 * 3;
+    let row_words = columns.next_multiple_of(64) / 4 * D;
     assert!(digits.len() >= rows * row_words);
     for n in tiles_of(seen) {
         let (tile, s) = (keys.tile(n), &mut s[n * stride..][..rows * TILE]);
@@ -151,15 +162,15 @@ pub(crate) fn dots<I: Isa>(
             // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
             unsafe {
                 match count {
-                    1 => dots_of::<I, 1>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
-                    2 => dots_of::<I, 2>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
-                    _ => dots_of::<I, 4>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                    1 => dots_of::<I, T, 1, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                    2 => dots_of::<I, T, 2, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
+                    _ => dots_of::<I, T, 4, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
                 }
             }
             first += count;
         }
         for (r, beside) in beside.chunks_exact(BESIDE).enumerate() {
-            if beside[3] == 0.0 {
+            if beside[0] == 0.0 {
                 super::dots(isa, 1, (keys, n..n + 1), &q[r * columns..], (&mut s[r * TILE..], 0));
             }
         }
@@ -169,33 +180,49 @@ pub(crate) fn dots<I: Isa>(
 /// # Safety
 /// The digits of R rows are readable, for `columns` rounded up to a multiple of 64.
 #[inline(always)]
-unsafe fn dots_of<I: Isa, const R: usize>(
+unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const D: usize>(
     isa: I,
-    (keys, ahead): (&Tile<'_, i8>, &Ahead),
+    (keys, ahead): (&Tile<'_, T>, &Ahead),
     beside: &[f32],
     digits: *const [i8; 4],
     s: &mut [f32],
 ) {
-    let (mut start, mut unit) = ([[0i32; 3]; R], [0.0f32; R]);
+    let (mut start, mut unit) = ([[[0i32; D]; R]; BLOCKS], [0.0f32; R]);
+    let start = match T::INTEGERS {
+        Some(Integers::Blocks) => &mut start[..keys.columns() / BLOCK],
+        _ => &mut start[..1],
+    };
     for (r, beside) in beside.chunks_exact(BESIDE).enumerate().take(R) {
-        start[r] = [beside[0], beside[1], beside[2]].map(|x| x as i32);
-        unit[r] = beside[3];
+        unit[r] = beside[0];
+        for (start, beside) in start.iter_mut().zip(beside[1..].as_chunks::<D>().0) {
+            start[r] = beside.map(
+                #[inline(always)]
+                |x| x as i32,
+            );
+        }
     }
-    // The keys of a step are read side by side, so what comes next is a step away.
-    ahead.page(isa, keys, 0);
-    let [far, near] = ahead.far_and_near(keys, 0);
-    let far = far.wrapping_add(ahead.beyond(keys));
-    let ahead = match ahead.into() {
+    let ahead = requests(isa, keys, ahead);
+    let (at, some) = (keys.addresses(), keys.len().next_multiple_of(I::LANES));
+    let (columns, unit, start) = (keys.columns(), &unit, &*start);
+    let of = Bytes { keys: &at[..some], columns, digits, start, unit, ahead, s, stride: TILE };
+    // SAFETY: rows that `Rows` has checked; the caller vouches for the digits.
+    unsafe {
+        match T::INTEGERS {
+            Some(Integers::Blocks) => isa.dot_blocks::<R, D>(of),
+            _ => isa.dot_bytes::<R, D>(of),
+        }
+    }
+}
+
+/// Bytes from a line of a tile to those that are requested meanwhile, into the first cache and into the second. Rows
+/// are read side by side, so what comes next is a step away.
+#[inline(always)]
+fn requests<I: Isa, T: Stored>(isa: I, rows: &Tile<'_, T>, ahead: &Ahead) -> [usize; 2] {
+    ahead.page(isa, rows, 0);
+    let [far, near] = ahead.far_and_near(rows, 0);
+    let far = far.wrapping_add(ahead.beyond(rows));
+    match ahead.into() {
         Into::First => [far, near],
         Into::Second => [near, far],
-    };
-    let mut at = [keys.row(0); TILE];
-    let some = keys.len().next_multiple_of(I::LANES);
-    for (n, at) in at.iter_mut().enumerate().take(some) {
-        *at = keys.row(n);
     }
-    let (columns, unit) = (keys.columns(), &unit);
-    let of = Bytes { keys: &at[..some], columns, digits, start: &start, unit, ahead, s, stride: TILE };
-    // SAFETY: rows that `Rows` has checked; the caller vouches for the digits.
-    unsafe { isa.dot_bytes::<R>(of) }
 }

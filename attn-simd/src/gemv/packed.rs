@@ -9,7 +9,7 @@ use attn_core::formats::Format;
 use attn_core::half::{bf16, f16};
 use attn_core::row::Row;
 
-use super::Stored;
+use super::{Integers, Stored};
 use crate::isa::{Isa, MAX_LANES};
 
 /// A byte of a row in a packed format.
@@ -73,7 +73,7 @@ fn widen_as<I: Isa, T: Packed>(isa: I, bytes: &[u8], to: &mut [f32]) {
 }
 
 macro_rules! packed {
-    ($($name:ident, $format:ident, $doc:literal, $load:ident $(, $load_two:ident)?;)*) => {$(
+    ($($name:ident, $format:ident, $doc:literal, $load:ident $(, $load_two:ident)? $(=> $integers:expr)?;)*) => {$(
         #[doc = $doc]
         #[derive(Clone, Copy, Debug, Default)]
         #[repr(transparent)]
@@ -87,6 +87,7 @@ macro_rules! packed {
         impl Stored for $name {
             const FINITE: bool = false;
             const EVERY: bool = false;
+            $(const INTEGERS: Option<Integers> = Some($integers);)?
             #[inline(always)]
             fn elements(numbers: usize) -> usize {
                 numbers / Format::$format.block() * Format::$format.block_bytes()
@@ -117,7 +118,7 @@ macro_rules! packed {
     )*};
 }
 packed! {
-    Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0;
+    Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0 => Integers::Blocks;
     Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0, load_two_q4_0;
     E4m3, E4m3, "OCP's e4m3fn.", load_e4m3;
     E5m2, E5m2, "OCP's e5m2.", load_e5m2;

@@ -291,6 +291,20 @@ impl<T: Stored> Tile<'_, T> {
         unsafe { self.data.as_ptr().add(self.places.index(self.n, n.min(self.len - 1))) }
     }
 
+    /// The addresses of all rows; after the last one its own.
+    #[inline(always)]
+    pub(crate) fn addresses<U>(&self) -> [*const U; TILE] {
+        let (mut all, step) = ([self.row(self.len - 1).cast::<U>(); TILE], self.step());
+        for (n, eight) in all[..self.len].chunks_mut(EIGHT).enumerate() {
+            let mut row = self.row(n * EIGHT).cast::<U>();
+            for address in eight {
+                *address = row;
+                row = row.wrapping_byte_offset(step);
+            }
+        }
+        all
+    }
+
     /// Bytes from a row to one after it, which may be of the next tile. Exact if the rows between are evenly spaced and
     /// the tile is whole; otherwise a hint.
     #[inline(always)]

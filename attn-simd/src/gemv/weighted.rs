@@ -326,7 +326,7 @@ unsafe fn block<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: 
 }
 
 /// The sums of a tile: C vectors of channels of R rows, each with room for a vector of any level.
-type TileSums<const R: usize, const C: usize> = [[core::mem::MaybeUninit<[f32; MAX_LANES]>; C]; R];
+pub(super) type TileSums<const R: usize, const C: usize> = [[core::mem::MaybeUninit<[f32; MAX_LANES]>; C]; R];
 
 /// Adds the sums of a whole tile to what was before. They come through memory: so this is compiled once for all types
 /// of values. (For all numbers of rows too, groups of queries were 2 to 3 % slower at AVX2.)
@@ -335,7 +335,7 @@ type TileSums<const R: usize, const C: usize> = [[core::mem::MaybeUninit<[f32; M
 /// The first LANES floats of each place of `tile` are there; `factor` is readable for R floats, `o` and `rest` are
 /// readable and writable for C vectors of R rows that lie `columns` apart.
 #[inline(never)]
-unsafe fn add_tile<I: Isa, const R: usize, const C: usize>(
+pub(super) unsafe fn add_tile<I: Isa, const R: usize, const C: usize>(
     isa: I,
     tile: &TileSums<R, C>,
     factor: *const f32,

@@ -3,10 +3,11 @@
 #![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
 
 use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Bytes, Isa, address_ops, bytes, hint, lane_ops};
+use super::{Bytes, Isa, MAX_LANES, Values, Weights, address_ops, bytes, hint, lane_ops};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,9 +163,38 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot_bytes<const R: usize>(self, of: Bytes<'_, R>) {
+    unsafe fn dot_bytes<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
         // SAFETY: the caller vouches for the bytes; the token proves the instructions.
         unsafe { bytes::dot_bytes(self.vnni, of) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+        // SAFETY: the caller vouches for the blocks; the token proves the instructions.
+        unsafe { bytes::dot_blocks(self.vnni, of) }
+    }
+
+    #[inline(always)]
+    fn most_weight(self, weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
+        // SAFETY: the token proves the instructions.
+        unsafe { bytes::values::most_weight(weights, scales, len) }
+    }
+
+    #[inline(always)]
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, len: usize, to: &mut Weights) {
+        // SAFETY: the token proves the instructions.
+        unsafe { bytes::values::write_weights(weights, scale, scales, len, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_bytes<const R: usize, const C: usize>(
+        self,
+        of: &Values<'_>,
+        weights: (&[Weights; R], &[f32; R]),
+        out: &mut [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C],
+    ) {
+        // SAFETY: the caller vouches for the bytes; the token proves the instructions.
+        unsafe { bytes::values::weigh(self.vnni, of, weights, out) }
     }
 
     #[inline(always)]

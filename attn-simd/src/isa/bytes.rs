@@ -13,84 +13,73 @@ use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::Bytes;
+use dot::{Dot, Pairs, Vnni, joined, word_of};
 
-/// Adds the products of four unsigned bytes with four signed ones to each lane.
-trait Dot: Copy {
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i;
-}
+mod blocks;
+mod dot;
+pub(super) mod values;
 
-/// By AVX512_VNNI.
-#[derive(Clone, Copy)]
-struct Vnni;
-
-impl Dot for Vnni {
-    #[inline(always)]
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i {
-        // SAFETY: made only in `with_vnni`, which has the features.
-        unsafe { _mm512_dpbusd_epi32(sum, keys, digits) }
-    }
-}
-
-/// By products of pairs of 16 bits: even bytes, then odd ones.
-#[derive(Clone, Copy)]
-struct Pairs;
-
-impl Dot for Pairs {
-    #[inline(always)]
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i {
-        // SAFETY: made only in `without_vnni`, which has the features.
-        unsafe {
-            let (even, odd) = (_mm512_and_si512(keys, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(keys));
-            let of_even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(digits));
-            let of_odd = _mm512_srai_epi16::<8>(digits);
-            let sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, of_even));
-            _mm512_add_epi32(sum, _mm512_madd_epi16(odd, of_odd))
+/// Compiles `$sums` with AVX512_VNNI and without.
+macro_rules! compiled {
+    ($(#[$doc:meta])* $name:ident, $vnni:ident, $plain:ident, $sums:path) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) unsafe fn $name<const R: usize, const D: usize>(vnni: bool, of: Bytes<'_, R, D>) {
+            // SAFETY: the caller vouches for the features, and for the bytes.
+            unsafe { if vnni { $vnni(of) } else { $plain(of) } }
         }
-    }
+
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
+        unsafe fn $vnni<const R: usize, const D: usize>(of: Bytes<'_, R, D>) {
+            // SAFETY: this function has the features; the caller vouches for the bytes.
+            unsafe { $sums(Vnni, of) }
+        }
+
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn $plain<const R: usize, const D: usize>(of: Bytes<'_, R, D>) {
+            // SAFETY: this function has the features; the caller vouches for the bytes.
+            unsafe { $sums(Pairs, of) }
+        }
+    };
 }
 
-/// As [`Isa::dot_bytes`](super::Isa::dot_bytes).
-///
-/// # Safety
-/// As there; and the CPU has AVX-512 F, BW, DQ, VL, and AVX512_VNNI if `vnni` says so.
-#[inline(always)]
-pub(super) unsafe fn dot_bytes<const R: usize>(vnni: bool, of: Bytes<'_, R>) {
-    // SAFETY: the caller vouches for the features, and for the bytes.
-    unsafe { if vnni { with_vnni(of) } else { without_vnni(of) } }
+compiled! {
+    /// As [`Isa::dot_bytes`](super::Isa::dot_bytes).
+    ///
+    /// # Safety
+    /// As there; and the CPU has AVX-512 F, BW, DQ, VL, and AVX512_VNNI if `vnni` says so.
+    dot_bytes, with_vnni, without_vnni, sums
 }
 
-/// # Safety
-/// As [`dot_bytes`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
-unsafe fn with_vnni<const R: usize>(of: Bytes<'_, R>) {
-    // SAFETY: this function has the features; the caller vouches for the bytes.
-    unsafe { sums(Vnni, of) }
-}
-
-/// # Safety
-/// As [`dot_bytes`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn without_vnni<const R: usize>(of: Bytes<'_, R>) {
-    // SAFETY: this function has the features; the caller vouches for the bytes.
-    unsafe { sums(Pairs, of) }
+compiled! {
+    /// As [`Isa::dot_blocks`](super::Isa::dot_blocks).
+    ///
+    /// # Safety
+    /// As there; and the CPU has AVX-512 F, BW, DQ, VL, and AVX512_VNNI if `vnni` says so.
+    dot_blocks, blocks_with_vnni, blocks_without_vnni, blocks::sums
 }
 
 /// # Safety
 /// As [`dot_bytes`]; compiled into a function with the features of `unit`.
 #[inline(always)]
-unsafe fn sums<D: Dot, const R: usize>(unit: D, of: Bytes<'_, R>) {
+unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) {
+    const { assert!(D == 2 || D == 3) }
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
         // SAFETY: 64 bytes of each key below `columns`, or as many as the mask has bits; words of digits up to a
         // multiple of 64 columns, for all rows. The caller vouches for both.
         unsafe {
             let flip = _mm512_set1_epi8(-128);
-            let mut sums = [[flip; 3]; R];
+            let mut sums = [[flip; D]; R];
             for r in 0..R {
-                for digit in 0..3 {
-                    sums[r][digit] = _mm512_set1_epi32(start[r][digit]);
+                for digit in 0..D {
+                    sums[r][digit] = _mm512_set1_epi32(start[0][r][digit]);
                 }
             }
             for from in (0..columns).step_by(64) {
@@ -115,7 +104,7 @@ unsafe fn sums<D: Dot, const R: usize>(unit: D, of: Bytes<'_, R>) {
                     x[4 * k + 2] = _mm512_unpacklo_epi64(ab, cd);
                     x[4 * k + 3] = _mm512_unpackhi_epi64(ab, cd);
                 }
-                let digits = digits.add(from / 4 * R * 3);
+                let digits = digits.add(from / 4 * R * D);
                 // Quarters: the words n, 4 + n, 8 + n and 12 + n of all keys. Written out by a macro, so that the
                 // square stays in registers.
                 macro_rules! words {
@@ -135,11 +124,11 @@ unsafe fn sums<D: Dot, const R: usize>(unit: D, of: Bytes<'_, R>) {
                             _mm_prefetch::<_MM_HINT_T0>(key.wrapping_add(ahead[0]));
                             // The fence keeps the prefetches here: in a burst, the processor would drop some.
                             compiler_fence(Ordering::SeqCst);
-                            let digits = digits.add((4 * g + $n) * R * 3);
+                            let digits = digits.add((4 * g + $n) * R * D);
                             for r in 0..R {
-                                for digit in 0..3 {
-                                    let word = i32::from_ne_bytes(digits.add(r * 3 + digit).read().map(|x| x as u8));
-                                    sums[r][digit] = unit.dot(sums[r][digit], words[g], _mm512_set1_epi32(word));
+                                for digit in 0..D {
+                                    let word = word_of(digits.add(r * D + digit));
+                                    sums[r][digit] = unit.dot(sums[r][digit], words[g], word);
                                 }
                             }
                         }
@@ -148,11 +137,8 @@ unsafe fn sums<D: Dot, const R: usize>(unit: D, of: Bytes<'_, R>) {
                 words!(0 1 2 3);
             }
             for r in 0..R {
-                let [a, b, c] = sums[r];
-                let high = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(a), b));
-                let sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(c));
                 let line = &mut s[r * stride + 16 * n..][..16];
-                _mm512_storeu_ps(line.as_mut_ptr(), _mm512_mul_ps(sum, _mm512_set1_ps(units[r])));
+                _mm512_storeu_ps(line.as_mut_ptr(), _mm512_mul_ps(joined(sums[r]), _mm512_set1_ps(units[r])));
             }
         }
     }
@@ -160,7 +146,10 @@ unsafe fn sums<D: Dot, const R: usize>(unit: D, of: Bytes<'_, R>) {
 
 #[cfg(test)]
 mod tests {
+    use std::vec;
     use std::vec::Vec;
+
+    use attn_core::half;
 
     use super::*;
     use crate::isa::digits;
@@ -174,41 +163,64 @@ mod tests {
             std::eprintln!("no AVX-512 here: nothing was compared");
             return;
         };
+        for columns in [1, 16, 48, 63, 64, 65, 80, 128, 208, 256] {
+            for extreme in [false, true] {
+                check::<3>(isa.vnni, (columns, false), extreme);
+                check::<2>(isa.vnni, (columns, false), extreme);
+            }
+        }
+        for columns in [32, 64, 96, 128, 256] {
+            for extreme in [false, true] {
+                check::<3>(isa.vnni, (columns, true), extreme);
+                check::<2>(isa.vnni, (columns, true), extreme);
+            }
+        }
+    }
+
+    /// Two rows over 32 keys, which are sixteen.
+    fn check<const D: usize>(vnni: bool, (columns, blocks): (usize, bool), extreme: bool) {
         let mut seed = 3u64;
         let mut byte = || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (seed >> 40) as i8
         };
-        for columns in [1, 16, 48, 63, 64, 65, 80, 128, 208, 256] {
-            for extreme in [false, true] {
-                let mut any = |n: usize| -> Vec<i8> { (0..n).map(|_| if extreme { -128 } else { byte() }).collect() };
-                let (data, padded) = (any(16 * columns), columns.next_multiple_of(64));
-                let mut digits: Vec<[i8; 4]> =
-                    any(padded * 6).chunks_exact(4).map(|x| [x[0], x[1], x[2], x[3]].map(|x| x.max(-127))).collect();
-                let mut start = [[0i32; 3]; 2];
-                for (n, word) in digits.iter_mut().enumerate() {
-                    for (i, x) in word.iter_mut().enumerate() {
-                        *x = if n / 6 * 4 + i < columns { *x } else { 0 };
-                        start[n / 3 % 2][n % 3] -= 128 * i32::from(*x);
-                    }
-                }
-                let keys: Vec<*const i8> = (0..32).map(|k| data[k % 16 * columns..].as_ptr()).collect();
-                let unit = [0.5, 3.0];
-                let run = |by: &dyn Fn(Bytes<'_, 2>)| {
-                    let (mut s, stride) = (std::vec![f32::NAN; 2 * 40], 40);
-                    let (keys, digits, start, unit) = (keys.as_slice(), digits.as_ptr(), &start, &unit);
-                    by(Bytes { keys, columns, digits, start, unit, ahead: [0, 0], s: &mut s, stride });
-                    s.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                // SAFETY: 32 keys of `columns` bytes, digits for 64 columns at a time; the token proves AVX-512, and
-                // says whether there is AVX512_VNNI.
-                let want = run(&|of| unsafe { digits::dot_bytes(of) });
-                for vnni in [false, isa.vnni] {
-                    // SAFETY: the same.
-                    let got = run(&|of| unsafe { dot_bytes(vnni, of) });
-                    assert_eq!(got, want, "{columns} {extreme} {vnni}");
+        let mut any = |n: usize| -> Vec<i8> { (0..n).map(|_| if extreme { -128 } else { byte() }).collect() };
+        let row = if blocks { columns / 32 * 34 } else { columns };
+        let (mut data, padded) = (any(16 * row), columns.next_multiple_of(64));
+        if blocks {
+            for (n, block) in data.as_chunks_mut::<34>().0.iter_mut().enumerate() {
+                // Powers of two, so that a sum is rounded alike in f64 and in f32.
+                let scale = half::f16::from_f32([1.0, -0.5, 2.0, 0.25][n % 4]).to_le_bytes();
+                block[..2].copy_from_slice(&scale.map(|byte| byte as i8));
+            }
+        }
+        let mut digits: Vec<[i8; 4]> =
+            any(padded * 2 * D).chunks_exact(4).map(|x| [x[0], x[1], x[2], x[3]].map(|x| x.max(-127))).collect();
+        let mut start = vec![[[0i32; D]; 2]; if blocks { columns / 32 } else { 1 }];
+        for (n, word) in digits.iter_mut().enumerate() {
+            for (i, x) in word.iter_mut().enumerate() {
+                let column = n / (2 * D) * 4 + i;
+                *x = if column < columns { *x } else { 0 };
+                if let Some(start) = start.get_mut(if blocks { column / 32 } else { 0 }) {
+                    start[n / D % 2][n % D] -= 128 * i32::from(*x);
                 }
             }
+        }
+        let keys: Vec<*const i8> = (0..32).map(|k| data[k % 16 * row..].as_ptr()).collect();
+        let unit = [0.5, 3.0];
+        let run = |by: &dyn Fn(Bytes<'_, 2, D>)| {
+            let (mut s, stride) = (vec![f32::NAN; 2 * 40], 40);
+            let (keys, digits, start, unit) = (keys.as_slice(), digits.as_ptr(), &*start, &unit);
+            by(Bytes { keys, columns, digits, start, unit, ahead: [0, 0], s: &mut s, stride });
+            s.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        // SAFETY: 32 keys of `columns` numbers, digits for 64 columns at a time; the token proves AVX-512, and says
+        // whether there is AVX512_VNNI.
+        let want = run(&|of| unsafe { if blocks { digits::dot_blocks(of) } else { digits::dot_bytes(of) } });
+        for vnni in [false, vnni] {
+            // SAFETY: the same.
+            let got = run(&|of| unsafe { if blocks { dot_blocks(vnni, of) } else { dot_bytes(vnni, of) } });
+            assert_eq!(got, want, "{columns} {blocks} {extreme} {vnni}");
         }
     }
 }

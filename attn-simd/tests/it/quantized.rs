@@ -1,17 +1,19 @@
 //! Caches in int8: the accuracy of the kernels on the dequantised numbers, and what quantising costs at most.
 
+use attn_core::formats::Format;
 use attn_core::half::{bf16, f16};
 use attn_core::int8::{
     KeyScales, QuantizedRingCache, QuantizedView, ScaledRows, channel_scales, quantize, quantize_by,
 };
 use attn_core::kv_cache::{CacheView, Queries};
-use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, Precision, View, ViewMut};
 use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{Answer, oracle};
-use attn_testing::tolerance::ETA;
+use attn_testing::stored::{ScaleOf, Stored};
+use attn_testing::tolerance::{ETA, FAST_INT8, FAST_INT8_EVEN, FAST_INT8_SCORE};
 
 /// A step in which all of q are queries; the output is wide.
 pub(super) fn step<'c, Q: KernelElement>(
@@ -148,6 +150,119 @@ fn queries_of_wide_range_err_as_stated() {
             want.score_bound = oracle(&attn, &floored).score_bound;
             want.check(ETA, &got, &(level, dims));
         }
+    }
+}
+
+fn rows(x: &Tensor4<f32>) -> impl Iterator<Item = Vec<f64>> + '_ {
+    let [batch, heads, tokens, dim] = x.sizes;
+    let at = move |n: usize| [n / tokens / heads, n / tokens % heads, n % tokens];
+    (0..batch * heads * tokens).map(move |n| {
+        let [b, h, t] = at(n);
+        (0..dim).map(|c| f64::from(x.at([b, h, t, c]))).collect()
+    })
+}
+
+fn largest(row: &[f64]) -> f64 {
+    row.iter().fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// What rounding queries to 16 bits may change any score by.
+fn score_error(q: &Tensor4<f32>, k: &Tensor4<f32>) -> f64 {
+    let keys = rows(k).map(|row| row.iter().map(|x| x.abs()).sum::<f64>()).fold(0.0, f64::max);
+    let queries = rows(q).map(|row| largest(&row)).fold(0.0, f64::max);
+    FAST_INT8_SCORE * queries * keys / (q.sizes[3] as f64).sqrt()
+}
+
+/// `Precision::Fast` rounds queries and weights to 16 bits where heads share keys, and then errs as stated: over int8
+/// and q8_0, of even weights and of steep ones, for any number of heads. One head alone has the bits of `Exact`.
+#[test]
+fn fast_errs_as_stated() {
+    let (mut worst, mut differs) = (0.0f64, false);
+    for (group, q_len, dim, wide) in [
+        (1, 1, 64, 64),
+        (2, 1, 64, 32),
+        (3, 1, 96, 64),
+        (4, 1, 128, 128),
+        (4, 3, 32, 96),
+        (5, 1, 80, 48),
+        (7, 1, 256, 192),
+        (8, 2, 128, 256),
+        (9, 1, 64, 112),
+        (2, 1, 64, 272),
+    ] {
+        for steep in [1.0, 12.0] {
+            let dims = shape((1, 2 * group, 2, q_len, 203, dim, wide));
+            let mut inputs = Inputs::<f32>::plain(dims, 75);
+            inputs.q.each(|_, x| *x *= steep);
+            let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+            let cache = Quantized::new(&inputs, false);
+            let blocks = dim % 32 == 0 && wide % 32 == 0;
+            let blocks = blocks.then(|| Stored::new(&inputs, [Format::Q8_0; 2], ScaleOf::Token));
+            let sources = [(Source::from(cache.view()), cache.dequantised(&inputs))].into_iter();
+            let sources = sources.chain(blocks.iter().map(|x| (Source::from(x.view()), x.decoded(&inputs))));
+            for (n, (source, meant)) in sources.enumerate() {
+                let want = oracle(&attn, &meant);
+                let share = if steep > 1.0 { FAST_INT8 } else { FAST_INT8_EVEN };
+                let values = rows(&meant.v).map(|row| largest(&row)).fold(0.0, f64::max);
+                let bound = ((2.0 * score_error(&inputs.q, &meant.k)).exp_m1() + share) * values;
+                for level in Level::available() {
+                    let run = |attn: &Attention<'_>| {
+                        step(level, attn, inputs.q.view(), source, dims.value_dim).expect("accepted")
+                    };
+                    let (exact, fast) = (run(&attn), run(&attn.precision(Precision::Fast)));
+                    want.check(ETA, &exact, &(level, dims, n));
+                    let same = exact.out.iter().zip(&fast.out).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same || group > 1, "{level:?} {dims:?}: one head alone");
+                    differs |= !same;
+                    for (at, (got, want)) in fast.out.iter().zip(&want.out).enumerate() {
+                        let off = (f64::from(*got) - want).abs() / bound;
+                        worst = worst.max(off);
+                        assert!(off <= 1.0, "{level:?} {dims:?} {n} {steep} element {at}: {off}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(worst > 1e-3, "a bound that means something: {worst}");
+    let integers = Level::available().any(|level| level.lanes() == 16);
+    assert_eq!(differs, integers, "levels with bytes round, and no others");
+}
+
+/// Scales below 0, weights that are tiny or infinite, and hidden tokens of any scale, under `Precision::Fast`.
+#[test]
+fn fast_leaves_to_floats_what_is_none_of_integers() {
+    let dims = shape((1, 8, 2, 1, 200, 64, 64));
+    let inputs = Inputs::<f32>::plain(dims, 76);
+    let attn = Attention::new().mask(Mask::window(90, 0, Align::BottomRight)).precision(Precision::Fast);
+    for level in Level::available() {
+        let run = |cache: &Quantized, attn: &Attention<'_>| {
+            step(level, attn, inputs.q.view(), cache.view(), 64).expect("accepted")
+        };
+        let mut cache = Quantized::new(&inputs, false);
+        let want = run(&cache, &attn);
+        for head in 0..2 {
+            cache.scales[2][head * 200..][..109].fill([f32::NAN, f32::NEG_INFINITY][head]);
+        }
+        assert_eq!(run(&cache, &attn), want, "{level:?}");
+        // What floats compute, they compute exactly: here all tiles of both heads.
+        for (first, second) in [(-1.0, 1e-30), (1e32, -0.5)] {
+            let mut cache = Quantized::new(&inputs, false);
+            for head in 0..2 {
+                let factor = [first, second][head];
+                cache.scales[2][head * 200..][..200].iter_mut().for_each(|x| *x *= factor);
+            }
+            let meant = cache.dequantised(&inputs);
+            for mask in [attn.get_mask(), &Mask::none()] {
+                let attn = Attention::new().mask(*mask);
+                let got = run(&cache, &attn.precision(Precision::Fast));
+                let slack = (2.0 * score_error(&inputs.q, &meant.k)).exp_m1();
+                oracle(&attn, &meant).near_f32(slack, &got, &(level, first));
+            }
+        }
+        let mut cache = Quantized::new(&inputs, false);
+        cache.scales[2][150] = f32::NAN; // seen by the first key/value head
+        let got = run(&cache, &attn);
+        assert!(got.out[..4 * 64].iter().all(|x| x.is_nan()) && got.out[4 * 64..] == want.out[4 * 64..], "{level:?}");
     }
 }
 
