@@ -492,7 +492,9 @@ mod tests {
             let pool = crate::engine::pool(threads).unwrap();
             let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16, pass: 0 };
             let shape = Shape { name: "t".into(), batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32 };
-            for (stored, element) in Stored::ALL.into_iter().zip([32 * 4, 32 * 2, 32 * 2, 32 + 4, 34, 18, 32]) {
+            let elements = [32 * 4, 32 * 2, 32 * 2, 32 + 4, 32 + 4, 34, 34, 18, 32];
+            assert_eq!(elements.len(), Stored::ALL.len());
+            for (stored, element) in Stored::ALL.into_iter().zip(elements) {
                 let [warm, cold] = measure(&shape, stored, &setup, None).unwrap();
                 assert!(!warm.cold && cold.cold);
                 for row in [warm, cold] {

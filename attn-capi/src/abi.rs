@@ -305,8 +305,8 @@ pub unsafe extern "C" fn attn_explain(
 }
 
 /// Describes what attn_backward() would run for these options (may be null) and sizes: how the five products are
-/// computed, how the work is cut, scratch. dtype is that of q, k, v, out and dout, gradients that of dq, dk and dv. A
-/// longer text than ATTN_EXPLAIN_SIZE there is none; one that does not fit is cut as by attn_explain().
+/// computed, how the work is cut, scratch. dtype is that of q, k, v, out and dout, gradients that of dq, dk and dv.
+/// ATTN_EXPLAIN_SIZE bytes are always enough; a text that does not fit is cut as by attn_explain().
 ///
 /// # Safety
 /// As for attn_explain.

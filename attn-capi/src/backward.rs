@@ -9,7 +9,7 @@ use attn_simd::backward::{Inputs, Plan};
 use attn_simd::{Input, KernelElement, Level};
 
 use crate::args::{Backward, Callbacks, Output};
-use crate::call::{kernel_dtype, with_callbacks};
+use crate::call::kernel_dtype;
 use crate::error::{Error, Result};
 use crate::types::AttnDtype;
 
@@ -47,7 +47,18 @@ pub(crate) fn explain(
     [inputs, gradients]: [AttnDtype; 2],
 ) -> Result<String> {
     let (inputs, gradients) = (kernel_dtype("dtype", inputs)?, kernel_dtype("gradients", gradients)?);
-    Ok(with_callbacks!(attn, callbacks, |attn| Plan::new(attn, shape, level)?.explain(inputs, gradients).to_string()))
+    let Some(callbacks) = callbacks else {
+        return Ok(Plan::new(&attn, shape, level)?.explain(inputs, gradients).to_string());
+    };
+    let attn = attn.mask_mod(|at| callbacks.visible(at));
+    // As in `run`: a score_mod takes scratch.
+    let told = if callbacks.has_score_mod() {
+        let attn = attn.score_mod(|s, at| callbacks.score(s, at));
+        Plan::new(&attn, shape, level)?.explain(inputs, gradients)
+    } else {
+        Plan::new(&attn, shape, level)?.explain(inputs, gradients)
+    };
+    Ok(told.to_string())
 }
 
 /// Picks the input type, which q, k and v share.

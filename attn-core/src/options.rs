@@ -88,7 +88,7 @@ pub enum Precision {
     /// exact result rounded once, but for about one element in a hundred that lies beside the middle of two: its root
     /// mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before they are rounded to
     /// their type; of bf16 into bf16 on AMX, `eta` may be 2⁻¹⁶ more. The lse is within `4u(2 + S + |lse|)`. Over int8
-    /// keys some kernels round queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    /// and q8_0 keys some kernels round queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough, whatever the number of keys. An f32 output, of inputs of any
@@ -97,8 +97,8 @@ pub enum Precision {
     /// much of the weight), where peers' flash kernels are. The lse is as coarse as the weights it sums: from bf16 into
     /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a
     /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32. Decoding over int8 and q8_0 rounds
-    /// queries and weights to 16 bits on AVX-512, if heads share keys: see
-    /// [`QuantizedView`](crate::int8::QuantizedView).
+    /// queries and weights to 16 bits on AVX-512, if heads share keys: [`QuantizedView`](crate::int8::QuantizedView)
+    /// says what outputs and lse may be off by.
     Fast,
 }
 

@@ -208,9 +208,9 @@ mod module {
         backward([query, grad_out, out, lse], &inputs, &mut options, return_dmask)
     }
 
-    /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`. gradients=True:
-    /// for
-    /// `sdpa_backward`.
+    /// What would run for a call: level, kernel, tiles and memory, as text. Arguments as for `sdpa`.
+    ///
+    /// gradients: True for `sdpa_backward`.
     ///
     /// >>> import attn, numpy as np
     /// >>> x = np.ones((1, 2, 3, 8), np.float32)

@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
-//! bytes     dots with int8 keys as integers, where the level multiplies bytes faster
+//! bytes     dots with keys of int8 or q8_0 as integers, where the level multiplies bytes faster; for Precision::Fast
+//!           weighted, too
 //! pairs     queries for dots with bfloat16 keys, two channels in a lane, where the level multiplies such pairs
 //! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile,
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]

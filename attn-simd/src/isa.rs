@@ -332,28 +332,29 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     }
 
     /// The same of keys in blocks of 32, each behind its scale: `n` of each block, times the scale, joins the sum of
-    /// those before by one fused multiply-add.
+    /// those before by one fused multiply-add. Returns the keys with scales that are not finite, as bits.
     ///
     /// # Safety
     /// `columns` is a multiple of 32, as many numbers of each key are readable with their scales, and digits for them.
     #[inline(always)]
-    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) -> u64 {
         // SAFETY: the caller vouches for the same.
         unsafe { digits::dot_blocks(of) }
     }
 
-    /// The largest of the weights of `len` values, each times its scale; of several scales of a value the largest
-    /// product. `None` if one is below 0 or not finite.
+    /// The largest of the weights of some values, whose bits are set, each times its scale if there are scales. `None`
+    /// if one is below 0 or not finite.
     #[inline(always)]
-    fn most_weight(self, weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
-        digits::most_weight(weights, scales, len)
+    fn most_weight(self, weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
+        digits::most_weight(weights, scales, some)
     }
 
-    /// Writes the weights of `len` values, each times `scale` and then by its own scale if there are some, as integers.
-    /// None is above [`Weights::MOST`] but for rounding, which changes none.
+    /// Writes the weights of some values, whose bits are set, each times `scale` and then by its own scale if there are
+    /// some, as integers, and 0 for the others. Rounding may lift one by less than half above [`Weights::MOST`]: it
+    /// becomes that.
     #[inline(always)]
-    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, len: usize, to: &mut Weights) {
-        digits::write_weights(weights, scale, scales, len, to);
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
+        digits::write_weights(weights, scale, scales, some, to);
     }
 
     /// Writes the sums of bytes of values over a tile, times the integers of R rows: exact, then rounded, times the

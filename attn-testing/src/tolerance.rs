@@ -159,10 +159,10 @@ pub fn int8(n: usize, s: f64) -> f64 {
 }
 
 /// Attention over int8 under `Precision::Fast` where kernels round queries and weights to integers of 16 bits: a
-/// score's error as a share of its row's largest `|q|·Σ|k|`, half of 1/16320.
-pub const FAST_INT8_SCORE: f64 = 1.0 / 32_640.0;
-/// The same of an output, as a share of `Σⱼ pⱼ·127·sⱼ`: a weight is off by 2⁻¹⁷ of the largest of its 64 keys.
-pub const FAST_INT8: f64 = 1.0 / 2048.0;
+/// score's error as a share of its row's largest `|q|·Σ|k|`: half a unit of which the largest has 16319.5 at least.
+pub const FAST_INT8_SCORE: f64 = 1.0 / 32_639.0;
+/// The same of an output, as a share of `Σⱼ pⱼ·128·sⱼ`: a weight is off by 2⁻¹⁷ of the largest of its 64 keys.
+pub const FAST_INT8: f64 = 0.0005;
 /// The same where no key has much more weight than all.
 pub const FAST_INT8_EVEN: f64 = 1.0 / 65_536.0;
 

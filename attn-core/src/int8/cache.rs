@@ -32,9 +32,11 @@ pub enum KeyScales<'c> {
 /// the largest of its row.
 ///
 /// Under [`Precision::Fast`](crate::Precision) they round queries to 16 bits, and weights to 16 bits beside the largest
-/// of their 64 keys, if heads share keys (one head alone waits for memory). A score is then off by
-/// `δ = |scale|·2⁻¹⁵·max_c |q_c|·maxⱼ Σ_c |k_jc|` at most, and an output by `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + 2⁻¹¹·Σⱼ pⱼ·127·sⱼ`:
-/// an eighth of what storing values in int8 costs; where many keys have weight, a hundredth.
+/// of their 64 keys, if heads share keys (one head alone waits for memory). A score, and so the lse, is then off by at
+/// most `δ = |scale|·max_c |q_c|·maxⱼ Σ_c |k_jc| / 32639`; if channels have scales, `q_c` is multiplied by its
+/// channel's here, and `k` are the integers. An output is off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·0.0005·Σⱼ
+/// pⱼ·128·sⱼ`, `sⱼ` the scale of a value or of its block. The second part is an eighth of what storing values in int8
+/// costs; where many keys have weight, a hundredth.
 ///
 /// Against the numbers before they were [quantised](quantize), a score is off by at most
 /// `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the scale of a key's element, as each element is off by half a scale. An

@@ -70,8 +70,8 @@ def explain(
     alibi: Any | bool | None = None, kv_lens: Any | None = None, kv_starts: Any | None = None,
     q_lens: Any | None = None, block_mask: tuple[Any, int, int] | None = None,
     cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None, seed: int | None = None,
-    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, gradients: bool = False, threads: int | None = None,
-    level: str | None = None,
+    precision: Literal["exact", "fast"] = "exact", reproducible: bool = False, gradients: bool = False,
+    threads: int | None = None, level: str | None = None,
 ) -> str: ...
 def sdpa_backward(
     grad_out: Any, query: _A, key: Any, value: Any, out: Any, lse: Any,

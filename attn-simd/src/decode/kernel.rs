@@ -23,7 +23,9 @@ use attn_core::position::rope::RopeTables;
 
 use super::call::{CHUNK, Call, MAX_ROWS, RowAt, RowGroup, Rows, Sizes, tiles_for};
 use super::mask::{RowMask, present};
-use super::phases::{Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, Weighted, WriteIntegers};
+use super::phases::{
+    Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, WeighSeen, Weighted, WriteIntegers,
+};
 use super::pieces::Piece;
 use super::rows::{Located, TileRows};
 use super::scales::{ScaleColumns, Scales, Scaling, keys_with_rope};
@@ -39,7 +41,7 @@ use crate::workspace::{Cutter, Line};
 /// Scratch of one thread.
 pub(super) struct Buffers<'w> {
     q: &'w mut [f32],
-    /// Queries as words: of digits for int8 keys, of pairs for bf16 keys.
+    /// Queries as words: of digits for keys of int8 or q8_0, of pairs for bf16 keys.
     words: &'w mut [f32],
     s: &'w mut [f32],
     o: &'w mut [f32],
@@ -382,8 +384,23 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             let (p, factor) = (&s[t * stride..], &factors[t * floats..]);
             let (values, tile) = values_at.tile(group, t, copy);
             if checked && guarded(&visible[t]) && !level.run(IsFinite(values, tile)) {
+                let words = &visible[t].words[..n];
+                let mut left = u32::MAX >> (32 - n);
+                if const { V::Number::INTEGERS.is_some() } && fast {
+                    // Rows that see only finite values have the bits that they have beside any others.
+                    let odd = Nonfinite { rows: values_at, token: key, tokens: keys }.odd_tokens(&mut copy[..wide]);
+                    let (values, tile) = values_at.tile(group, t, copy);
+                    left = level.run(WeighSeen { values, tile, p, factor, words, odd, sums: sums.from(0) });
+                }
                 let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
-                nonfinite.weighted(level, &visible[t].words[..n], wide, (p, factor), sums.from(0), copy);
+                if left.count_ones() as usize == n {
+                    nonfinite.weighted(level, words, wide, (p, factor), sums.from(0), copy);
+                    continue;
+                }
+                for r in (0..n).filter(|r| left >> r & 1 == 1) {
+                    let of = (&p[r * TILE..], &factor[r..]);
+                    nonfinite.weighted(level, &words[r..=r], wide, of, sums.from(r * wide), copy);
+                }
             } else {
                 let weights = [(&s[(t - tile) * stride..], stride), (&factors[(t - tile) * floats..], floats)];
                 level.run(Weighted { n, values, seen: 1 << tile, weights, fast, sums: sums.from(0) });

@@ -178,11 +178,26 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], fast, mut sums } = self;
         let values = values.check();
+        let mut room = None; // only integers want some
         for tiles in together(n, seen, values.tiles(), I::LANES) {
             // A constant condition, so that no code of other levels is compiled.
             if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
-                let weights = [(&p[tiles.start * p_stride..], p_stride), (&factor[tiles.start * stride..], stride)];
-                bytes::values::weighted(isa, n, (&values, tiles), weights, sums.from(0));
+                let room = room.get_or_insert(bytes::values::Room::FRESH);
+                for tile in tiles {
+                    let (p, factor) = (&p[tile * p_stride..], &factor[tile * stride..]);
+                    for first in (0..n).step_by(gemv::most(I::LANES)) {
+                        let (rows, from) = ((n - first).min(gemv::most(I::LANES)), first * values.columns());
+                        let (p, factor) = (&p[first * TILE..], &factor[first..]);
+                        let of = (&values, tile);
+                        let refused =
+                            bytes::values::weighted(isa, rows, of, (p, factor), None, (&mut *room, sums.from(from)));
+                        for r in (0..rows).filter(|r| refused >> r & 1 == 1) {
+                            let weights = [(&p[r * TILE..], 0), (&factor[r..], 0)];
+                            let sums = sums.from(from + r * values.columns());
+                            gemv::weighted(isa, 1, (&values, tile..tile + 1), weights, sums);
+                        }
+                    }
+                }
                 continue;
             }
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
@@ -193,6 +208,40 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
                 gemv::weighted(isa, count, (&values, tiles.clone()), weights, sums.from(first * values.columns()));
             }
         }
+    }
+}
+
+/// Adds the values of one tile to the rows that integers hold and that see no value that is not finite. Returns the
+/// other rows, as bits.
+pub(super) struct WeighSeen<'a, T> {
+    pub(super) values: Unchecked<'a, T>,
+    pub(super) tile: usize,
+    pub(super) p: &'a [f32],
+    pub(super) factor: &'a [f32],
+    /// Which values each row sees, as bits; of all rows.
+    pub(super) words: &'a [u64],
+    /// Values that are not finite, as bits.
+    pub(super) odd: u64,
+    pub(super) sums: gemv::Sums<'a>,
+}
+
+impl<T: Stored> Run<u32> for WeighSeen<'_, T> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> u32 {
+        let Self { values, tile, p, factor, words, odd, mut sums } = self;
+        let (values, mut left) = (values.check(), u32::MAX >> (32 - words.len()));
+        let mut room = bytes::values::Room::FRESH;
+        // A constant condition, so that no code of other levels is compiled.
+        if const { I::BYTES && T::INTEGERS.is_some() } && bytes::values::fit::<T>(values.columns()) {
+            for (r, word) in words.iter().enumerate().filter(|(_, word)| **word & odd == 0) {
+                let (of, weights) = ((&values, tile), (&p[r * TILE..], &factor[r..]));
+                let sums = sums.from(r * values.columns());
+                let refused =
+                    bytes::values::weighted(isa, 1, of, weights, Some(core::slice::from_ref(word)), (&mut room, sums));
+                left &= !(u32::from(refused == 0) << r);
+            }
+        }
+        left
     }
 }
 
@@ -318,6 +367,17 @@ pub(super) struct Nonfinite<'p, V> {
 }
 
 impl<V: TileRows> Nonfinite<'_, V> {
+    /// The tokens of the tile with elements that are not finite, as bits.
+    pub(super) fn odd_tokens(&self, row: &mut [f32]) -> u64 {
+        let mut odd = 0;
+        for j in 0..self.tokens {
+            row.fill(0.0);
+            self.rows.read(self.token + j, row);
+            odd |= u64::from(row.iter().any(|x| !x.is_finite())) << j;
+        }
+        odd
+    }
+
     /// Does the work of [`Weighted`] in two steps: first with those elements as 0, then each of them by itself, for the
     /// rows that see it. `words` say which keys each row sees.
     pub(super) fn weighted(

@@ -12,8 +12,8 @@
 //!
 //! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest; with two
 //! digits, of `Precision::Fast`, 256 times as much. Queries in halves that are not more than some thousand times
-//! smaller than it are not rounded. The sums, which are exact, are rounded twice. Products of floats would round once
-//! for each number.
+//! smaller than it are not rounded (with two digits, not more than some ten times). The sums are exact, and are rounded
+//! twice, of a block before they join those of others. Products of floats would round once for each number.
 //!
 //! Rows that are not finite, or whose numbers are huge or tiny, are multiplied as floats, and so are keys of more than
 //! [`WIDEST`] channels.
@@ -154,29 +154,38 @@ pub(crate) fn dots<I: Isa, T: Stored, const D: usize>(
     assert!(digits.len() >= rows * row_words);
     for n in tiles_of(seen) {
         let (tile, s) = (keys.tile(n), &mut s[n * stride..][..rows * TILE]);
-        let mut first = 0;
+        let (mut first, mut odd) = (0, 0);
         while first < rows {
             let count = block(rows - first);
             let (beside, digits) = (&beside[first * BESIDE..][..count * BESIDE], &digits[first * row_words..]);
             let s = &mut s[first * TILE..][..count * TILE];
             // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
-            unsafe {
+            odd |= unsafe {
                 match count {
                     1 => dots_of::<I, T, 1, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
                     2 => dots_of::<I, T, 2, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
                     _ => dots_of::<I, T, 4, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
                 }
-            }
+            };
             first += count;
         }
         for (r, beside) in beside.chunks_exact(BESIDE).enumerate() {
             if beside[0] == 0.0 {
                 super::dots(isa, 1, (keys, n..n + 1), &q[r * columns..], (&mut s[r * TILE..], 0));
+            } else if odd != 0 {
+                // Keys with an infinite scale, or NaN, are what floats make of them, and the others as ever.
+                let mut by_floats = [0.0; TILE];
+                super::dots(isa, 1, (keys, n..n + 1), &q[r * columns..], (&mut by_floats, 0));
+                for (key, (s, x)) in s[r * TILE..][..TILE].iter_mut().zip(by_floats).enumerate() {
+                    *s = if odd >> key & 1 == 1 { x } else { *s };
+                }
             }
         }
     }
 }
 
+/// Returns the keys that are [none of integers](Isa::dot_blocks).
+///
 /// # Safety
 /// The digits of R rows are readable, for `columns` rounded up to a multiple of 64.
 #[inline(always)]
@@ -186,7 +195,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const D: usize>(
     beside: &[f32],
     digits: *const [i8; 4],
     s: &mut [f32],
-) {
+) -> u64 {
     let (mut start, mut unit) = ([[[0i32; D]; R]; BLOCKS], [0.0f32; R]);
     let start = match T::INTEGERS {
         Some(Integers::Blocks) => &mut start[..keys.columns() / BLOCK],
@@ -209,7 +218,10 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const D: usize>(
     unsafe {
         match T::INTEGERS {
             Some(Integers::Blocks) => isa.dot_blocks::<R, D>(of),
-            _ => isa.dot_bytes::<R, D>(of),
+            _ => {
+                isa.dot_bytes::<R, D>(of);
+                0
+            }
         }
     }
 }

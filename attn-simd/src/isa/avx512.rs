@@ -169,21 +169,21 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) -> u64 {
         // SAFETY: the caller vouches for the blocks; the token proves the instructions.
         unsafe { bytes::dot_blocks(self.vnni, of) }
     }
 
     #[inline(always)]
-    fn most_weight(self, weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
+    fn most_weight(self, weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
         // SAFETY: the token proves the instructions.
-        unsafe { bytes::values::most_weight(weights, scales, len) }
+        unsafe { bytes::values::most_weight(weights, scales, some) }
     }
 
     #[inline(always)]
-    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, len: usize, to: &mut Weights) {
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
         // SAFETY: the token proves the instructions.
-        unsafe { bytes::values::write_weights(weights, scale, scales, len, to) }
+        unsafe { bytes::values::write_weights(weights, scale, scales, some, to) }
     }
 
     #[inline(always)]

@@ -21,10 +21,10 @@ pub(super) mod values;
 
 /// Compiles `$sums` with AVX512_VNNI and without.
 macro_rules! compiled {
-    ($(#[$doc:meta])* $name:ident, $vnni:ident, $plain:ident, $sums:path) => {
+    ($(#[$doc:meta])* $name:ident, $vnni:ident, $plain:ident, $sums:path $(=> $out:ty)?) => {
         $(#[$doc])*
         #[inline(always)]
-        pub(super) unsafe fn $name<const R: usize, const D: usize>(vnni: bool, of: Bytes<'_, R, D>) {
+        pub(super) unsafe fn $name<const R: usize, const D: usize>(vnni: bool, of: Bytes<'_, R, D>) $(-> $out)? {
             // SAFETY: the caller vouches for the features, and for the bytes.
             unsafe { if vnni { $vnni(of) } else { $plain(of) } }
         }
@@ -33,7 +33,7 @@ macro_rules! compiled {
         #[doc = concat!("As [`", stringify!($name), "`].")]
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
-        unsafe fn $vnni<const R: usize, const D: usize>(of: Bytes<'_, R, D>) {
+        unsafe fn $vnni<const R: usize, const D: usize>(of: Bytes<'_, R, D>) $(-> $out)? {
             // SAFETY: this function has the features; the caller vouches for the bytes.
             unsafe { $sums(Vnni, of) }
         }
@@ -42,7 +42,7 @@ macro_rules! compiled {
         #[doc = concat!("As [`", stringify!($name), "`].")]
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        unsafe fn $plain<const R: usize, const D: usize>(of: Bytes<'_, R, D>) {
+        unsafe fn $plain<const R: usize, const D: usize>(of: Bytes<'_, R, D>) $(-> $out)? {
             // SAFETY: this function has the features; the caller vouches for the bytes.
             unsafe { $sums(Pairs, of) }
         }
@@ -62,7 +62,7 @@ compiled! {
     ///
     /// # Safety
     /// As there; and the CPU has AVX-512 F, BW, DQ, VL, and AVX512_VNNI if `vnni` says so.
-    dot_blocks, blocks_with_vnni, blocks_without_vnni, blocks::sums
+    dot_blocks, blocks_with_vnni, blocks_without_vnni, blocks::sums => u64
 }
 
 /// # Safety
@@ -216,10 +216,22 @@ mod tests {
         };
         // SAFETY: 32 keys of `columns` numbers, digits for 64 columns at a time; the token proves AVX-512, and says
         // whether there is AVX512_VNNI.
-        let want = run(&|of| unsafe { if blocks { digits::dot_blocks(of) } else { digits::dot_bytes(of) } });
+        let want = run(&|of| unsafe {
+            if blocks {
+                assert_eq!(digits::dot_blocks(of), 0);
+            } else {
+                digits::dot_bytes(of);
+            }
+        });
         for vnni in [false, vnni] {
             // SAFETY: the same.
-            let got = run(&|of| unsafe { if blocks { dot_blocks(vnni, of) } else { dot_bytes(vnni, of) } });
+            let got = run(&|of| unsafe {
+                if blocks {
+                    assert_eq!(dot_blocks(vnni, of), 0);
+                } else {
+                    dot_bytes(vnni, of);
+                }
+            });
             assert_eq!(got, want, "{columns} {blocks} {extreme} {vnni}");
         }
     }

@@ -63,8 +63,9 @@ pub(super) unsafe fn dot_bytes<const R: usize, const D: usize>(of: Bytes<'_, R, 
 ///
 /// # Safety
 /// As there.
-pub(super) unsafe fn dot_blocks<const R: usize, const D: usize>(of: Bytes<'_, R, D>) {
+pub(super) unsafe fn dot_blocks<const R: usize, const D: usize>(of: Bytes<'_, R, D>) -> u64 {
     let Bytes { keys, columns, digits, unit, s, stride, .. } = of;
+    let mut odd = 0;
     // SAFETY: the caller vouches for the digits.
     let digits = unsafe { core::slice::from_raw_parts(digits, columns.next_multiple_of(64) / 4 * R * D) };
     for (n, &key) in keys.iter().enumerate() {
@@ -74,6 +75,7 @@ pub(super) unsafe fn dot_blocks<const R: usize, const D: usize>(of: Bytes<'_, R,
             let mut sum = 0.0f64;
             for (nth, block) in key.chunks_exact(BLOCK_BYTES).enumerate() {
                 let scale = f16::from_le_bytes([block[0].cast_unsigned(), block[1].cast_unsigned()]);
+                odd |= u64::from(!scale.is_finite()) << n;
                 let sums = sums::<D>(&block[2..], &digits[nth * BLOCK / 4 * R * D + r * D..], R * D);
                 // One rounding, as of a fused multiply-add: the product is exact in f64, and the sum nearly.
                 sum = f64::from((sum + f64::from(scale.to_f32()) * f64::from(joined::<D>(sums))) as f32);
@@ -81,6 +83,7 @@ pub(super) unsafe fn dot_blocks<const R: usize, const D: usize>(of: Bytes<'_, R,
             s[r * stride + n] = unit * sum as f32;
         }
     }
+    odd
 }
 
 /// The sums of the products of bytes with each digit of one row, whose words are `step` apart.
@@ -151,31 +154,30 @@ pub(crate) struct Values<'a> {
     pub(crate) len: usize,
     /// The first byte of each value that is taken.
     pub(crate) at: usize,
-    /// How many are taken, one after the other; at most 64.
+    /// How many are taken, one after the other.
     pub(crate) bytes: usize,
     /// As of [`Bytes`].
     pub(crate) ahead: [usize; 2],
 }
 
 /// As [`Isa::most_weight`](super::Isa::most_weight), in plain Rust.
-pub(super) fn most_weight(weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
+pub(super) fn most_weight(weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
     let mut most = 0.0f32;
-    for n in 0..len {
-        for x in scales.iter().map(|scales| scales[n] * weights[n]).chain(scales.is_empty().then_some(weights[n])) {
-            if !(0.0..f32::INFINITY).contains(&x) {
-                return None;
-            }
-            most = most.max(x);
+    for n in (0..64).filter(|n| some >> n & 1 == 1) {
+        let x = weights[n] * scales.map_or(1.0, |scales| scales[n]);
+        if !(0.0..f32::INFINITY).contains(&x) {
+            return None;
         }
+        most = most.max(x);
     }
     Some(most)
 }
 
 /// As [`Isa::write_weights`](super::Isa::write_weights), in plain Rust.
-pub(super) fn write_weights(weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, len: usize, to: &mut Weights) {
+pub(super) fn write_weights(weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
     for n in 0..64 {
-        let weight = if n < len { weights[n] * scale * scales.map_or(1.0, |scales| scales[n]) } else { 0.0 };
-        let [low, high] = (libm::rintf(weight) as u16).to_le_bytes();
+        let weight = weights[n] * scale * scales.map_or(1.0, |scales| scales[n]);
+        let [low, high] = if some >> n & 1 == 1 { (libm::rintf(weight) as u16).to_le_bytes() } else { [0; 2] };
         let place = Weights::place(n / 4 * 4) + n % 4;
         (to.bytes[0][place], to.bytes[1][place]) = (high, low);
     }

@@ -195,7 +195,7 @@ fn fast_errs_as_stated() {
             let mut inputs = Inputs::<f32>::plain(dims, 75);
             inputs.q.each(|_, x| *x *= steep);
             let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
-            let cache = Quantized::new(&inputs, false);
+            let cache = Quantized::new(&inputs, group == 3);
             let blocks = dim % 32 == 0 && wide % 32 == 0;
             let blocks = blocks.then(|| Stored::new(&inputs, [Format::Q8_0; 2], ScaleOf::Token));
             let sources = [(Source::from(cache.view()), cache.dequantised(&inputs))].into_iter();

@@ -5,14 +5,14 @@ use attn_core::half::{bf16, f16};
 use attn_core::kv_cache::{CacheView, PageTable, Queries};
 use attn_core::position::Positions;
 use attn_core::position::rope::{Pairing, Rope, RopeTables};
-use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, View, ViewMut};
+use attn_core::{Align, Attention, AttnError, AttnShape, Layout, Mask, Outputs, Precision, View, ViewMut};
 use attn_simd::decode::{DecodePlan, Source};
 use attn_simd::{KernelElement, Level, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
 use attn_testing::laws::{oracle, same_bits};
 use attn_testing::stored::{ScaleOf, Stored};
-use attn_testing::tolerance::ETA;
+use attn_testing::tolerance::{ETA, FAST_INT8_EVEN};
 
 use crate::quantized::step;
 
@@ -93,9 +93,11 @@ fn halves_in_bytes_are_halves() {
 fn hidden_tokens_change_no_bit() {
     let dims = shape((1, 4, 2, 1, 200, 32, 32));
     let inputs = Inputs::<f32>::plain(dims, 93);
-    let attn = Attention::new().mask(Mask::window(90, 0, Align::BottomRight));
+    let window = Attention::new().mask(Mask::window(90, 0, Align::BottomRight));
     for level in Level::available() {
-        for format in Format::ALL {
+        let precisions = [Precision::Exact, Precision::Fast];
+        for (format, precision) in Format::ALL.into_iter().flat_map(|format| precisions.map(|x| (format, x))) {
+            let attn = window.precision(precision);
             let mut stored = Stored::new(&inputs, [format; 2], ScaleOf::Token);
             let want = step(level, &attn, inputs.q.view(), stored.view(), 32).expect("accepted");
             let row = format.row_bytes(32).expect("whole blocks");
@@ -116,6 +118,86 @@ fn hidden_tokens_change_no_bit() {
             let got = step(level, &attn, inputs.q.view(), stored.view(), 32).expect("accepted");
             assert!(got.out[..64].iter().all(|x| x.is_nan()), "{level:?} {format:?}");
             assert_eq!(got.out[64..], want.out[64..], "{level:?} {format:?}");
+        }
+    }
+}
+
+/// A token that only the second of two queries sees: the first has the bits of a call without it, whatever it holds.
+#[test]
+fn a_token_of_a_later_query_changes_no_bit() {
+    let (heads, dim) = (8, 64);
+    let inputs = Inputs::<f32>::plain(shape((1, heads, 2, 2, 75, dim, dim)), 97);
+    let causal = Attention::new().mask(Mask::causal(Align::BottomRight));
+    for level in Level::available() {
+        let precisions = [Precision::Exact, Precision::Fast];
+        for (format, precision) in
+            [Format::Q8_0, Format::Int8, Format::Q4_0].into_iter().flat_map(|format| precisions.map(|x| (format, x)))
+        {
+            let attn = causal.precision(precision);
+            let mut stored = Stored::new(&inputs, [format; 2], ScaleOf::Token);
+            let first = |stored: &Stored| -> Vec<f32> {
+                let all = step(level, &attn, inputs.q.view(), stored.view(), dim).expect("accepted");
+                all.out.chunks(dim).step_by(2).flatten().copied().collect()
+            };
+            let want = first(&stored);
+            let row = format.row_bytes(dim).expect("whole blocks");
+            for head in 0..2 {
+                // A value of the last token: NaN in blocks, −1 or NaN times it in int8.
+                stored.bytes_mut(1)[(head * 75 + 74) * row..][..row].fill(0xff);
+                if format.is_scaled() {
+                    stored.scales_mut(1)[head * 75 + 74] = f32::NAN;
+                }
+            }
+            assert!(want.iter().all(|x| x.is_finite()), "{level:?} {format:?}");
+            same_bits(&first(&stored), &want, &(level, format, precision));
+        }
+    }
+}
+
+/// Blocks of keys whose scale is infinite, with codes of one sign and of both, and 0: every level has the NaN of
+/// floats.
+#[test]
+fn infinite_scales_of_keys_are_what_floats_make_of_them() {
+    let inputs = Inputs::<f32>::plain(shape((1, 8, 2, 1, 130, 64, 32)), 98);
+    let row = Format::Q8_0.row_bytes(64).expect("whole blocks");
+    let mut plain = Vec::new();
+    for level in [Level::portable()].into_iter().chain(Level::available()) {
+        for (n, codes) in [[1u8, 0xff], [1, 1], [0xff, 0xff], [0, 1]].into_iter().enumerate() {
+            for scale in [0x7c00u16, 0xfc00, 0x7e00] {
+                let mut stored = Stored::new(&inputs, [Format::Q8_0; 2], ScaleOf::Token);
+                let key = &mut stored.bytes_mut(0)[70 * row..][..row];
+                key[..2].copy_from_slice(&scale.to_le_bytes());
+                key[2..34].iter_mut().enumerate().for_each(|(n, x)| *x = codes[n % 2]);
+                let got = step(level, &Attention::new(), inputs.q.view(), stored.view(), 32).expect("accepted");
+                let at = (n, scale);
+                match plain.iter().find(|(other, _)| *other == at) {
+                    None => plain.push((at, got.out)),
+                    Some((_, want)) => {
+                        for (got, want) in got.out.iter().zip(want) {
+                            assert!(got.is_nan() == want.is_nan(), "{level:?} {at:?}: {got} {want}");
+                            assert!(got.is_nan() || (got - want).abs() < 2e-6, "{level:?} {at:?}: {got} {want}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A block of small values beside one of large ones: under `Precision::Fast` each errs beside its own.
+#[test]
+fn fast_blocks_err_beside_their_own_values() {
+    let mut inputs = Inputs::<f32>::plain(shape((1, 8, 2, 1, 203, 64, 96)), 99);
+    inputs.q.each(|_, x| *x /= 8.0);
+    inputs.v.each(|[.., c], x| *x *= [1e2, 1e-2, 1.0][c / 32]);
+    let stored = Stored::new(&inputs, [Format::Q8_0; 2], ScaleOf::Token);
+    let want = oracle(&Attention::new(), &stored.decoded(&inputs));
+    for level in Level::available() {
+        let fast = Attention::new().precision(Precision::Fast);
+        let got = step(level, &fast, inputs.q.view(), stored.view(), 96).expect("accepted");
+        for (n, (got, want)) in got.out.iter().zip(&want.out).enumerate() {
+            let size = 4.0 * [1e2, 1e-2, 1.0][n % 96 / 32];
+            assert!((f64::from(*got) - want).abs() < 3.0 * FAST_INT8_EVEN * size, "{level:?} {n}: {got} {want}");
         }
     }
 }

@@ -1,111 +1,140 @@
-//! Sums of the int8 values of some tiles, weighted by integers, where lanes are channels.
+//! Sums of the int8 values of a tile, weighted by integers, where lanes are channels.
 //!
-//! The weights of a tile, times the scales of the values, are rounded to integers up to 65535: the largest of the tile.
-//! So an output is off by half a unit times the sum of the sizes of all bytes of its channel. Only `Precision::Fast`
-//! does that. Rows with weights below 0 (of a scale below 0), or not finite, or all huge or tiny, are added as floats;
-//! which way a row goes depends on its own weights in that tile.
+//! The weights of a tile, times the scales of the values, are rounded to integers up to 65535: the largest of the tile,
+//! and of a block of channels if those have scales. So an output is off by half a unit times the sum of the sizes of
+//! all bytes of its channel. Only `Precision::Fast` does that. Rows with weights below 0 (of a scale below 0), or not
+//! finite, or all huge or tiny, are left to floats; which way a row goes depends on its own weights in that tile.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
-use super::{BLOCKS, WIDEST, block, requests};
 use attn_core::half::f16;
 
+use super::{BLOCKS, WIDEST, block, requests};
 use crate::gemv::ahead::Ahead;
-use crate::gemv::weighted::{TileSums, add_tile, weighted as by_floats};
-use crate::gemv::{Integers, Rows, Stored, Sums, TILE, Tile};
-use crate::isa::{BLOCK, BLOCK_BYTES, Integer, Isa, MAX_LANES, Values, Weights};
+use crate::gemv::weighted::{TileSums, add_tile};
+use crate::gemv::{Integers, Rows, Stored, Sums, TILE};
+use crate::isa::{BLOCK, BLOCK_BYTES, Isa, MAX_LANES, Values, Weights};
 
-/// The integers of up to four rows, for the blocks of a value; of bytes without blocks the first is for all.
-type Integers4 = [[Weights; 4]; BLOCKS];
+/// The largest number of rows.
+const MOST: usize = 8;
+
+/// The largest weights of rows that are held: units are normal numbers, and so are their reciprocals.
+const HELD: Range<f32> = 1e-33..1e30;
+
+/// Room for the integers of up to four rows and for scales, of each block of a value; of bytes without blocks the first
+/// is for all.
+pub(crate) struct Room {
+    weights: [[Weights; 4]; BLOCKS],
+    scales: [[f32; TILE]; BLOCKS],
+}
+
+impl Room {
+    /// Fresh room: it is made once for many tiles.
+    pub(crate) const FRESH: Self = Self { weights: [[Weights::ZERO; 4]; BLOCKS], scales: [[0.0; TILE]; BLOCKS] };
+}
 
 /// Whether values of so many columns are weighted by integers.
 pub(crate) const fn fit<T: Stored>(columns: usize) -> bool {
     T::INTEGERS.is_some() && columns <= WIDEST
 }
 
-/// As [`weighted`](crate::gemv::weighted), of all rows; the values are made of int8 and [fit](fit).
+/// As [`weighted`](crate::gemv::weighted) of one tile, for the rows that are held: returns the others, as bits, which
+/// are as they were. `seen`: which values each row sees, as bits, if some may hold anything. The values are made of
+/// int8 and [fit](fit); there are eight rows at most.
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
     rows: usize,
-    (values, tiles): (&Rows<'_, T>, Range<usize>),
-    [(p, p_stride), (factor, factor_stride)]: [(&[f32], usize); 2],
-    mut sums: Sums<'_>,
-) {
+    (values, tile): (&Rows<'_, T>, usize),
+    (p, factor): (&[f32], &[f32]),
+    seen: Option<&[u64]>,
+    (room, mut sums): (&mut Room, Sums<'_>),
+) -> u32 {
     let columns = values.columns();
-    assert!(columns.is_multiple_of(I::LANES) && sums.o.len().min(sums.rest.len()) >= rows * columns);
-    let ahead = Ahead::of::<I, T, 4>(values, false).at_least(I::LANES);
-    let mut weights: Integers4 = [[Weights::ZERO; 4]; BLOCKS];
-    for (n, tile) in tiles.enumerate() {
-        let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
-        let mut at = OneTile { values: values.tile(tile), ahead: &ahead, columns, weights: &mut weights };
-        let mut first = 0;
-        while first < rows {
-            let count = block(rows - first);
-            let of = (&p[first * TILE..], &factor[first..]);
-            let done = match count {
-                1 => at.add::<I, 1>(isa, of, sums.from(first * columns)),
-                2 => at.add::<I, 2>(isa, of, sums.from(first * columns)),
-                _ => at.add::<I, 4>(isa, of, sums.from(first * columns)),
-            };
-            for r in if done { 0..0 } else { first..first + count } {
-                let of = (&p[r * TILE..], &factor[r..]);
-                if !at.add::<I, 1>(isa, of, sums.from(r * columns)) {
-                    let weights = [(of.0, 0), (of.1, 0)];
-                    by_floats(isa, 1, (values, tile..tile + 1), weights, sums.from(r * columns));
-                }
+    assert!(columns.is_multiple_of(I::LANES) && fit::<T>(columns) && rows <= MOST);
+    assert!(sums.o.len().min(sums.rest.len()) >= rows * columns);
+    let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile));
+    let ahead = requests(isa, &values, &ahead);
+    let (at, some) = (values.addresses(), u64::MAX >> (TILE - values.len()));
+    let is_blocks = T::INTEGERS == Some(Integers::Blocks);
+    let blocks = if is_blocks { columns / BLOCK } else { 1 };
+    let Room { weights, scales } = room;
+    if is_blocks {
+        // SAFETY: rows of whole blocks, which `Rows` has checked.
+        unsafe { read_scales(isa, &at, values.len(), &mut scales[..blocks]) };
+    }
+    let scales = |block: usize| is_blocks.then_some(&scales[block]);
+    let (p, mut units) = (&p.as_chunks::<TILE>().0[..rows], [[0.0; MOST]; BLOCKS]);
+    let some: [u64; MOST] = core::array::from_fn(
+        #[inline(always)]
+        |r| seen.and_then(|seen| seen.get(r)).map_or(some, |seen| seen & some),
+    );
+    let mut refused = 0u32;
+    for (r, p) in p.iter().enumerate() {
+        for (block, units) in units.iter_mut().enumerate().take(blocks) {
+            match isa.most_weight(p, scales(block), some[r]) {
+                Some(0.0) => units[r] = 1.0,
+                Some(most) if HELD.contains(&most) => units[r] = most * (1.0 / Weights::MOST),
+                _ => refused |= 1 << r,
             }
-            first += count;
         }
     }
+    let mut first = 0;
+    while first < rows {
+        let held = (!refused >> first).trailing_ones() as usize;
+        if held == 0 {
+            first += 1;
+            continue;
+        }
+        let count = block(held.min(rows - first));
+        for (block, weights) in weights.iter_mut().enumerate().take(blocks) {
+            for (r, to) in (first..first + count).zip(weights) {
+                isa.write_weights(&p[r], 1.0 / units[block][r], scales(block), some[r], to);
+            }
+        }
+        let of = OneTile { at: &at, len: values.len(), ahead, columns, is_blocks, weights };
+        let units: [[f32; 4]; BLOCKS] = core::array::from_fn(
+            #[inline(always)]
+            |block| core::array::from_fn(|r| units[block][(first + r) % MOST]),
+        );
+        let (factor, to) = (&factor[first..rows], sums.from(first * columns));
+        match count {
+            1 => of.add::<I, 1>(isa, &units, factor, to),
+            2 => of.add::<I, 2>(isa, &units, factor, to),
+            _ => of.add::<I, 4>(isa, &units, factor, to),
+        }
+        first += count;
+    }
+    refused
 }
 
-/// A tile of values.
-struct OneTile<'a, 'r, T> {
-    values: Tile<'r, T>,
-    ahead: &'a Ahead,
+/// A tile of values, and the integers of up to four rows for each block; of bytes without blocks the first is for all.
+struct OneTile<'a> {
+    at: &'a [*const i8; TILE],
+    len: usize,
+    ahead: [usize; 2],
     columns: usize,
-    weights: &'a mut Integers4,
+    is_blocks: bool,
+    weights: &'a [[Weights; 4]; BLOCKS],
 }
 
-impl<T: Stored> OneTile<'_, '_, T> {
-    /// Adds the tile to the sums of R rows. Returns false, and adds nothing, if the weights of one are none of
-    /// integers.
+impl OneTile<'_> {
+    /// Adds the tile to the sums of R rows.
     #[inline(always)]
-    fn add<I: Isa, const R: usize>(&mut self, isa: I, (p, factor): (&[f32], &[f32]), sums: Sums<'_>) -> bool {
-        let Self { values, ahead, columns, weights } = self;
-        let (columns, len) = (*columns, values.len());
-        let at = values.addresses();
-        let blocks = T::INTEGERS == Some(Integers::Blocks);
-        let count = if blocks { columns / BLOCK } else { 1 };
-        let mut scales = [[0.0; TILE]; BLOCKS];
-        let scales = &mut scales[..if blocks { count } else { 0 }];
-        // SAFETY: rows of whole blocks, which `Rows` has checked.
-        unsafe { read_scales(isa, &at, len, scales) };
-        let scales = &*scales;
-        let (p, mut units) = (&p.as_chunks::<TILE>().0[..R], [0.0; R]);
-        for (p, unit) in p.iter().zip(&mut units) {
-            match isa.most_weight(p, scales, len) {
-                Some(0.0) => *unit = 1.0,
-                Some(most) if Integer::HELD.contains(&most) => *unit = most * (1.0 / Weights::MOST),
-                _ => return false,
-            }
-        }
-        for (nth, weights) in weights.iter_mut().enumerate().take(count) {
-            for ((p, unit), to) in p.iter().zip(&units).zip(weights) {
-                isa.write_weights(p, 1.0 / unit, scales.get(nth), len, to);
-            }
-        }
-        let ahead = requests(isa, values, ahead);
+    fn add<I: Isa, const R: usize>(&self, isa: I, units: &[[f32; 4]; BLOCKS], factor: &[f32], sums: Sums<'_>) {
+        let Self { at, len, ahead, columns, is_blocks, weights } = *self;
         let (o, rest) = (sums.o.as_mut_ptr(), sums.rest.as_mut_ptr());
-        let of_block = |block: usize| (weights[block].first_chunk::<R>().expect("up to four rows"), &units);
+        let of_block = |block: usize| {
+            let (weights, units) = (weights[block].first_chunk::<R>(), units[block].first_chunk::<R>());
+            (weights.expect("up to four rows"), units.expect("up to four rows"))
+        };
         // One row reads two lines of a value at once: lines in the order of memory come faster.
         let mut from = 0;
-        while const { R == 1 } && !blocks && columns - from >= 128 {
-            let of = Values { values: &at, len, at: from, bytes: 128, ahead };
+        while const { R == 1 } && !is_blocks && columns - from >= 128 {
+            let of = Values { values: at, len, at: from, bytes: 128, ahead };
             let mut tiles: [TileSums<R, 4>; 2] = [[[MaybeUninit::uninit(); 4]; R]; 2];
             // SAFETY: as below.
             unsafe {
@@ -117,11 +146,11 @@ impl<T: Stored> OneTile<'_, '_, T> {
             }
             from += 128;
         }
-        let step = if blocks { BLOCK } else { 64 };
+        let step = if is_blocks { BLOCK } else { 64 };
         for from in (from..columns).step_by(step) {
             let bytes = (columns - from).min(step);
-            let (place, block) = if blocks { (from / BLOCK * BLOCK_BYTES + 2, from / BLOCK) } else { (from, 0) };
-            let of = Values { values: &at, len, at: place, bytes, ahead };
+            let (place, block) = if is_blocks { (from / BLOCK * BLOCK_BYTES + 2, from / BLOCK) } else { (from, 0) };
+            let of = Values { values: at, len, at: place, bytes, ahead };
             let mut tile: [TileSums<R, 4>; 1] = [[[MaybeUninit::uninit(); 4]; R]];
             // SAFETY: the bytes of rows that `Rows` has checked; factors and sums of R rows, whose columns are whole
             // vectors.
@@ -142,7 +171,6 @@ impl<T: Stored> OneTile<'_, '_, T> {
                 }
             }
         }
-        true
     }
 }
 

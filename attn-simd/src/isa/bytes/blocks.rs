@@ -13,10 +13,10 @@ use crate::isa::digits::{BLOCK, BLOCK_BYTES, Bytes};
 /// # Safety
 /// As [`Isa::dot_blocks`](crate::isa::Isa::dot_blocks); compiled into a function with the features of `unit`.
 #[inline(always)]
-pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) {
+pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) -> u64 {
     const { assert!(D == 2 || D == 3) }
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
-    let start = &start[..columns / BLOCK];
+    let (start, mut odd) = (&start[..columns / BLOCK], 0);
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
         // SAFETY: the blocks of each key; words of digits for all of them and all rows. The caller vouches for both.
         unsafe {
@@ -25,6 +25,8 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
             for (block, start) in start.iter().enumerate() {
                 let at = block * BLOCK_BYTES;
                 let scales = scales(keys, at);
+                // NaN of both kinds, and infinities.
+                odd |= u64::from(_mm512_fpclass_ps_mask::<0x99>(scales)) << (16 * n);
                 // Keys of four: of the lower half the first and the third, of the upper half the second and the fourth.
                 let mut x = [flip; 8];
                 for k in 0..8 {
@@ -88,6 +90,7 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
             }
         }
     }
+    odd
 }
 
 /// The scales of sixteen keys' blocks.

@@ -11,10 +11,9 @@ use core::mem::MaybeUninit;
 use super::dot::{Dot, Pairs, Vnni, joined};
 use crate::isa::{Values, Weights};
 
-/// The lanes of each vector of a tile that are below `len`.
-const fn lanes(len: usize) -> [u16; 4] {
-    let all = if len < 64 { (1u64 << len) - 1 } else { u64::MAX };
-    [all as u16, (all >> 16) as u16, (all >> 32) as u16, (all >> 48) as u16]
+/// The bits of each vector of a tile.
+const fn lanes(some: u64) -> [u16; 4] {
+    [some as u16, (some >> 16) as u16, (some >> 32) as u16, (some >> 48) as u16]
 }
 
 /// As [`Isa::most_weight`](crate::isa::Isa::most_weight).
@@ -23,24 +22,19 @@ const fn lanes(len: usize) -> [u16; 4] {
 /// The CPU has AVX-512 F, BW, DQ and VL.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn most_weight(weights: &[f32; 64], scales: &[[f32; 64]], len: usize) -> Option<f32> {
+pub(crate) unsafe fn most_weight(weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
     // SAFETY: 64 floats of each array.
     unsafe {
         let (mut most, mut held) = (_mm512_setzero_ps(), 0xffff);
-        for (n, some) in lanes(len).into_iter().enumerate() {
-            let x = _mm512_maskz_loadu_ps(some, weights.as_ptr().add(16 * n));
-            let mut add = |x: __m512| {
-                most = _mm512_max_ps(most, x);
-                // Neither NaN, nor below 0, nor infinite.
-                held &= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_setzero_ps())
-                    & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_set1_ps(f32::INFINITY));
-            };
-            for scales in scales {
-                add(_mm512_maskz_mul_ps(some, x, _mm512_loadu_ps(scales.as_ptr().add(16 * n))));
+        for (n, some) in lanes(some).into_iter().enumerate() {
+            let mut x = _mm512_maskz_loadu_ps(some, weights.as_ptr().add(16 * n));
+            if let Some(scales) = scales {
+                x = _mm512_maskz_mul_ps(some, x, _mm512_loadu_ps(scales.as_ptr().add(16 * n)));
             }
-            if scales.is_empty() {
-                add(x);
-            }
+            most = _mm512_max_ps(most, x);
+            // Neither NaN, nor below 0, nor infinite.
+            held &= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_setzero_ps())
+                & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_set1_ps(f32::INFINITY));
         }
         (held == 0xffff).then(|| _mm512_reduce_max_ps(most))
     }
@@ -56,13 +50,13 @@ pub(crate) unsafe fn write_weights(
     weights: &[f32; 64],
     scale: f32,
     scales: Option<&[f32; 64]>,
-    len: usize,
+    some: u64,
     to: &mut Weights,
 ) {
     // SAFETY: 64 floats of each array, and 64 bytes of each digit.
     unsafe {
         let (factor, mut x) = (_mm512_set1_ps(scale), [_mm512_setzero_si512(); 4]);
-        for (n, some) in lanes(len).into_iter().enumerate() {
+        for (n, some) in lanes(some).into_iter().enumerate() {
             let mut weight = _mm512_maskz_mul_ps(some, _mm512_loadu_ps(weights.as_ptr().add(16 * n)), factor);
             if let Some(scales) = scales {
                 weight = _mm512_maskz_mul_ps(some, weight, _mm512_loadu_ps(scales.as_ptr().add(16 * n)));
@@ -380,25 +374,31 @@ mod tests {
         let rows: [[f32; 64]; 4] = core::array::from_fn(|r| core::array::from_fn(|_| (number() >> r) as f32 * 1e-7));
         let scales: [[f32; 64]; 2] = core::array::from_fn(|_| core::array::from_fn(|_| (number() % 99) as f32 / 64.0));
         for len in [64, 1, 16, 17, 50, 63] {
-            for scales in [&scales[..0], &scales[..1], &scales[..]] {
+            // All of them, or all but one.
+            let [all, some] = [u64::MAX >> (64 - len), u64::MAX >> (64 - len) & !(1 << (len / 2))];
+            for scales in [None, Some(&scales[0]), Some(&scales[1])] {
                 for (row, odd) in rows.iter().flat_map(|row| [1.0, -1e-9, f32::NAN, f32::INFINITY].map(|x| (row, x))) {
                     let mut row = *row;
                     row[len / 2] *= odd;
                     // SAFETY: the token proves AVX-512.
-                    let most = unsafe { most_weight(&row, scales, len) };
-                    assert_eq!(most, digits::most_weight(&row, scales, len), "{len} {odd}");
-                    let is_zero = row[len / 2] == 0.0 || scales.iter().any(|scales| scales[len / 2] == 0.0);
+                    let most = unsafe { most_weight(&row, scales, all) };
+                    assert_eq!(most, digits::most_weight(&row, scales, all), "{len} {odd}");
+                    let is_zero = row[len / 2] == 0.0 || scales.is_some_and(|scales| scales[len / 2] == 0.0);
                     assert!(most.is_some() == (odd == 1.0) || is_zero && odd < 0.0, "{len} {odd}");
+                    // SAFETY: the same.
+                    let most = unsafe { most_weight(&row, scales, some) };
+                    assert!(most.is_some() && most == digits::most_weight(&row, scales, some), "{len} {odd}");
                 }
             }
             let mut weights = [Weights::ZERO; 4];
             for (r, row) in rows.iter().enumerate() {
                 let scales = (r > 1).then_some(&scales[0]);
-                let most = digits::most_weight(row, &scales.map_or(Vec::new(), |x| std::vec![*x]), len);
+                let seen = if r % 2 == 0 { all } else { some };
+                let most = digits::most_weight(row, scales, all);
                 let (factor, mut want) = (Weights::MOST / most.expect("weights"), Weights::ZERO);
                 // SAFETY: the token proves AVX-512.
-                unsafe { write_weights(row, factor, scales, len, &mut weights[r]) };
-                digits::write_weights(row, factor, scales, len, &mut want);
+                unsafe { write_weights(row, factor, scales, seen, &mut weights[r]) };
+                digits::write_weights(row, factor, scales, seen, &mut want);
                 assert_eq!(weights[r].bytes, want.bytes, "{len} {r}");
             }
             for vnni in [false, isa.vnni] {
