@@ -7,12 +7,17 @@
 use core::ffi::c_void;
 use core::ptr;
 
+use attn_core::formats::{Format, StoredView};
 use attn_core::half::{bf16, f16};
+use attn_core::kv_cache::CacheView;
 use attn_core::{Align, Attention, Layout, Mask, Outputs, Precision, View, ViewMut};
 use attn_simd::{KernelElement, Level, Line, Plan, Workspace};
 use attn_testing::Number;
 use attn_testing::cases::{Inputs, Memory, Tensor4, shape};
+use attn_testing::stored::{ScaleOf, Stored};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+use crate::quantized::step;
 
 /// What a fresh page may be read as: every pattern of bits is a value.
 ///
@@ -27,6 +32,8 @@ unsafe impl Plain for f16 {}
 unsafe impl Plain for bf16 {}
 // SAFETY: as above.
 unsafe impl Plain for Line {}
+// SAFETY: a byte.
+unsafe impl Plain for u8 {}
 
 /// Where a slice lies between two forbidden pages.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +172,43 @@ fn nothing_beyond_the_buffers<T: KernelElement + Number + Plain>() {
                 {
                     let [guarded, ordinary] = bits(level, &attn, &inputs, |_| place);
                     assert!(guarded == ordinary, "{level:?} {:?} {dims:?} {memory:?} {place:?}", T::DTYPE);
+                }
+            }
+        }
+    }
+}
+
+/// Caches of bytes, whose rows are multiplied as integers where the level does: few rows and several, odd lengths.
+#[test]
+fn packed_caches_touch_nothing_beyond_their_bytes() {
+    for (format, dim, wide) in [
+        (Format::Q8_0, 32, 96),
+        (Format::Q8_0, 128, 64),
+        (Format::Int8, 48, 80),
+        (Format::Int8, 128, 144),
+        (Format::Q4_0, 64, 32),
+    ] {
+        for (group, tokens) in [(1, 1), (1, 70), (2, 35), (4, 97), (7, 64)] {
+            let inputs = Inputs::<f32>::plain(shape((1, group, 1, 1, tokens, dim, wide)), 53);
+            let stored = Stored::new(&inputs, [format; 2], ScaleOf::Token);
+            let view = stored.view();
+            let [k, v] = [view.bytes().k(), view.bytes().v()];
+            for place in [Place::Before, Place::After(0), Place::After(1)] {
+                let [mut k_bytes, mut v_bytes] = [k, v].map(|x| Guarded::of::<u8>(x.data().len()));
+                let [k_bytes, v_bytes] = [(&mut k_bytes, k), (&mut v_bytes, v)].map(|(to, x)| {
+                    let to = to.slice::<u8>(x.data().len(), place);
+                    to.copy_from_slice(x.data());
+                    View::new(to, Layout::Bhsd, x.sizes()).expect("bytes")
+                });
+                let cache = CacheView::of_tensors(k_bytes, v_bytes).expect("a cache");
+                let guarded = StoredView::new(cache, view.keys(), view.values()).expect("fits");
+                for (level, precision) in
+                    Level::available().flat_map(|level| [(level, Precision::Exact), (level, Precision::Fast)])
+                {
+                    let attn = Attention::new().precision(precision);
+                    let want = step(level, &attn, inputs.q.view(), view, wide).expect("accepted");
+                    let got = step(level, &attn, inputs.q.view(), guarded, wide).expect("accepted");
+                    assert_eq!(got, want, "{level:?} {format:?} {group} {tokens} {place:?}");
                 }
             }
         }
