@@ -223,8 +223,8 @@ fn fast_errs_as_stated() {
             }
         }
     }
-    assert!(worst > 1e-3, "a bound that means something: {worst}");
     let integers = Level::available().any(|level| level.lanes() == 16);
+    assert!(worst > 1e-3 || !integers, "a bound that means something: {worst}");
     assert_eq!(differs, integers, "levels with bytes round, and no others");
 }
 
