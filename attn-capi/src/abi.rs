@@ -9,11 +9,13 @@ use core::ffi::{c_char, c_void};
 use std::ffi::CString;
 use std::sync::OnceLock;
 
+use attn_core::Attention;
 use attn_simd::Level;
 
+use crate::args::Callbacks;
 use crate::backward;
 use crate::call;
-use crate::error::{Error, guard, last};
+use crate::error::{Error, Result, guard, last};
 use crate::merge;
 use crate::options::attention;
 use crate::plan::{AttnPlan, AttnWorkspace};
@@ -290,17 +292,13 @@ pub unsafe extern "C" fn attn_explain(
     text_size: usize,
 ) -> AttnStatus {
     guard(|| {
-        let (mut extents, copies) = (Extents::new(), Copies::default());
+        let dtype = tensor::dtype("dtype", dtype)?;
         // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe {
-            raw::measured([shape])?;
-            (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
-        };
-        let nodes = asked.tables.nodes()?;
-        let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
-        let told = call::explain(attn, asked.callbacks, asked.level, shape, tensor::dtype("dtype", dtype)?)?;
-        // SAFETY: the caller vouches for the text's bytes.
-        unsafe { raw::write_text(text, text_size, &told) }
+        unsafe {
+            explained(options, shape, (text, text_size), |attn, callbacks, level, shape| {
+                call::explain(attn, callbacks, level, shape, dtype)
+            })
+        }
     })
 }
 
@@ -320,19 +318,37 @@ pub unsafe extern "C" fn attn_explain_backward(
     text_size: usize,
 ) -> AttnStatus {
     guard(|| {
-        let (mut extents, copies) = (Extents::new(), Copies::default());
-        // SAFETY: the caller vouches for all pointers.
-        let (asked, shape) = unsafe {
-            raw::measured([shape])?;
-            (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
-        };
-        let nodes = asked.tables.nodes()?;
-        let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
         let dtypes = [tensor::dtype("dtype", dtype)?, tensor::dtype("gradients", gradients)?];
-        let told = backward::explain(attn, asked.callbacks, asked.level, shape, dtypes)?;
-        // SAFETY: the caller vouches for the text's bytes.
-        unsafe { raw::write_text(text, text_size, &told) }
+        // SAFETY: the caller vouches for all pointers.
+        unsafe {
+            explained(options, shape, (text, text_size), |attn, callbacks, level, shape| {
+                backward::explain(attn, callbacks, level, shape, dtypes)
+            })
+        }
     })
+}
+
+/// Writes what `explain` tells of options and sizes.
+///
+/// # Safety
+/// As for attn_explain.
+unsafe fn explained(
+    options: *const AttnOptions,
+    shape: *const AttnShape,
+    (text, text_size): (*mut c_char, usize),
+    explain: impl FnOnce(Attention<'_>, Option<Callbacks>, Level, attn_core::AttnShape) -> Result<String>,
+) -> Result<()> {
+    let (mut extents, copies) = (Extents::new(), Copies::default());
+    // SAFETY: the caller vouches for all pointers.
+    let (asked, shape) = unsafe {
+        raw::measured([shape])?;
+        (raw::asked(options, &mut extents, &copies)?, raw::shape(shape)?)
+    };
+    let nodes = asked.tables.nodes()?;
+    let attn = attention(&asked.options, &asked.tables, &asked.masks, &nodes)?;
+    let told = explain(attn, asked.callbacks, asked.level, shape)?;
+    // SAFETY: the caller vouches for the text's bytes.
+    unsafe { raw::write_text(text, text_size, &told) }
 }
 
 /// Creates a plan: checks options (may be null) and sizes once, and chooses the kernel.

@@ -37,7 +37,7 @@ mod module {
     use crate::call::{Inputs, forward, with_kind};
     use crate::heatmap::{self, Texts};
     use crate::kind::Kind;
-    use crate::numbers::flag;
+    use crate::numbers::{flag, own_flag};
     use crate::options::{Masks, Options, raised};
     use crate::parts;
     use crate::raw::Plain;
@@ -197,13 +197,8 @@ mod module {
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let mut return_dmask = false;
-        let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, |name, value| {
-            let ours = name == "return_dmask";
-            if ours {
-                return_dmask = flag(name, value)?;
-            }
-            Ok(ours)
-        })?;
+        let own = own_flag("return_dmask", &mut return_dmask);
+        let mut options = Options::read("sdpa_backward", dropout_p, is_causal, scale, options, own)?;
         let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         backward([query, grad_out, out, lse], &inputs, &mut options, return_dmask)
     }
@@ -238,13 +233,8 @@ mod module {
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<String> {
         let mut gradients = false;
-        let mut options = Options::read("explain", dropout_p, is_causal, scale, options, |name, value| {
-            let ours = name == "gradients";
-            if ours {
-                gradients = flag(name, value)?;
-            }
-            Ok(ours)
-        })?;
+        let own = own_flag("gradients", &mut gradients);
+        let mut options = Options::read("explain", dropout_p, is_causal, scale, options, own)?;
         let inputs = Inputs::read(query, key, value, attn_mask, enable_gqa, options.block_mask())?;
         let whole = inputs.shape()?;
         options.fit(whole.q_heads, whole.batch)?;

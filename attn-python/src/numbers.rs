@@ -60,6 +60,19 @@ pub(crate) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     value.extract().map_err(|_| PyTypeError::new_err(format!("{name} is {}, a bool is wanted", type_name(value))))
 }
 
+/// Takes the bool that only one function has: as [`Options::read`](crate::options::Options::read) wants it.
+pub(crate) fn own_flag<'py>(
+    own: &'static str,
+    to: &mut bool,
+) -> impl FnMut(&str, &Bound<'py, PyAny>) -> PyResult<bool> {
+    move |name, value| {
+        if name == own {
+            *to = flag(name, value)?;
+        }
+        Ok(name == own)
+    }
+}
+
 /// A text.
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     value.extract().map_err(|_| PyTypeError::new_err(format!("{name} is {}, a str is wanted", type_name(value))))

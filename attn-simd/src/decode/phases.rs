@@ -178,26 +178,11 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], fast, mut sums } = self;
         let values = values.check();
-        let mut room = None; // only integers want some
         for tiles in together(n, seen, values.tiles(), I::LANES) {
             // A constant condition, so that no code of other levels is compiled.
             if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
-                let room = room.get_or_insert(bytes::values::Room::FRESH);
-                for tile in tiles {
-                    let (p, factor) = (&p[tile * p_stride..], &factor[tile * stride..]);
-                    for first in (0..n).step_by(gemv::most(I::LANES)) {
-                        let (rows, from) = ((n - first).min(gemv::most(I::LANES)), first * values.columns());
-                        let (p, factor) = (&p[first * TILE..], &factor[first..]);
-                        let of = (&values, tile);
-                        let refused =
-                            bytes::values::weighted(isa, rows, of, (p, factor), None, (&mut *room, sums.from(from)));
-                        for r in (0..rows).filter(|r| refused >> r & 1 == 1) {
-                            let weights = [(&p[r * TILE..], 0), (&factor[r..], 0)];
-                            let sums = sums.from(from + r * values.columns());
-                            gemv::weighted(isa, 1, (&values, tile..tile + 1), weights, sums);
-                        }
-                    }
-                }
+                let weights = [(&p[tiles.start * p_stride..], p_stride), (&factor[tiles.start * stride..], stride)];
+                bytes::values::weighted(isa, n, (&values, tiles), weights, sums.from(0));
                 continue;
             }
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
@@ -230,15 +215,12 @@ impl<T: Stored> Run<u32> for WeighSeen<'_, T> {
     fn run<I: Isa>(self, isa: I) -> u32 {
         let Self { values, tile, p, factor, words, odd, mut sums } = self;
         let (values, mut left) = (values.check(), u32::MAX >> (32 - words.len()));
-        let mut room = bytes::values::Room::FRESH;
         // A constant condition, so that no code of other levels is compiled.
         if const { I::BYTES && T::INTEGERS.is_some() } && bytes::values::fit::<T>(values.columns()) {
-            for (r, word) in words.iter().enumerate().filter(|(_, word)| **word & odd == 0) {
-                let (of, weights) = ((&values, tile), (&p[r * TILE..], &factor[r..]));
+            for (r, &word) in words.iter().enumerate().filter(|(_, word)| **word & odd == 0) {
                 let sums = sums.from(r * values.columns());
-                let refused =
-                    bytes::values::weighted(isa, 1, of, weights, Some(core::slice::from_ref(word)), (&mut room, sums));
-                left &= !(u32::from(refused == 0) << r);
+                let held = bytes::values::add_seen(isa, (&values, tile, word), (&p[r * TILE..], &factor[r..]), sums);
+                left &= !(u32::from(held) << r);
             }
         }
         left

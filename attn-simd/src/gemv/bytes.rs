@@ -115,7 +115,7 @@ fn write_row<I: Isa, const D: usize>(
     }
     let Integer { unit, scale } = Integer::of::<D>(largest);
     let mut digits = [[0i8; WIDEST]; D];
-    let kind = if kind == Integers::Blocks { BLOCK } else { WIDEST };
+    let per_sum = if kind == Integers::Blocks { BLOCK } else { WIDEST };
     for (column, &x) in q.iter().enumerate() {
         // The product is exact or tiny.
         let x = x * scale;
@@ -123,7 +123,7 @@ fn write_row<I: Isa, const D: usize>(
         for digit in (0..D).rev() {
             digits[digit][column] = n as i8;
             n = (n - i32::from(n as i8)) >> 8;
-            beside[1 + column / kind * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
+            beside[1 + column / per_sum * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
         }
     }
     for word in 0..q.len().div_ceil(4) {

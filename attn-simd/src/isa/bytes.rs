@@ -13,7 +13,7 @@ use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::Bytes;
-use dot::{Dot, Pairs, Vnni, joined, word_of};
+use dot::{Dot, Pairs, Vnni, add_word, joined, started, transposed};
 
 mod blocks;
 mod dot;
@@ -69,19 +69,13 @@ compiled! {
 /// As [`dot_bytes`]; compiled into a function with the features of `unit`.
 #[inline(always)]
 unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) {
-    const { assert!(D == 2 || D == 3) }
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
         // SAFETY: 64 bytes of each key below `columns`, or as many as the mask has bits; words of digits up to a
         // multiple of 64 columns, for all rows. The caller vouches for both.
         unsafe {
             let flip = _mm512_set1_epi8(-128);
-            let mut sums = [[flip; D]; R];
-            for r in 0..R {
-                for digit in 0..D {
-                    sums[r][digit] = _mm512_set1_epi32(start[0][r][digit]);
-                }
-            }
+            let mut sums = started(&start[0]);
             for from in (0..columns).step_by(64) {
                 let mut x = [flip; 16];
                 if columns - from >= 64 {
@@ -96,13 +90,10 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
                 }
                 // Within quarters: x[4k + n] becomes the nth words of all quarters, each of the keys 4k to 4k + 3.
                 for k in 0..4 {
-                    let [a, b, c, d] = [x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]];
-                    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-                    x[4 * k] = _mm512_unpacklo_epi64(ab, cd);
-                    x[4 * k + 1] = _mm512_unpackhi_epi64(ab, cd);
-                    let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-                    x[4 * k + 2] = _mm512_unpacklo_epi64(ab, cd);
-                    x[4 * k + 3] = _mm512_unpackhi_epi64(ab, cd);
+                    let four = transposed([x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]]);
+                    for n in 0..4 {
+                        x[4 * k + n] = four[n];
+                    }
                 }
                 let digits = digits.add(from / 4 * R * D);
                 // Quarters: the words n, 4 + n, 8 + n and 12 + n of all keys. Written out by a macro, so that the
@@ -125,12 +116,7 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
                             // The fence keeps the prefetches here: in a burst, the processor would drop some.
                             compiler_fence(Ordering::SeqCst);
                             let digits = digits.add((4 * g + $n) * R * D);
-                            for r in 0..R {
-                                for digit in 0..D {
-                                    let word = word_of(digits.add(r * D + digit));
-                                    sums[r][digit] = unit.dot(sums[r][digit], words[g], word);
-                                }
-                            }
+                            add_word(unit, &mut sums, words[g], digits);
                         }
                     )*};
                 }
@@ -145,6 +131,30 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
 }
 
 #[cfg(test)]
+mod testing {
+    use crate::isa::avx512::Avx512;
+    use crate::level::Level;
+
+    /// The proof of AVX-512, if it is here.
+    pub(super) fn avx512() -> Option<Avx512> {
+        if let Ok(Level::Avx512(isa)) = Level::by_name("avx512") {
+            return Some(isa);
+        }
+        assert!(!attn_testing::is_demanded("avx512"));
+        std::eprintln!("no AVX-512 here: nothing was compared");
+        None
+    }
+
+    /// Numbers at random.
+    pub(super) fn numbers(mut seed: u64) -> impl FnMut() -> u32 {
+        move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 40) as u32
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::vec;
     use std::vec::Vec;
@@ -153,16 +163,11 @@ mod tests {
 
     use super::*;
     use crate::isa::digits;
-    use crate::level::Level;
 
     /// Both ways beside plain Rust, over all bytes, and digits of every size.
     #[test]
     fn both_instructions_sum_what_plain_rust_sums() {
-        let Some(Level::Avx512(isa)) = Level::by_name("avx512").ok() else {
-            assert!(!attn_testing::is_demanded("avx512"));
-            std::eprintln!("no AVX-512 here: nothing was compared");
-            return;
-        };
+        let Some(isa) = testing::avx512() else { return };
         for columns in [1, 16, 48, 63, 64, 65, 80, 128, 208, 256] {
             for extreme in [false, true] {
                 check::<3>(isa.vnni, (columns, false), extreme);
@@ -179,12 +184,8 @@ mod tests {
 
     /// Two rows over 32 keys, which are sixteen.
     fn check<const D: usize>(vnni: bool, (columns, blocks): (usize, bool), extreme: bool) {
-        let mut seed = 3u64;
-        let mut byte = || {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 40) as i8
-        };
-        let mut any = |n: usize| -> Vec<i8> { (0..n).map(|_| if extreme { -128 } else { byte() }).collect() };
+        let mut number = testing::numbers(3);
+        let mut any = |n: usize| -> Vec<i8> { (0..n).map(|_| if extreme { -128 } else { number() as i8 }).collect() };
         let row = if blocks { columns / 32 * 34 } else { columns };
         let (mut data, padded) = (any(16 * row), columns.next_multiple_of(64));
         if blocks {

@@ -1,4 +1,4 @@
-//! Sums of the int8 values of a tile, weighted by integers, where lanes are channels.
+//! Sums of the int8 values of some tiles, weighted by integers, where lanes are channels.
 //!
 //! The weights of a tile, times the scales of the values, are rounded to integers up to 65535: the largest of the tile,
 //! and of a block of channels if those have scales. So an output is off by half a unit times the sum of the sizes of
@@ -14,7 +14,7 @@ use attn_core::half::f16;
 
 use super::{BLOCKS, WIDEST, block, requests};
 use crate::gemv::ahead::Ahead;
-use crate::gemv::weighted::{TileSums, add_tile};
+use crate::gemv::weighted::{TileSums, add_tile, weighted as by_floats};
 use crate::gemv::{Integers, Rows, Stored, Sums, TILE};
 use crate::isa::{BLOCK, BLOCK_BYTES, Isa, MAX_LANES, Values, Weights};
 
@@ -24,16 +24,18 @@ const MOST: usize = 8;
 /// The largest weights of rows that are held: units are normal numbers, and so are their reciprocals.
 const HELD: Range<f32> = 1e-33..1e30;
 
-/// Room for the integers of up to four rows and for scales, of each block of a value; of bytes without blocks the first
-/// is for all.
-pub(crate) struct Room {
-    weights: [[Weights; 4]; BLOCKS],
+/// The integers of up to four rows, for each block of a value; of bytes without blocks the first is for all.
+type Integers4 = [[Weights; 4]; BLOCKS];
+
+/// Room for integers, and for the scales of blocks.
+struct Room {
+    weights: Integers4,
     scales: [[f32; TILE]; BLOCKS],
 }
 
 impl Room {
     /// Fresh room: it is made once for many tiles.
-    pub(crate) const FRESH: Self = Self { weights: [[Weights::ZERO; 4]; BLOCKS], scales: [[0.0; TILE]; BLOCKS] };
+    const FRESH: Self = Self { weights: [[Weights::ZERO; 4]; BLOCKS], scales: [[0.0; TILE]; BLOCKS] };
 }
 
 /// Whether values of so many columns are weighted by integers.
@@ -41,16 +43,52 @@ pub(crate) const fn fit<T: Stored>(columns: usize) -> bool {
     T::INTEGERS.is_some() && columns <= WIDEST
 }
 
-/// As [`weighted`](crate::gemv::weighted) of one tile, for the rows that are held: returns the others, as bits, which
-/// are as they were. `seen`: which values each row sees, as bits, if some may hold anything. The values are made of
-/// int8 and [fit](fit); there are eight rows at most.
+/// As [`weighted`](crate::gemv::weighted), of any number of rows; values are made of int8 and [fit]. Rows that are none
+/// of integers in a tile are added as floats there.
 #[inline(always)]
 pub(crate) fn weighted<I: Isa, T: Stored>(
     isa: I,
     rows: usize,
-    (values, tile): (&Rows<'_, T>, usize),
+    (values, tiles): (&Rows<'_, T>, Range<usize>),
+    [(p, p_stride), (factor, factor_stride)]: [(&[f32], usize); 2],
+    mut sums: Sums<'_>,
+) {
+    let (columns, mut room) = (values.columns(), Room::FRESH);
+    for (n, tile) in tiles.enumerate() {
+        for first in (0..rows).step_by(MOST) {
+            let count = (rows - first).min(MOST);
+            let (p, factor) = (&p[n * p_stride + first * TILE..], &factor[n * factor_stride + first..]);
+            let to = (&mut room, sums.from(first * columns));
+            let refused = of_tile(isa, count, (values, tile, u64::MAX), (p, factor), to);
+            for r in (0..count).filter(|r| refused >> r & 1 == 1) {
+                let weights = [(&p[r * TILE..], 0), (&factor[r..], 0)];
+                by_floats(isa, 1, (values, tile..tile + 1), weights, sums.from((first + r) * columns));
+            }
+        }
+    }
+}
+
+/// Adds the values of a tile whose bits are set in `seen` to one row; the others may hold anything. Returns false, and
+/// adds nothing, if the row is none of integers.
+#[inline(always)]
+pub(crate) fn add_seen<I: Isa, T: Stored>(
+    isa: I,
+    (values, tile, seen): (&Rows<'_, T>, usize, u64),
+    weights: (&[f32], &[f32]),
+    sums: Sums<'_>,
+) -> bool {
+    let mut room = Room::FRESH;
+    of_tile(isa, 1, (values, tile, seen), weights, (&mut room, sums)) == 0
+}
+
+/// Adds the values of a tile whose bits are set to the rows that are held, of up to eight. Returns the other rows, as
+/// bits, which are as they were.
+#[inline(always)]
+fn of_tile<I: Isa, T: Stored>(
+    isa: I,
+    rows: usize,
+    (values, tile, seen): (&Rows<'_, T>, usize, u64),
     (p, factor): (&[f32], &[f32]),
-    seen: Option<&[u64]>,
     (room, mut sums): (&mut Room, Sums<'_>),
 ) -> u32 {
     let columns = values.columns();
@@ -58,7 +96,7 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     assert!(sums.o.len().min(sums.rest.len()) >= rows * columns);
     let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile));
     let ahead = requests(isa, &values, &ahead);
-    let (at, some) = (values.addresses(), u64::MAX >> (TILE - values.len()));
+    let (at, seen) = (values.addresses(), seen & u64::MAX >> (TILE - values.len()));
     let is_blocks = T::INTEGERS == Some(Integers::Blocks);
     let blocks = if is_blocks { columns / BLOCK } else { 1 };
     let Room { weights, scales } = room;
@@ -67,15 +105,10 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
         unsafe { read_scales(isa, &at, values.len(), &mut scales[..blocks]) };
     }
     let scales = |block: usize| is_blocks.then_some(&scales[block]);
-    let (p, mut units) = (&p.as_chunks::<TILE>().0[..rows], [[0.0; MOST]; BLOCKS]);
-    let some: [u64; MOST] = core::array::from_fn(
-        #[inline(always)]
-        |r| seen.and_then(|seen| seen.get(r)).map_or(some, |seen| seen & some),
-    );
-    let mut refused = 0u32;
+    let (p, mut units, mut refused) = (&p.as_chunks::<TILE>().0[..rows], [[0.0; MOST]; BLOCKS], 0u32);
     for (r, p) in p.iter().enumerate() {
         for (block, units) in units.iter_mut().enumerate().take(blocks) {
-            match isa.most_weight(p, scales(block), some[r]) {
+            match isa.most_weight(p, scales(block), seen) {
                 Some(0.0) => units[r] = 1.0,
                 Some(most) if HELD.contains(&most) => units[r] = most * (1.0 / Weights::MOST),
                 _ => refused |= 1 << r,
@@ -92,44 +125,44 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
         let count = block(held.min(rows - first));
         for (block, weights) in weights.iter_mut().enumerate().take(blocks) {
             for (r, to) in (first..first + count).zip(weights) {
-                isa.write_weights(&p[r], 1.0 / units[block][r], scales(block), some[r], to);
+                isa.write_weights(&p[r], 1.0 / units[block][r], scales(block), seen, to);
             }
         }
-        let of = OneTile { at: &at, len: values.len(), ahead, columns, is_blocks, weights };
-        let units: [[f32; 4]; BLOCKS] = core::array::from_fn(
-            #[inline(always)]
-            |block| core::array::from_fn(|r| units[block][(first + r) % MOST]),
-        );
+        let of = OneTile { at: &at, len: values.len(), ahead, columns, is_blocks, weights, units: &units, first };
         let (factor, to) = (&factor[first..rows], sums.from(first * columns));
         match count {
-            1 => of.add::<I, 1>(isa, &units, factor, to),
-            2 => of.add::<I, 2>(isa, &units, factor, to),
-            _ => of.add::<I, 4>(isa, &units, factor, to),
+            1 => of.add::<I, 1>(isa, factor, to),
+            2 => of.add::<I, 2>(isa, factor, to),
+            _ => of.add::<I, 4>(isa, factor, to),
         }
         first += count;
     }
     refused
 }
 
-/// A tile of values, and the integers of up to four rows for each block; of bytes without blocks the first is for all.
+/// A tile of values, and the integers of some rows.
 struct OneTile<'a> {
     at: &'a [*const i8; TILE],
     len: usize,
     ahead: [usize; 2],
     columns: usize,
     is_blocks: bool,
-    weights: &'a [[Weights; 4]; BLOCKS],
+    weights: &'a Integers4,
+    /// The units of all rows of the tile, and the first of these.
+    units: &'a [[f32; MOST]; BLOCKS],
+    first: usize,
 }
 
 impl OneTile<'_> {
     /// Adds the tile to the sums of R rows.
     #[inline(always)]
-    fn add<I: Isa, const R: usize>(&self, isa: I, units: &[[f32; 4]; BLOCKS], factor: &[f32], sums: Sums<'_>) {
-        let Self { at, len, ahead, columns, is_blocks, weights } = *self;
+    fn add<I: Isa, const R: usize>(&self, isa: I, factor: &[f32], sums: Sums<'_>) {
+        let Self { at, len, ahead, columns, is_blocks, weights, units, first } = *self;
+        assert!(factor.len() >= R);
         let (o, rest) = (sums.o.as_mut_ptr(), sums.rest.as_mut_ptr());
         let of_block = |block: usize| {
-            let (weights, units) = (weights[block].first_chunk::<R>(), units[block].first_chunk::<R>());
-            (weights.expect("up to four rows"), units.expect("up to four rows"))
+            let (weights, units) = (weights[block].first_chunk::<R>(), units[block][first..].first_chunk::<R>());
+            (weights.expect("up to four rows"), units.expect("up to eight rows"))
         };
         // One row reads two lines of a value at once: lines in the order of memory come faster.
         let mut from = 0;

@@ -7,14 +7,13 @@
 use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::dot::{Dot, joined, word_of};
+use super::dot::{Dot, add_word, joined, started, transposed};
 use crate::isa::digits::{BLOCK, BLOCK_BYTES, Bytes};
 
 /// # Safety
 /// As [`Isa::dot_blocks`](crate::isa::Isa::dot_blocks); compiled into a function with the features of `unit`.
 #[inline(always)]
 pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) -> u64 {
-    const { assert!(D == 2 || D == 3) }
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
     let (start, mut odd) = (&start[..columns / BLOCK], 0);
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
@@ -38,20 +37,12 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
                 }
                 // Within quarters: x[4k + n] becomes the nth words of four keys in each quarter.
                 for k in 0..2 {
-                    let [a, b, c, d] = [x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]];
-                    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-                    x[4 * k] = _mm512_unpacklo_epi64(ab, cd);
-                    x[4 * k + 1] = _mm512_unpackhi_epi64(ab, cd);
-                    let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-                    x[4 * k + 2] = _mm512_unpacklo_epi64(ab, cd);
-                    x[4 * k + 3] = _mm512_unpackhi_epi64(ab, cd);
-                }
-                let mut sums = [[flip; D]; R];
-                for r in 0..R {
-                    for digit in 0..D {
-                        sums[r][digit] = _mm512_set1_epi32(start[r][digit]);
+                    let four = transposed([x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]]);
+                    for n in 0..4 {
+                        x[4 * k + n] = four[n];
                     }
                 }
+                let mut sums = started(start);
                 let digits = digits.add(block * BLOCK / 4 * R * D);
                 // Written out by a macro, so that the square stays in registers.
                 macro_rules! words {
@@ -70,12 +61,7 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
                             // The fence keeps the prefetches here: in a burst, the processor would drop some.
                             compiler_fence(Ordering::SeqCst);
                             let digits = digits.add((4 * g + $n) * R * D);
-                            for r in 0..R {
-                                for digit in 0..D {
-                                    let word = word_of(digits.add(r * D + digit));
-                                    sums[r][digit] = unit.dot(sums[r][digit], words[g], word);
-                                }
-                            }
+                            add_word(unit, &mut sums, words[g], digits);
                         }
                     )*};
                 }

@@ -59,29 +59,73 @@ impl Dot for Pairs {
     }
 }
 
-/// The word of digits at an address, in all lanes.
-///
-/// # Safety
-/// The word is readable; the CPU has AVX-512F.
-#[inline(always)]
-pub(super) unsafe fn word_of(digits: *const [i8; 4]) -> __m512i {
-    // SAFETY: the caller vouches for the word and the instruction.
-    unsafe { _mm512_set1_epi32(i32::from_ne_bytes(digits.read().map(|x| x as u8))) }
-}
-
 /// The numbers that sums over digits are, in floats.
 ///
 /// # Safety
 /// The CPU has AVX-512F.
 #[inline(always)]
 pub(super) unsafe fn joined<const D: usize>(sums: [__m512i; D]) -> __m512 {
+    const { assert!(D == 2 || D == 3) }
+    let (high, low) = (sums[0], sums[D - 1]);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        let high = if D == 3 { _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]) } else { sums[0] };
-        let low = sums[D - 1];
-        if D == 2 {
+        if const { D == 2 } {
             return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
         }
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(low))
+        let high = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), sums[1]));
+        _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(low))
     }
+}
+
+/// Words of four vectors, within quarters: the nth result has the nth words of each.
+///
+/// # Safety
+/// The CPU has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn transposed([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (first, second) = (_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+        let (low, high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [first, second, _mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high)]
+    }
+}
+
+/// Adds the products of a word of sixteen keys with the words of R rows of D digits.
+///
+/// # Safety
+/// As many words of digits are readable; the CPU has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn add_word<U: Dot, const R: usize, const D: usize>(
+    unit: U,
+    sums: &mut [[__m512i; D]; R],
+    keys: __m512i,
+    digits: *const [i8; 4],
+) {
+    for r in 0..R {
+        for digit in 0..D {
+            // SAFETY: the caller vouches for the word and the instruction.
+            let word =
+                unsafe { _mm512_set1_epi32(i32::from_ne_bytes(digits.add(r * D + digit).read().map(|x| x as u8))) };
+            sums[r][digit] = unit.dot(sums[r][digit], keys, word);
+        }
+    }
+}
+
+/// Where the sums of R rows start, in all lanes.
+///
+/// # Safety
+/// The CPU has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn started<const R: usize, const D: usize>(start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
+    // SAFETY: the caller vouches for the instruction.
+    let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
+    for r in 0..R {
+        for digit in 0..D {
+            // SAFETY: the same.
+            sums[r][digit] = unsafe { _mm512_set1_epi32(start[r][digit]) };
+        }
+    }
+    sums
 }

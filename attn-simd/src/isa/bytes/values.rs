@@ -353,22 +353,14 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use crate::isa::bytes::testing;
     use crate::isa::digits;
-    use crate::level::Level;
 
     /// Weights, their digits and sums of values, both ways beside plain Rust.
     #[test]
     fn integers_and_sums_are_those_of_plain_rust() {
-        let Some(Level::Avx512(isa)) = Level::by_name("avx512").ok() else {
-            assert!(!attn_testing::is_demanded("avx512"));
-            std::eprintln!("no AVX-512 here: nothing was compared");
-            return;
-        };
-        let mut seed = 5u64;
-        let mut number = || {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 40) as u32
-        };
+        let Some(isa) = testing::avx512() else { return };
+        let mut number = testing::numbers(5);
         let data: Vec<i8> = (0..64 * 200).map(|n| if n % 7 == 3 { -128 } else { number() as i8 }).collect();
         let values: [*const i8; 64] = core::array::from_fn(|n| data[n * 200..].as_ptr());
         let rows: [[f32; 64]; 4] = core::array::from_fn(|r| core::array::from_fn(|_| (number() >> r) as f32 * 1e-7));
