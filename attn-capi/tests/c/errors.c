@@ -358,14 +358,14 @@ static void parts(void) {
     expect("end in the rows", attn_plan_finish(plan, rows, len, &c.out, rows, c.lse_len), ATTN_STATUS_OVERLAP);
     attn_plan_destroy(plan);
 
-    char *text = block(&c, 16);
+    char *text = block(&c, 16), whole[ATTN_EXPLAIN_SIZE];
     expect("explain", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_BOUNDS);
     expect("the level", attn_level(&(const char *){NULL}), ATTN_STATUS_OK);
     expect("no place for the level", attn_level(NULL), ATTN_STATUS_NULL_POINTER);
     expect("explain in no room", attn_explain(NULL, &shape, ATTN_DTYPE_F32, text, 0), ATTN_STATUS_BOUNDS);
     expect("explain to null", attn_explain(NULL, &shape, ATTN_DTYPE_F32, NULL, 16), ATTN_STATUS_NULL_POINTER);
     expect("explain gradients in f32 and bf16",
-           attn_explain_backward(NULL, &shape, ATTN_DTYPE_BF16, ATTN_DTYPE_F32, text, sizeof text), ATTN_STATUS_OK);
+           attn_explain_backward(NULL, &shape, ATTN_DTYPE_BF16, ATTN_DTYPE_F32, whole, sizeof whole), ATTN_STATUS_OK);
     expect("explain gradients",
            attn_explain_backward(NULL, &shape, ATTN_DTYPE_F32, ATTN_DTYPE_F32, text, 16), ATTN_STATUS_BOUNDS);
     expect("explain gradients of int8",

@@ -310,7 +310,9 @@ fn a_text_that_does_not_fit_is_cut_and_said_so() {
 /// The size that attn.h names holds the longest text, whatever level, type and options.
 #[test]
 fn every_explanation_fits_the_size_of_the_header() {
-    let shape = c::sizes([1, 1, 1 << 20, 256], 1 << 20);
+    // Gradients of more rows do not fit the addresses of 32 bits.
+    let rows = 1 << if cfg!(target_pointer_width = "64") { 20 } else { 16 };
+    let shape = c::sizes([1, 1, rows, 256], rows);
     let (mut longest, levels) =
         (0, [c"portable", c"avx2", c"avx512", c"avx512bf16", c"amx", c"avx512bf16-model", c"amx-model"]);
     for level in levels {
