@@ -83,9 +83,22 @@ impl Dropout<'_> {
     /// have no meaning.
     #[inline(always)]
     pub fn row_bits(&self, shape: &AttnShape, batch: usize, head: usize, query: usize, start: usize) -> u64 {
+        self.row_bits_by(shape, [batch, head, query, start], crate::mask::bits::pack_bools)
+    }
+
+    /// As [`row_bits`](Self::row_bits) of `[batch, head, query, start]`, with a function that packs bools into bits,
+    /// the first in the lowest.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn row_bits_by(
+        &self,
+        shape: &AttnShape,
+        [batch, head, query, start]: [usize; 4],
+        pack: impl Fn(&[bool; 64]) -> u64,
+    ) -> u64 {
         match self {
             Self::None => u64::MAX,
-            Self::Seeded { p, seed } => RowDraws::new(*seed, batch, head, query).bits(start, threshold(*p)),
+            Self::Seeded { p, seed } => pack(&RowDraws::new(*seed, batch, head, query).keep(start, threshold(*p))),
             Self::Keep { mask, .. } => {
                 crate::mask::DenseMask { mask: *mask, keep: true }.row_bits(batch, head, query, start, shape.kv_len)
             }
@@ -137,9 +150,8 @@ impl RowDraws {
 
     /// 64 draws at once; written so that a compiler turns the loop into lanes.
     #[inline(always)]
-    pub(crate) fn bits(self, start: usize, threshold: u32) -> u64 {
-        let keep: [bool; 64] = core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold);
-        crate::mask::bits::pack_bools(&keep)
+    fn keep(self, start: usize, threshold: u32) -> [bool; 64] {
+        core::array::from_fn(|n| self.draw((start as u32).wrapping_add(n as u32)) >= threshold)
     }
 }
 
@@ -159,9 +171,9 @@ mod tests {
     fn bits_are_the_single_draws() {
         let row = RowDraws::new(7, 1, 2, 3);
         for start in [0, 5, 64, 1000] {
-            let bits = row.bits(start, threshold(0.3));
+            let keep = row.keep(start, threshold(0.3));
             for n in 0..64 {
-                assert_eq!(bits >> n & 1 == 1, row.keeps(start + n, threshold(0.3)));
+                assert_eq!(keep[n], row.keeps(start + n, threshold(0.3)));
             }
         }
     }
@@ -170,13 +182,14 @@ mod tests {
     #[cfg_attr(miri, ignore = "statistics over many draws; nothing that Miri looks for")]
     fn the_share_kept_is_one_minus_p() {
         for p in [0.0, 0.1, 0.5, 0.9] {
-            let mut kept = 0u32;
+            let mut kept = 0;
             for query in 0..200 {
                 for start in (0..512).step_by(64) {
-                    kept += RowDraws::new(42, 0, 1, query).bits(start, threshold(p)).count_ones();
+                    kept +=
+                        RowDraws::new(42, 0, 1, query).keep(start, threshold(p)).iter().filter(|keep| **keep).count();
                 }
             }
-            let share = f64::from(kept) / (200.0 * 512.0);
+            let share = kept as f64 / (200.0 * 512.0);
             // Six standard deviations of a binomial share: a wrong threshold or a biased hash is far outside.
             let bound = 6.0 * (f64::from(p) * f64::from(1.0 - p) / (200.0 * 512.0)).sqrt();
             assert!((share - f64::from(1.0 - p)).abs() <= bound, "p = {p}: kept {share}");

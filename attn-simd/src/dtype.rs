@@ -21,6 +21,15 @@ pub enum Input<'a> {
 }
 
 impl Input<'_> {
+    /// Elements of a row.
+    pub(crate) fn columns(&self) -> usize {
+        match self {
+            Input::F32(view) => view.sizes()[3],
+            Input::F16(view) => view.sizes()[3],
+            Input::Bf16(view) => view.sizes()[3],
+        }
+    }
+
     /// Which type it holds.
     pub fn dtype(&self) -> Dtype {
         match self {

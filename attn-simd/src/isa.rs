@@ -195,6 +195,11 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn eq(self, a: Self::F, b: Self::F) -> Self::M;
     /// `t` where the mask is true, `f` elsewhere.
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
+    /// Writes `other` to the first `LANES` elements where the mask is false.
+    #[inline(always)]
+    fn replace(self, keep: Self::M, x: &mut [f32], other: Self::F) {
+        self.store(self.select(keep, self.load(x), other), x);
+    }
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
     /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`: `2ⁿ`, or 0 for `x < −126`, and `f`. `x < 2²²`.

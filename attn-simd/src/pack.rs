@@ -81,21 +81,23 @@ pub(crate) fn transposed<I: Isa>(
     width: usize,
     dst: &mut [f32],
 ) {
-    let lanes = I::LANES;
+    let (lanes, columns) = (I::LANES, input.columns());
     let mut stage = [0.0f32; MAX_LANES * MAX_LANES];
     for (group, row) in (0..count).step_by(lanes).enumerate() {
         let rows = (count - row).min(lanes);
         for (block, channel) in channels.clone().step_by(lanes).enumerate() {
             let there = (channels.end - channel).min(lanes);
+            // The channels behind the last may come along.
+            let whole = channel + lanes <= columns;
             let dst = &mut dst[block * lanes * width + group * lanes..];
             if rows == lanes
-                && there == lanes
+                && whole
                 && let Some((src, stride)) = square(input, [batch, head, first + row], channel)
             {
                 isa.transpose(src, stride, dst, width);
                 continue;
             }
-            if !(there == lanes && widened_square(isa, input, [batch, head, first + row], rows, channel, &mut stage)) {
+            if !(whole && widened_square(isa, input, [batch, head, first + row], rows, channel, &mut stage)) {
                 for r in 0..lanes {
                     let line = &mut stage[r * lanes..][..lanes];
                     line.fill(0.0);

@@ -244,7 +244,7 @@ impl<const NQ: usize> Item<'_, '_, '_, '_, NQ> {
                 let unfit = odd_keys[tile.key / SIDE - base];
                 odd |= finish_scores::<I, NQ>(isa, job, *tile, cover, scores, &mut bits, (bias, unfit));
                 if !job.dropout.is_none() {
-                    mask::kept(job, *tile, &mut kept);
+                    mask::kept(isa, job, *tile, &mut kept);
                 }
             }
             // The next tile of which any row sees a key.
@@ -352,11 +352,12 @@ fn finish_scores<I: Isa, const NQ: usize>(
 ) -> u32 {
     let (scores, beyond) = scores.split_at_mut(tile.keys * SIDE);
     beyond.fill(f32::NEG_INFINITY);
+    let mut bias_hides = false;
     if let Some(scale) = job.score_scale {
-        score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
+        bias_hides = score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
         if job.mods.has_score_mod() {
             // What a bias hides stays hidden, whatever score_mod makes of −∞.
-            if job.bias.is_some() {
+            if bias_hides {
                 mask::hide_by_bias(tile, *cover, SIDE, bias, bits);
                 *cover = Cover::Partial;
             }
@@ -371,7 +372,7 @@ fn finish_scores<I: Isa, const NQ: usize>(
     if unfit == 0 {
         return 0;
     }
-    if job.bias.is_some() {
+    if bias_hides {
         mask::hide_by_bias(tile, *cover, SIDE, bias, bits);
     } else if *cover == Cover::Full {
         bits.fill(u64::MAX);

@@ -120,10 +120,9 @@ impl<const NQ: usize> Tile<NQ> {
         if let Some((_, in_caps)) = job.softcap {
             weights::cap_slopes(isa, in_caps, scores, slopes);
         }
-        if let Some(scale) = job.score_scale {
-            score::finish::<I, NQ>(isa, job, scale, tile, scores, bias);
-        }
-        if job.bias.is_some() {
+        if let Some(scale) = job.score_scale
+            && score::finish::<I, NQ>(isa, job, scale, tile, scores, bias)
+        {
             mask::hide_by_bias(tile, self.cover, width, bias, &mut self.bits);
             self.cover = Cover::Partial;
         }
@@ -137,7 +136,7 @@ impl<const NQ: usize> Tile<NQ> {
         }
         let mut drawn = [u64::MAX; KV_TILE];
         let kept = (!job.dropout.is_none()).then(|| {
-            mask::kept(job, tile, &mut drawn);
+            mask::kept(isa, job, tile, &mut drawn);
             Kept { bits: &drawn[..], factor: job.dropout.factor() as f32 }
         });
         weights::gradients::<I, NQ>(isa, job.log2_scale(), constants, (scores, dots), self.visible(), kept);

@@ -16,6 +16,7 @@
 use core::ops::Range;
 
 use attn_core::View;
+use attn_core::engine::lowest_bits;
 use attn_core::formats::{Format, StoredView};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
@@ -333,6 +334,9 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                 let (all, words, s) = (*all, &mut words[..n], &mut s[t * stride..]);
                 level.run(FinishScores { scoring, rows, tile: [at, keys], all, words, s });
             }
+            if scoring.bias.is_some() {
+                *all &= words[..n].iter().fold(u64::MAX, |all, word| all & word) | !lowest_bits(keys) == u64::MAX;
+            }
         }
     }
 
@@ -350,7 +354,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         let (log2_scale, floats) = (scoring.log2_scale(), padded.next_multiple_of(level.lanes()));
         let factors_of = (&mut *factors, floats);
         level.run(Softmax { state, log2_scale, rows: n, group, seen, factors: factors_of, s: &mut *s, stride });
-        let (fast, guarded) = (call.rounds_integers(), |tile: &Visible| !tile.all || scoring.bias.is_some());
+        let fast = call.rounds_integers();
         for t in tiles_of(seen) {
             let ((key, keys), tile, s) = (group.tile(t), &visible[t], &mut s[t * stride..]);
             let vectors = keys.next_multiple_of(level.lanes());
@@ -363,7 +367,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             if let Some(scales) = scaling.of_values(key, keys) {
                 level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
                 // A hidden value may have any scale, and 0·NaN is NaN.
-                for (r, &visible) in tile.words.iter().enumerate().take(if guarded(tile) { n } else { 0 }) {
+                for (r, &visible) in tile.words.iter().enumerate().take(if tile.all { 0 } else { n }) {
                     level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
                 }
             }
@@ -372,7 +376,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             return;
         }
         let mut sums = gemv::Sums { o, rest, waiting: waiting.each_mut().map(|array| &mut **array) };
-        let checked = !V::Number::FINITE && tiles_of(seen).any(|t| guarded(&visible[t]));
+        let checked = !V::Number::FINITE && tiles_of(seen).any(|t| !visible[t].all);
         values_at.find(group);
         if let Some(values) = values_at.in_place().filter(|_| !checked) {
             let weights = [(&*s, stride), (&*factors, floats)];
@@ -383,7 +387,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
             let (key, keys) = group.tile(t);
             let (p, factor) = (&s[t * stride..], &factors[t * floats..]);
             let (values, tile) = values_at.tile(group, t, copy);
-            if checked && guarded(&visible[t]) && !level.run(IsFinite(values, tile)) {
+            if checked && !visible[t].all && !level.run(IsFinite(values, tile)) {
                 let words = &visible[t].words[..n];
                 let mut left = u32::MAX >> (32 - n);
                 if const { V::Number::INTEGERS.is_some() } && fast {

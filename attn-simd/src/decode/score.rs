@@ -116,6 +116,6 @@ pub(super) fn replace_hidden<I: Isa>(isa: I, row: &mut [f32], visible: u64, othe
     let other = isa.splat(other);
     for (n, x) in row.chunks_exact_mut(I::LANES).enumerate() {
         let mask = isa.mask_from_bits(visible >> (n * I::LANES));
-        isa.store(isa.select(mask, isa.load(x), other), x);
+        isa.replace(mask, x, other);
     }
 }

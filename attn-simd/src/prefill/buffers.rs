@@ -1,6 +1,7 @@
 //! Scratch of a thread, by name; [`layout`](super::layout) has its sizes.
 
 use super::layout::{GROUPS, Scratch};
+use super::nonfinite::Finite;
 use crate::workspace::{Cutter, Line};
 
 /// Scratch of a thread.
@@ -18,6 +19,8 @@ pub(crate) struct Buffers<'w> {
     pub(super) k: &'w mut [f32],
     pub(super) v: &'w mut [f32],
     pub(super) bias: &'w mut [f32],
+    /// The values that are known to be finite.
+    pub(super) finite: Finite,
     /// Most blocks of a strip.
     pub(super) strip: usize,
 }
@@ -62,6 +65,7 @@ impl<'w> Buffers<'w> {
             k: cutter.floats(sizes.k),
             v: cutter.floats(sizes.v),
             bias: cutter.floats(sizes.bias),
+            finite: Finite::default(),
             strip,
         }
     }

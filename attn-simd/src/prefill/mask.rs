@@ -14,7 +14,7 @@ use attn_core::mask::Term;
 use super::job::Job;
 use super::layout::MAX_Q_TILE;
 use crate::gemm::{Reach, adds_pairs};
-use crate::isa::Isa;
+use crate::isa::{Isa, hint};
 use crate::queue::Rows;
 use crate::scoring::{KV_TILE, TileAt};
 
@@ -71,8 +71,17 @@ impl<const ROWS: usize> Ranges<ROWS> {
         this
     }
 
+    /// Whether the range of every row holds all keys of a tile.
+    #[inline(always)]
+    fn holds(&self, tile: TileAt) -> bool {
+        self.all.start <= tile.key && tile.key + tile.keys <= self.all.end
+    }
+
     /// Which keys of a tile each vector needs: whole pairs of keys where chains add pairs.
     pub(crate) fn reach<I: Isa, const NQ: usize>(&self, tile: TileAt) -> Reach<NQ> {
+        if self.holds(tile) && tile.rows > (NQ - 1) * I::LANES {
+            return Reach::all(tile.keys);
+        }
         let mut reach = Reach { start: [tile.keys; NQ], end: [0; NQ] };
         let within = |key: usize| key.saturating_sub(tile.key).min(tile.keys);
         let each = if adds_pairs::<I>() { 2 } else { 1 };
@@ -95,7 +104,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
     /// Fills `bits[key]` with one bit per query for each key of the tile, unless the tile is full or empty.
     #[inline(always)]
     pub(crate) fn cover<I: Isa>(&self, isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) -> Cover {
-        if job.ranges && self.all.start <= tile.key && tile.key + tile.keys <= self.all.end {
+        if job.ranges && self.holds(tile) {
             return Cover::Full;
         }
         if job.ranges { self.by_ranges(tile, bits) } else { self.by_rows(isa, job, tile, bits) }
@@ -144,8 +153,12 @@ impl<const ROWS: usize> Ranges<ROWS> {
                 let (batch, head, query) = (tile.batch, tile.head, tile.query + lane);
                 *row &= match term {
                     Term::Dense(dense) => match whole_word(dense, [batch, head, query, tile.key]) {
-                        Some(word) if dense.keep => isa.pack_bools(word),
-                        Some(word) => !isa.pack_bools(word),
+                        Some(word) => {
+                            // The last entry that the next tile needs: of these lines each tile reads one a row.
+                            isa.prefetch::<{ hint::SECOND }>(word.as_ptr().cast::<u8>().wrapping_add(2 * 64 - 1));
+                            let word = isa.pack_bools(word);
+                            if dense.keep { word } else { !word }
+                        }
                         None => term.row_bits(&job.shape, batch, head, query, tile.key),
                     },
                     _ => term.row_bits(&job.shape, batch, head, query, tile.key),
@@ -193,14 +206,26 @@ pub(crate) fn hide_by_bias(tile: TileAt, cover: Cover, width: usize, bias: &[f32
     }
 }
 
-/// Fills `bits[key]` with one bit per query whose weight dropout keeps.
-#[inline(always)]
-pub(crate) fn kept(job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) {
-    bits.fill(u64::MAX);
-    for (lane, row) in bits.iter_mut().enumerate().take(tile.rows) {
-        *row = job.dropout.row_bits(&job.shape, tile.batch, tile.head, tile.query + lane, tile.key);
-    }
-    transpose_bits(bits);
+/// Fills `bits[key]` with one bit per query whose weight dropout keeps. A function of its own, because draws become
+/// lanes only in a small one.
+#[inline(never)]
+pub(crate) fn kept<I: Isa>(isa: I, job: &Job<'_>, tile: TileAt, bits: &mut [u64; KV_TILE]) {
+    isa.vectorize(
+        #[inline(always)]
+        || {
+            bits.fill(u64::MAX);
+            for (lane, row) in bits.iter_mut().enumerate().take(tile.rows) {
+                let at = [tile.batch, tile.head, tile.query + lane, tile.key];
+                *row = job.dropout.row_bits_by(
+                    &job.shape,
+                    at,
+                    #[inline(always)]
+                    |keep| isa.pack_bools(keep),
+                );
+            }
+            transpose_bits(bits);
+        },
+    );
 }
 
 /// Puts `other` where the bits of a row are clear: `rows[key][query]`.
@@ -211,7 +236,7 @@ pub(crate) fn replace_hidden<I: Isa, const NQ: usize>(isa: I, rows: &mut [f32], 
         if bits != u64::MAX {
             for (n, x) in row.chunks_exact_mut(I::LANES).enumerate() {
                 let mask = isa.mask_from_bits(bits >> (n * I::LANES));
-                isa.store(isa.select(mask, isa.load(x), other), x);
+                isa.replace(mask, x, other);
             }
         }
     }

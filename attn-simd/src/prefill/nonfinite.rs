@@ -1,15 +1,51 @@
 //! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
 //!
-//! A tile that is fully visible needs no check: its values belong to every row. In a partial tile, and under a bias
-//! (whose entries of −∞ hide as a mask does), each value is checked by one multiplication; the product has `q_tile` of
-//! them. Only if one is not finite, the slow path runs: the product with such elements as 0, then each of them by
-//! itself, for the rows that see it.
+//! A tile that every row sees needs no check: its values belong to all of them. If a mask hides some of it, or a bias
+//! by entries of −∞, its values are multiplied by 0. A thread does so once, for all blocks that pass over the tile. If
+//! some values are not finite, those are checked that not every row of the block sees. Only if one of these is not
+//! finite, the slow path runs: the product with such elements as 0, then each of them by itself, for the rows that see
+//! it.
+
+use core::ops::Range;
 
 use super::job::Job;
 use crate::gemm::{self, Panel, Reach};
 use crate::isa::{Isa, MAX_LANES};
 use crate::pack;
-use crate::scoring::TileAt;
+use crate::scoring::{KV_TILE, TileAt};
+
+/// The values of a head that a thread has found to be finite, during one call: keys that lie side by side.
+#[derive(Debug, Default)]
+pub(crate) struct Finite {
+    /// Batch entry and key/value head.
+    head: [usize; 2],
+    keys: Range<usize>,
+}
+
+impl Finite {
+    /// Whether all values of a tile's keys are finite. They are looked at unless they are known to be.
+    #[inline(always)]
+    pub(super) fn holds<I: Isa>(
+        &mut self,
+        isa: I,
+        panel: Panel<'_>,
+        (head, keys): ([usize; 2], Range<usize>),
+        columns: usize,
+    ) -> bool {
+        if self.head != head {
+            *self = Self { head, keys: 0..0 };
+        }
+        // Those that are known to be finite may be the first of them.
+        let known = if self.keys.contains(&keys.start) { self.keys.end.min(keys.end) } else { keys.start };
+        let left = &[0; KV_TILE][..keys.end - known];
+        let is_finite = is_finite(isa, panel.skip(known - keys.start), left, columns);
+        if is_finite {
+            let apart = keys.end < self.keys.start || self.keys.end < keys.start;
+            self.keys = if apart { keys } else { self.keys.start.min(keys.start)..self.keys.end.max(keys.end) };
+        }
+        is_finite
+    }
+}
 
 /// Whether all elements are finite in those rows of a panel that not every query sees. `bits` has a word of queries per
 /// row, all set if all see it.
@@ -18,15 +54,22 @@ pub(crate) fn is_finite<I: Isa>(isa: I, panel: Panel<'_>, bits: &[u64], columns:
     if columns == 0 {
         return true;
     }
-    // Sums of x·0, which is 0 for finite x and NaN else, in four chains that need not wait for each other.
+    // Sums of x·0, which is 0 for finite x and NaN else, in four chains that need not wait for each other. A part of a
+    // row has a vector for each, so that they stay in registers.
     let zero = isa.splat(0.0);
     let (mut sums, mut rest) = ([zero; 4], 0.0f32);
     for (row, _) in bits.iter().enumerate().filter(|(_, bits)| **bits != u64::MAX) {
         let start = panel.start.wrapping_add_signed(row as isize * panel.row_stride);
-        let whole = panel.data[start..start + columns].chunks_exact(I::LANES);
-        rest = whole.remainder().iter().fold(rest, |sum, x| sum + x * 0.0);
-        for (n, x) in whole.enumerate() {
-            sums[n % 4] = isa.mul_add(isa.load(x), zero, sums[n % 4]);
+        let parts = panel.data[start..start + columns].chunks_exact(4 * I::LANES);
+        let vectors = parts.remainder().chunks_exact(I::LANES);
+        rest = vectors.remainder().iter().fold(rest, |sum, x| sum + x * 0.0);
+        for part in parts {
+            for n in 0..4 {
+                sums[n] = isa.mul_add(isa.load(&part[n * I::LANES..]), zero, sums[n]);
+            }
+        }
+        for x in vectors {
+            sums[0] = isa.mul_add(isa.load(x), zero, sums[0]);
         }
     }
     let [a, b, c, d] = sums;
@@ -80,6 +123,53 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
                 for lane in (0..tile.rows).filter(|lane| visible >> lane & 1 == 1) {
                     out[channel * width + lane] += p[key * width + lane] * value;
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::portable::Portable;
+
+    const COLUMNS: usize = 3;
+
+    /// Whether the values of some keys are finite, if those of one are not: by what is known of a head.
+    fn holds(finite: &mut Finite, head: usize, keys: Range<usize>, odd: Option<usize>) -> bool {
+        let mut data = [1.0; KV_TILE * COLUMNS];
+        if let Some(odd) = odd {
+            data[(odd - keys.start) * COLUMNS + 2] = f32::NAN;
+        }
+        finite.holds(Portable { _proof: () }, Panel::packed(&data, COLUMNS), ([0, head], keys), COLUMNS)
+    }
+
+    #[test]
+    fn values_are_looked_at_once_for_each_head() {
+        let finite = &mut Finite::default();
+        assert!(!holds(finite, 0, 0..64, Some(63)));
+        assert!(holds(finite, 0, 0..48, None));
+        assert!(holds(finite, 0, 0..48, Some(7)), "known");
+        assert!(holds(finite, 0, 20..30, Some(20)), "known");
+        assert!(!holds(finite, 0, 0..64, Some(50)), "its last keys are new");
+        assert!(holds(finite, 0, 0..64, Some(47)), "new ones are finite");
+        assert!(holds(finite, 0, 0..64, Some(63)), "known since");
+        assert!(holds(finite, 0, 128..192, None));
+        assert!(!holds(finite, 0, 64..128, Some(100)), "between two that are known");
+        assert!(holds(finite, 0, 130..192, Some(150)), "the last ones are still known");
+        assert!(!holds(finite, 1, 130..192, Some(150)), "another head");
+    }
+
+    #[test]
+    fn hidden_rows_and_all_columns_are_looked_at() {
+        for columns in [1, 3, 4, 16, 17, 64, 70] {
+            for at in [0, columns / 2, columns - 1] {
+                let mut data = [1.0; 4 * 70];
+                data[2 * columns + at] = f32::INFINITY;
+                let panel = Panel::packed(&data[..4 * columns], columns);
+                let check = |bits: [u64; 4]| is_finite(Portable { _proof: () }, panel, &bits, columns);
+                assert!(!check([0; 4]) && !check([u64::MAX, u64::MAX, 1, u64::MAX]), "{columns} columns, {at}");
+                assert!(check([0, 0, u64::MAX, 0]), "every query sees it");
             }
         }
     }

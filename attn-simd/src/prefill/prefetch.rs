@@ -5,9 +5,11 @@
 //! dozens of misses; so each group of the two products makes a few.
 
 use super::job::Job;
+use super::score;
 use crate::isa::{Isa, hint};
 use crate::pack;
 use crate::queue::Claim;
+use crate::scoring::TileAt;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -43,6 +45,17 @@ impl Lines {
     pub(crate) fn of_bytes(start: *const u8, stride: isize, count: usize, bytes: usize) -> Self {
         let of_row = bytes.div_ceil(LINE);
         Self { next: start, stride, of_row, row_left: of_row, left: of_row * count }
+    }
+
+    /// The part of a bias that a tile adds, if its rows lie in the caller's memory as in the tensor.
+    pub(crate) fn of_bias(job: &Job<'_>, tile: TileAt) -> Self {
+        let place = score::rows_of(job, tile).and_then(|(input, row)| {
+            let (start, stride, bytes) = pack::place(&input, row)?;
+            let size = bytes / job.bias?.sizes()[3];
+            let start = start.wrapping_add(tile.key * size);
+            Some(Self::of_bytes(start, stride, tile.rows, start.addr() % LINE + tile.keys * size))
+        });
+        place.unwrap_or(Self::NONE)
     }
 
     /// Lines that are left in all.

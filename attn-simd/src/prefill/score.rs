@@ -10,7 +10,8 @@ use crate::pack;
 use crate::scoring::TileAt;
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::score::Problem::score` fixes
-/// (temperature is left to the exponent). `scratch` holds a transposed tile of the bias. A function of its own, so that
+/// (temperature is left to the exponent). `scratch` gets the tile of the bias, transposed. Returns whether the bias may
+/// hide scores: whether `scratch` holds a −∞, be it left over in a lane without a row. A function of its own, so that
 /// it is compiled once per width.
 #[inline(never)]
 pub(crate) fn finish<I: Isa, const NQ: usize>(
@@ -20,11 +21,11 @@ pub(crate) fn finish<I: Isa, const NQ: usize>(
     tile: TileAt,
     scores: &mut [f32],
     scratch: &mut [f32],
-) {
+) -> bool {
     isa.vectorize(
         #[inline(always)]
         || finish_inlined::<I, NQ>(isa, job, scale, tile, scores, scratch),
-    );
+    )
 }
 
 #[inline(always)]
@@ -35,27 +36,33 @@ fn finish_inlined<I: Isa, const NQ: usize>(
     tile: TileAt,
     scores: &mut [f32],
     scratch: &mut [f32],
-) {
+) -> bool {
     let width = NQ * I::LANES;
     let scores = &mut scores[..tile.keys * width];
-    match job.softcap {
-        None => {
-            let scale = isa.splat(scale);
-            for s in scores.chunks_exact_mut(I::LANES) {
-                isa.store(isa.mul(isa.load(s), scale), s);
-            }
-        }
+    let bias = job.bias.map(|bias| {
+        of_tile(isa, job, bias, tile, width, scratch);
+        &*scratch
+    });
+    let scale = isa.splat(scale);
+    let may_hide = match job.softcap {
+        None => each(
+            isa,
+            scores,
+            bias,
+            #[inline(always)]
+            |s| isa.mul(s, scale),
+        ),
         Some((cap, in_caps)) => {
             let (cap, in_caps) = (isa.splat(cap), isa.splat(in_caps));
-            for s in scores.chunks_exact_mut(I::LANES) {
-                let capped = tanh(isa, isa.mul(isa.load(s), in_caps));
-                isa.store(isa.mul(cap, capped), s);
-            }
+            each(
+                isa,
+                scores,
+                bias,
+                #[inline(always)]
+                |s| isa.mul(cap, tanh(isa, isa.mul(s, in_caps))),
+            )
         }
-    }
-    if let Some(bias) = job.bias {
-        add_bias::<I, NQ>(isa, job, bias, tile, scores, scratch);
-    }
+    };
     if let Some(alibi) = job.alibi {
         let slope = isa.splat(-alibi.slopes[tile.head]);
         let first = alibi.align.offset(job.shape.q_len, job.shape.kv_len).saturating_add_unsigned(tile.query);
@@ -73,32 +80,58 @@ fn finish_inlined<I: Isa, const NQ: usize>(
             }
         }
     }
+    may_hide
 }
 
-/// Adds a tile of the bias. An entry of −∞ hides the score, even one that is NaN.
+/// Scales or caps each score, and adds the tile's bias. An entry of −∞ hides the score, even one that is NaN. Returns
+/// whether there is one.
 #[inline(always)]
-fn add_bias<I: Isa, const NQ: usize>(
-    isa: I,
-    job: &Job<'_>,
-    bias: &Bias<'_>,
-    tile: TileAt,
-    scores: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let width = NQ * I::LANES;
-    let [nb, nh, nq, nk] = bias.sizes();
-    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
-    let wide = (nk != 1 || job.shape.kv_len == 1) && (nq != 1 || job.shape.q_len == 1);
-    let input = match bias {
-        Bias::F32(view) => Some(Input::F32(*view)),
-        Bias::F16(view) => Some(Input::F16(*view)),
-        Bias::Bf16(view) => Some(Input::Bf16(*view)),
-        Bias::F64(_) => None,
+fn each<I: Isa>(isa: I, scores: &mut [f32], bias: Option<&[f32]>, scaled: impl Fn(I::F) -> I::F) -> bool {
+    let Some(bias) = bias else {
+        for s in scores.chunks_exact_mut(I::LANES) {
+            isa.store(scaled(isa.load(s)), s);
+        }
+        return false;
     };
-    match input {
+    let hidden = isa.splat(f32::NEG_INFINITY);
+    let mut found = isa.splat(0.0); // in each lane −∞ once there was one
+    for (s, b) in scores.chunks_exact_mut(I::LANES).zip(bias.chunks_exact(I::LANES)) {
+        let b = isa.load(b);
+        let hides = isa.eq(b, hidden);
+        found = isa.select(hides, hidden, found);
+        isa.store(isa.select(hides, hidden, isa.add(scaled(isa.load(s)), b)), s);
+    }
+    let mut lanes = [0.0; MAX_LANES];
+    isa.store(found, &mut lanes);
+    lanes.contains(&f32::NEG_INFINITY)
+}
+
+/// The rows of a bias that a tile transposes, and the first of them; `None` if its queries or keys share entries, or if
+/// it is in `f64`.
+pub(super) fn rows_of<'j>(job: &Job<'j>, tile: TileAt) -> Option<(Input<'j>, [usize; 3])> {
+    let input = match job.bias? {
+        Bias::F32(view) => Input::F32(*view),
+        Bias::F16(view) => Input::F16(*view),
+        Bias::Bf16(view) => Input::Bf16(*view),
+        Bias::F64(_) => return None,
+    };
+    let [nb, nh, nq, nk] = job.bias?.sizes();
+    let wide = (nk != 1 || job.shape.kv_len == 1) && (nq != 1 || job.shape.q_len == 1);
+    wide.then(|| (input, [pick(tile.batch, nb), pick(tile.head, nh), tile.query]))
+}
+
+/// The place of an entry along an axis of `n` entries, of which one stands for all.
+fn pick(i: usize, n: usize) -> usize {
+    if n == 1 { 0 } else { i }
+}
+
+/// Writes a tile of the bias, transposed.
+#[inline(always)]
+fn of_tile<I: Isa>(isa: I, job: &Job<'_>, bias: &Bias<'_>, tile: TileAt, width: usize, scratch: &mut [f32]) {
+    let [nb, nh, nq, nk] = bias.sizes();
+    match rows_of(job, tile) {
         // A tile of the tensor, transposed like the queries: its "channels" are keys.
-        Some(input) if wide => {
-            let row = [pick(tile.batch, nb), pick(tile.head, nh), tile.query];
+        Some((input, row)) => {
             pack::transposed(isa, &input, row, tile.rows, tile.key..tile.key + tile.keys, width, scratch);
         }
         // The same for all queries: a number a key.
@@ -127,11 +160,6 @@ fn add_bias<I: Isa, const NQ: usize>(
                 }
             }
         }
-    }
-    let hidden = isa.splat(f32::NEG_INFINITY);
-    for (s, b) in scores.chunks_exact_mut(I::LANES).zip(scratch.chunks_exact(I::LANES)) {
-        let b = isa.load(b);
-        isa.store(isa.select(isa.eq(b, hidden), hidden, isa.add(isa.load(s), b)), s);
     }
 }
 

@@ -21,13 +21,13 @@ use super::buffers::Buffers;
 use super::job::Job;
 use super::layout::{GROUPS, STRIP, Scratch};
 use super::mask::{self, Cover, Ranges};
-use super::prefetch::{NextTile, Prefetch};
+use super::prefetch::{Lines, NextTile, Prefetch};
 use super::softmax::State;
 use super::total::{Part, Total};
 use super::{finish, nonfinite, score};
 use crate::gemm::{self, Reach};
-use crate::isa::Isa;
 use crate::isa::portable::Portable;
+use crate::isa::{Isa, hint};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2::Avx2, avx512::Avx512};
 use crate::level::Level;
@@ -322,6 +322,8 @@ impl Visit<'_, '_> {
         let reach = if cover == Cover::Full { Reach::all(keys) } else { ranges.reach::<I, NQ>(tile) };
         let all = [tile.batch, shape.kv_head(tile.head), from];
         let k = pack::panel(isa, &job.k, all, to - from, shape.head_dim, buffers.k, k_there);
+        let mut bias = Lines::of_bias(job, tile);
+        let lines = bias.left().div_ceil(keys.div_ceil(M));
         gemm::scores::<I, NQ, M>(
             isa,
             k.skip(key - from),
@@ -329,14 +331,18 @@ impl Visit<'_, '_> {
             &reach,
             buffers.q.of(n),
             buffers.scores,
-            &mut || prefetch.step(isa),
+            &mut || {
+                prefetch.step(isa);
+                bias.prefetch::<I, { hint::SECOND }>(isa, lines);
+            },
         );
         let scores = &mut buffers.scores[..keys * width];
+        let mut bias_hides = false;
         if let Some(scale) = job.score_scale {
-            score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
+            bias_hides = score::finish::<I, NQ>(isa, job, scale, tile, scores, buffers.bias);
             if job.mods.has_score_mod() {
                 // What a bias hides stays hidden, whatever score_mod makes of −∞.
-                if job.bias.is_some() {
+                if bias_hides {
                     mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
                     cover = Cover::Partial;
                 }
@@ -351,18 +357,20 @@ impl Visit<'_, '_> {
         state.push::<I, NQ>(isa, job.log2_scale(), (key % job.tiles.kv_tile, &reach), scores);
         if !job.dropout.is_none() {
             let mut kept = [0; KV_TILE];
-            mask::kept(job, tile, &mut kept);
+            mask::kept(isa, job, tile, &mut kept);
             mask::replace_hidden::<I, NQ>(isa, scores, &kept, 0.0);
         }
         let factor = core::mem::replace(&mut held.out, true).then_some(&*buffers.factor);
         let out = buffers.groups[held.group][0].of(n);
         let v = pack::panel(isa, &job.v, all, to - from, shape.value_dim, buffers.v, v_there);
+        // A bias may hide any key from any row.
+        let any = &[0; KV_TILE];
+        let sound = (cover == Cover::Full && !bias_hides)
+            || buffers.finite.holds(isa, v, ([all[0], all[1]], from..to), shape.value_dim);
         let v = v.skip(key - from);
-        let guarded = cover == Cover::Partial || job.bias.is_some();
-        // Under a bias any key may be hidden from any row.
-        let visible = if job.bias.is_some() { &[0; KV_TILE] } else { &*bits };
-        if guarded && !nonfinite::is_finite(isa, v, &visible[..keys], shape.value_dim) {
-            if job.bias.is_some() {
+        let visible = if bias_hides { any } else { &*bits };
+        if !sound && !nonfinite::is_finite(isa, v, &visible[..keys], shape.value_dim) {
+            if bias_hides {
                 mask::hide_by_bias(tile, cover, width, buffers.bias, bits);
             }
             nonfinite::values::<I, NQ, M>(isa, job, tile, (bits, &reach), (scores, factor), out, buffers.v);
