@@ -195,7 +195,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn eq(self, a: Self::F, b: Self::F) -> Self::M;
     /// `t` where the mask is true, `f` elsewhere.
     fn select(self, mask: Self::M, t: Self::F, f: Self::F) -> Self::F;
-    /// Writes `other` to the first `LANES` elements where the mask is false.
+    /// Of the first `LANES` elements replaces those whose mask is false.
     #[inline(always)]
     fn replace(self, keep: Self::M, x: &mut [f32], other: Self::F) {
         self.store(self.select(keep, self.load(x), other), x);

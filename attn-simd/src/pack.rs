@@ -70,7 +70,8 @@ fn widen<I: Isa, T: Copy + Default>(isa: I, src: &[T], dst: &mut [f32], load: im
 }
 
 /// Packs `count` rows from `first` on of one head, transposed: `dst[channel][row]`, rows `width` apart, for `channels`
-/// channels from `from` on. Lanes beyond `count` and channels beyond the last are zero or left over.
+/// channels from `from` on. Lanes beyond `count` are zero or left over; so are channels beyond the last, or they are
+/// the row's next ones.
 #[inline(always)]
 pub(crate) fn transposed<I: Isa>(
     isa: I,
@@ -87,7 +88,7 @@ pub(crate) fn transposed<I: Isa>(
         let rows = (count - row).min(lanes);
         for (block, channel) in channels.clone().step_by(lanes).enumerate() {
             let there = (channels.end - channel).min(lanes);
-            // The channels behind the last may come along.
+            // The row's next channels may come along.
             let whole = channel + lanes <= columns;
             let dst = &mut dst[block * lanes * width + group * lanes..];
             if rows == lanes

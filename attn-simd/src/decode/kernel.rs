@@ -419,7 +419,9 @@ type Outputs<'b, 'w> = (&'b mut State<'w>, &'b mut [f32], &'b mut [f32], &'b mut
 /// What rows see of a tile.
 #[derive(Clone, Copy)]
 struct Visible {
+    /// Whether every row sees every key. The mask says so first, and then the bias.
     all: bool,
+    /// Which keys each row sees, as bits.
     words: [u64; MAX_ROWS],
 }
 

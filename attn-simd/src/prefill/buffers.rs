@@ -19,7 +19,7 @@ pub(crate) struct Buffers<'w> {
     pub(super) k: &'w mut [f32],
     pub(super) v: &'w mut [f32],
     pub(super) bias: &'w mut [f32],
-    /// The values that are known to be finite.
+    /// Which values are known to be finite.
     pub(super) finite: Finite,
     /// Most blocks of a strip.
     pub(super) strip: usize,

@@ -154,7 +154,7 @@ impl<const ROWS: usize> Ranges<ROWS> {
                 *row &= match term {
                     Term::Dense(dense) => match whole_word(dense, [batch, head, query, tile.key]) {
                         Some(word) => {
-                            // The last entry that the next tile needs: of these lines each tile reads one a row.
+                            // The line of the row's next tile: a tile reads about one line of each row.
                             isa.prefetch::<{ hint::SECOND }>(word.as_ptr().cast::<u8>().wrapping_add(2 * 64 - 1));
                             let word = isa.pack_bools(word);
                             if dense.keep { word } else { !word }

@@ -1,10 +1,10 @@
 //! Values that are NaN or infinite behind a mask: 0·NaN is NaN, so a weight of 0 does not keep them out.
 //!
 //! A tile that every row sees needs no check: its values belong to all of them. If a mask hides some of it, or a bias
-//! by entries of −∞, its values are multiplied by 0. A thread does so once, for all blocks that pass over the tile. If
-//! some values are not finite, those are checked that not every row of the block sees. Only if one of these is not
-//! finite, the slow path runs: the product with such elements as 0, then each of them by itself, for the rows that see
-//! it.
+//! by entries of −∞, its values are looked at. A thread remembers which keys of its head have finite values, so that
+//! other blocks need not look again. If some values are not finite, those are looked at that not every row of the block
+//! sees. Only if one of these is not finite, the slow path runs: the product with such elements as 0, then each of them
+//! by itself, for the rows that see it.
 
 use core::ops::Range;
 
@@ -14,16 +14,20 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::pack;
 use crate::scoring::{KV_TILE, TileAt};
 
-/// The values of a head that a thread has found to be finite, during one call: keys that lie side by side.
+/// What a thread knows of the values of a head during one call: of keys that lie side by side.
 #[derive(Debug, Default)]
 pub(crate) struct Finite {
     /// Batch entry and key/value head.
     head: [usize; 2],
+    /// Keys whose values are all finite.
     keys: Range<usize>,
+    /// Tiles, each with a value that is not.
+    others: Range<usize>,
 }
 
 impl Finite {
-    /// Whether all values of a tile's keys are finite. They are looked at unless they are known to be.
+    /// Whether all values of a tile's keys are finite. They are looked at unless it is known. False for a part of a
+    /// tile that is known to have others.
     #[inline(always)]
     pub(super) fn holds<I: Isa>(
         &mut self,
@@ -33,16 +37,19 @@ impl Finite {
         columns: usize,
     ) -> bool {
         if self.head != head {
-            *self = Self { head, keys: 0..0 };
+            *self = Self { head, ..Self::default() };
         }
-        // Those that are known to be finite may be the first of them.
+        let within = |known: &Range<usize>| known.start <= keys.start && keys.end <= known.end;
+        if within(&self.others) {
+            return false;
+        }
+        // Only keys behind those already known have to be looked at.
         let known = if self.keys.contains(&keys.start) { self.keys.end.min(keys.end) } else { keys.start };
         let left = &[0; KV_TILE][..keys.end - known];
         let is_finite = is_finite(isa, panel.skip(known - keys.start), left, columns);
-        if is_finite {
-            let apart = keys.end < self.keys.start || self.keys.end < keys.start;
-            self.keys = if apart { keys } else { self.keys.start.min(keys.start)..self.keys.end.max(keys.end) };
-        }
+        let same = if is_finite { &mut self.keys } else { &mut self.others };
+        let apart = keys.end < same.start || same.end < keys.start;
+        *same = if apart { keys } else { same.start.min(keys.start)..same.end.max(keys.end) };
         is_finite
     }
 }
@@ -147,17 +154,20 @@ mod tests {
     #[test]
     fn values_are_looked_at_once_for_each_head() {
         let finite = &mut Finite::default();
-        assert!(!holds(finite, 0, 0..64, Some(63)));
         assert!(holds(finite, 0, 0..48, None));
         assert!(holds(finite, 0, 0..48, Some(7)), "known");
         assert!(holds(finite, 0, 20..30, Some(20)), "known");
-        assert!(!holds(finite, 0, 0..64, Some(50)), "its last keys are new");
-        assert!(holds(finite, 0, 0..64, Some(47)), "new ones are finite");
+        assert!(holds(finite, 0, 0..64, Some(47)), "only the last ones are new");
         assert!(holds(finite, 0, 0..64, Some(63)), "known since");
+        assert!(!holds(finite, 0, 60..100, Some(70)), "the last ones are new");
+        assert!(!holds(finite, 0, 60..100, None), "known not to be");
+        assert!(!holds(finite, 0, 70..90, None), "a part of them");
         assert!(holds(finite, 0, 128..192, None));
-        assert!(!holds(finite, 0, 64..128, Some(100)), "between two that are known");
+        assert!(!holds(finite, 0, 90..128, Some(100)), "between two that are known");
         assert!(holds(finite, 0, 130..192, Some(150)), "the last ones are still known");
+        assert!(!holds(finite, 0, 0..60, Some(3)), "the first ones are forgotten");
         assert!(!holds(finite, 1, 130..192, Some(150)), "another head");
+        assert!(holds(finite, 1, 64..128, None), "what another head has is no matter");
     }
 
     #[test]
@@ -165,7 +175,7 @@ mod tests {
         for columns in [1, 3, 4, 16, 17, 64, 70] {
             for at in [0, columns / 2, columns - 1] {
                 let mut data = [1.0; 4 * 70];
-                data[2 * columns + at] = f32::INFINITY;
+                data[2 * columns + at] = if columns % 2 == 0 { f32::NEG_INFINITY } else { -f32::NAN };
                 let panel = Panel::packed(&data[..4 * columns], columns);
                 let check = |bits: [u64; 4]| is_finite(Portable { _proof: () }, panel, &bits, columns);
                 assert!(!check([0; 4]) && !check([u64::MAX, u64::MAX, 1, u64::MAX]), "{columns} columns, {at}");

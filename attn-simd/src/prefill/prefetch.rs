@@ -1,5 +1,6 @@
 //! Prefetches what a strip reads and writes soon: during the last tiles of a block the lines of its output, which are
-//! written when it ends, and of the queries of the next block; during every tile the keys and values of the next one.
+//! written when it ends, and of the queries of the next block; during every tile the keys and values of the next one,
+//! and before its scores are there the bias that they get.
 //!
 //! Output and queries are beyond the near caches. Requests for all at once would stall the core, which tracks only some
 //! dozens of misses; so each group of the two products makes a few.
@@ -53,7 +54,8 @@ impl Lines {
             let (start, stride, bytes) = pack::place(&input, row)?;
             let size = bytes / job.bias?.sizes()[3];
             let start = start.wrapping_add(tile.key * size);
-            Some(Self::of_bytes(start, stride, tile.rows, start.addr() % LINE + tile.keys * size))
+            let rows = if stride == 0 { 1 } else { tile.rows };
+            Some(Self::of_bytes(start, stride, rows, start.addr() % LINE + tile.keys * size))
         });
         place.unwrap_or(Self::NONE)
     }

@@ -84,7 +84,7 @@ fn finish_inlined<I: Isa, const NQ: usize>(
 }
 
 /// Scales or caps each score, and adds the tile's bias. An entry of −∞ hides the score, even one that is NaN. Returns
-/// whether there is one.
+/// whether there is one, in any lane.
 #[inline(always)]
 fn each<I: Isa>(isa: I, scores: &mut [f32], bias: Option<&[f32]>, scaled: impl Fn(I::F) -> I::F) -> bool {
     let Some(bias) = bias else {
