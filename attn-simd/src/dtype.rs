@@ -5,7 +5,7 @@ use attn_core::formats::{StoredRows, StoredView};
 use attn_core::half::{bf16, f16};
 use attn_core::int8::QuantizedView;
 use attn_core::kv_cache::{CacheRope, CacheView};
-use attn_core::{AttnError, AttnShape, Dtype, Element, Result, View, ViewMut};
+use attn_core::{AttnError, AttnShape, Bias, Dtype, Element, Result, View, ViewMut};
 
 use crate::queue::Target;
 
@@ -20,7 +20,17 @@ pub enum Input<'a> {
     Bf16(View<'a, bf16>),
 }
 
-impl Input<'_> {
+impl<'a> Input<'a> {
+    /// The tensor of a bias; `None` if it is in `f64`.
+    pub(crate) fn of_bias(bias: &Bias<'a>) -> Option<Self> {
+        match bias {
+            Bias::F32(view) => Some(Self::F32(*view)),
+            Bias::F16(view) => Some(Self::F16(*view)),
+            Bias::Bf16(view) => Some(Self::Bf16(*view)),
+            Bias::F64(_) => None,
+        }
+    }
+
     /// Elements of a row.
     pub(crate) fn columns(&self) -> usize {
         match self {

@@ -104,11 +104,7 @@ impl<M: Mods> Run<()> for Score<'_, M> {
         let Self { mods, tile, width, bits, scores } = self;
         for (n, row) in scores.chunks_exact_mut(width).enumerate().take(tile.keys) {
             let row = &mut row[..tile.rows];
-            let one = |lane: usize, s: f32| {
-                let score = mods.score_mod(f64::from(s), tile.position(lane, n));
-                // A finite score beyond f32 is very large, not infinite: f64::MIN hides no key in any engine.
-                if score.is_finite() { finite(score) } else { score as f32 }
-            };
+            let one = |lane: usize, s: f32| narrow(mods.score_mod(f64::from(s), tile.position(lane, n)));
             match bits.map(|bits| bits[n]) {
                 None | Some(u64::MAX) => row.iter_mut().enumerate().for_each(|(lane, s)| *s = one(lane, *s)),
                 Some(visible) => {
@@ -308,6 +304,12 @@ fn rounded(x: f64) -> f32 {
 /// Rounds a factor to `f32`. One that is too large becomes the largest number, not ∞: 0 times it must stay 0.
 fn finite(x: f64) -> f32 {
     x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+}
+
+/// Rounds a score, or an entry of a bias, to `f32`. Only −∞ hides a key, in any engine: a finite one beyond `f32`, such
+/// as `f64::MIN`, stays finite.
+pub(crate) fn narrow(score: f64) -> f32 {
+    if score.is_finite() { finite(score) } else { score as f32 }
 }
 
 /// The factor on a row's accumulated output and its log-sum-exp, with a sink in the denominator if there is one.

@@ -4,11 +4,13 @@
 
 use attn_core::{AttnShape, Bias};
 
+use crate::dtype::Input;
 use crate::gemv::TILE;
 use crate::isa::{Isa, MAX_LANES};
 use crate::level::Run;
 use crate::math::tanh;
-use crate::scoring::{Scoring, TileAt};
+use crate::pack;
+use crate::scoring::{Scoring, TileAt, narrow};
 
 /// Turns the products of one row into finished scores; the exponent applies the temperature. `tile` has one row.
 /// `visible` says which of its keys the row sees; keys whose bias is −∞ leave it.
@@ -66,15 +68,11 @@ fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s:
     let mut row = [0.0f32; TILE];
     let [nb, nh, nq, nk] = bias.sizes();
     let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
-    let plain = match bias {
-        Bias::F32(view) if nk != 1 => {
-            let row = view.row(pick(tile.batch, nb), pick(tile.head, nh), pick(tile.query, nq));
-            row.as_slice().and_then(|row| row.get(tile.key..tile.key + tile.keys))
+    match Input::of_bias(bias).filter(|_| tile.key + tile.keys <= nk) {
+        Some(input) => {
+            let at = [pick(tile.batch, nb), pick(tile.head, nh), pick(tile.query, nq)];
+            pack::read_row(isa, &input, at, tile.key, &mut row[..tile.keys]);
         }
-        _ => None,
-    };
-    match plain {
-        Some(values) => row[..tile.keys].copy_from_slice(values),
         None => {
             for (n, x) in row.iter_mut().enumerate().take(tile.keys) {
                 *x = narrow(bias.at(tile.position(0, n)));
@@ -89,11 +87,6 @@ fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s:
     for (n, &b) in row.iter().enumerate() {
         *visible &= !(u64::from(b == f32::NEG_INFINITY) << n);
     }
-}
-
-/// Rounds an entry of a bias. Only −∞ hides: a finite entry beyond `f32`, such as `f64::MIN`, stays finite.
-fn narrow(bias: f64) -> f32 {
-    if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }
 
 /// Runs [`replace_hidden`] at a level.

@@ -7,7 +7,7 @@ use crate::dtype::Input;
 use crate::isa::{Isa, MAX_LANES};
 use crate::math::tanh;
 use crate::pack;
-use crate::scoring::TileAt;
+use crate::scoring::{TileAt, narrow};
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::score::Problem::score` fixes
 /// (temperature is left to the exponent). `scratch` gets the tile of the bias, transposed. Returns whether the bias may
@@ -109,15 +109,11 @@ fn each<I: Isa>(isa: I, scores: &mut [f32], bias: Option<&[f32]>, scaled: impl F
 /// The rows of a bias that a tile transposes, and the first of them; `None` if its queries or keys share entries, or if
 /// it is in `f64`.
 pub(super) fn rows_of<'j>(job: &Job<'j>, tile: TileAt) -> Option<(Input<'j>, [usize; 3])> {
-    let input = match job.bias? {
-        Bias::F32(view) => Input::F32(*view),
-        Bias::F16(view) => Input::F16(*view),
-        Bias::Bf16(view) => Input::Bf16(*view),
-        Bias::F64(_) => return None,
-    };
-    let [nb, nh, nq, nk] = job.bias?.sizes();
+    let bias = job.bias?;
+    let [nb, nh, nq, nk] = bias.sizes();
     let wide = (nk != 1 || job.shape.kv_len == 1) && (nq != 1 || job.shape.q_len == 1);
-    wide.then(|| (input, [pick(tile.batch, nb), pick(tile.head, nh), tile.query]))
+    let input = Input::of_bias(bias).filter(|_| wide)?;
+    Some((input, [pick(tile.batch, nb), pick(tile.head, nh), tile.query]))
 }
 
 /// The place of an entry along an axis of `n` entries, of which one stands for all.
@@ -161,10 +157,4 @@ fn of_tile<I: Isa>(isa: I, job: &Job<'_>, bias: &Bias<'_>, tile: TileAt, width: 
             }
         }
     }
-}
-
-/// Rounds an entry of a bias. Only −∞ hides: a finite one that is too small for `f32`, such as `f64::MIN`, stays
-/// finite.
-fn narrow(bias: f64) -> f32 {
-    if bias.is_finite() { bias.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32 } else { bias as f32 }
 }

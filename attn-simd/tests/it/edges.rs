@@ -1,7 +1,8 @@
 //! Options and sizes at the edge of what f32 holds, at every level: what the random laws draw too seldom.
 
+use attn_core::half::{bf16, f16};
 use attn_core::score_mod::Mods;
-use attn_core::{Align, Attention, Dtype, Element, Layout, Mask, Outputs, Result, View, ViewMut, reference};
+use attn_core::{Align, Attention, Bias, Dtype, Element, Layout, Mask, Outputs, Result, View, ViewMut, reference};
 use attn_simd::{Level, Workspace, forward_at};
 use attn_testing::tolerance::ETA;
 
@@ -259,4 +260,58 @@ fn keys_that_only_neighbours_see_change_no_bit() {
         }
     }
     assert!(all > 0 && differ.is_empty(), "{} of {all} differ, the first: {:?}", differ.len(), differ.first());
+}
+
+/// A bias in any type, shared by queries or keys or not, side by side or apart, has the bits of the same numbers in
+/// `f32`; one query, a few, and many.
+#[test]
+fn a_bias_of_any_type_has_the_bits_of_its_numbers() {
+    /// All outputs under a bias whose numbers lie `apart`.
+    fn outputs<'a, T: Element>(
+        level: Level,
+        data: &'a [T],
+        [queries, per_query, per_key]: [usize; 3],
+        apart: usize,
+    ) -> Vec<f32>
+    where
+        Bias<'a>: From<View<'a, T>>,
+    {
+        let sizes = [1, 2, per_query, per_key];
+        let row = per_key * apart;
+        let strides = [0, (per_query * row) as isize, row as isize, apart as isize];
+        let bias = View::strided(data, sizes, strides, 0).expect("inside");
+        let wave = |n: usize, f: f32| (0..2 * n * 3).map(|n| (n as f32 * f).sin()).collect::<Vec<_>>();
+        let (q, k, v) = (wave(queries, 0.7), wave(KEYS, 1.3), wave(KEYS, 2.1));
+        let of = |x, rows| View::new(x, Layout::Bhsd, [1, 2, rows, 3]).expect("sizes");
+        let mut out = vec![-1.0f32; q.len()];
+        let to = ViewMut::new(&mut out, Layout::Bhsd, [1, 2, queries, 3]).expect("sizes");
+        let attn = Attention::new().bias(bias);
+        let (q, k, v) = (of(&q[..], queries), of(&k[..], KEYS), of(&v[..], KEYS));
+        forward_at(level, &attn, q, k, v, Outputs::new(to), &mut Workspace::new()).expect("accepted");
+        out
+    }
+    let numbers: Vec<f64> = (0..2 * 2 * 37 * KEYS)
+        .map(|n| if n % 7 == 3 { f64::NEG_INFINITY } else { (n * 5 % 33) as f64 / 8.0 - 2.0 })
+        .collect();
+    let floats: Vec<f32> = numbers.iter().map(|&x| x as f32).collect();
+    let halves: Vec<f16> = numbers.iter().map(|&x| f16::from_f64(x)).collect();
+    let brain: Vec<bf16> = numbers.iter().map(|&x| bf16::from_f64(x)).collect();
+    for level in Level::available() {
+        for queries in [1, 3, 37] {
+            for (per_query, per_key) in [(queries, KEYS), (1, KEYS), (queries, 1)] {
+                for apart in [1, 2] {
+                    let sizes = [queries, per_query, per_key];
+                    let want = outputs(level, &floats, sizes, apart);
+                    for (name, got) in [
+                        ("f64", outputs(level, &numbers, sizes, apart)),
+                        ("f16", outputs(level, &halves, sizes, apart)),
+                        ("bf16", outputs(level, &brain, sizes, apart)),
+                    ] {
+                        let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{} {name} {sizes:?}, {apart} apart", level.name());
+                    }
+                }
+            }
+        }
+    }
 }
