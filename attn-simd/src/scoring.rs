@@ -306,6 +306,12 @@ fn finite(x: f64) -> f32 {
     x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
 }
 
+/// The place of an entry along an axis of a mask or a bias, which may have one of its `n` entries for all.
+#[inline(always)]
+pub(crate) fn pick(i: usize, n: usize) -> usize {
+    if n == 1 { 0 } else { i }
+}
+
 /// Rounds a score, or an entry of a bias, to `f32`. Only −∞ hides a key, in any engine: a finite one beyond `f32`, such
 /// as `f64::MIN`, stays finite.
 pub(crate) fn narrow(score: f64) -> f32 {

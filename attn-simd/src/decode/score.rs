@@ -10,7 +10,7 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::level::Run;
 use crate::math::tanh;
 use crate::pack;
-use crate::scoring::{Scoring, TileAt, narrow};
+use crate::scoring::{Scoring, TileAt, narrow, pick};
 
 /// Turns the products of one row into finished scores; the exponent applies the temperature. `tile` has one row.
 /// `visible` says which of its keys the row sees; keys whose bias is −∞ leave it.
@@ -67,7 +67,6 @@ pub(super) fn finish<I: Isa>(
 fn add_bias<I: Isa>(isa: I, bias: &Bias<'_>, tile: TileAt, visible: &mut u64, s: &mut [f32]) {
     let mut row = [0.0f32; TILE];
     let [nb, nh, nq, nk] = bias.sizes();
-    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
     match Input::of_bias(bias).filter(|_| tile.key + tile.keys <= nk) {
         Some(input) => {
             let at = [pick(tile.batch, nb), pick(tile.head, nh), pick(tile.query, nq)];

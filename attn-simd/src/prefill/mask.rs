@@ -16,7 +16,7 @@ use super::layout::MAX_Q_TILE;
 use crate::gemm::{Reach, adds_pairs};
 use crate::isa::{Isa, hint};
 use crate::queue::Rows;
-use crate::scoring::{KV_TILE, TileAt};
+use crate::scoring::{KV_TILE, TileAt, pick};
 
 /// How much of a tile the rows of a block see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,9 @@ impl<const ROWS: usize> Ranges<ROWS> {
                     Term::Dense(dense) => match whole_word(dense, [batch, head, query, tile.key]) {
                         Some(word) => {
                             // The line of the row's next tile: a tile reads about one line of each row.
-                            isa.prefetch::<{ hint::SECOND }>(word.as_ptr().cast::<u8>().wrapping_add(2 * 64 - 1));
+                            isa.prefetch::<{ hint::SECOND }>(
+                                word.as_ptr().cast::<u8>().wrapping_add(2 * word.len() - 1),
+                            );
                             let word = isa.pack_bools(word);
                             if dense.keep { word } else { !word }
                         }
@@ -188,7 +190,6 @@ fn range_bits(start: usize, end: usize) -> u64 {
 #[inline(always)]
 fn whole_word<'a>(dense: &DenseMask<'a>, [batch, head, query, key]: [usize; 4]) -> Option<&'a [bool; 64]> {
     let [nb, nh, nq, _] = dense.mask.sizes();
-    let pick = |i: usize, n: usize| if n == 1 { 0 } else { i };
     dense.mask.row(pick(batch, nb), pick(head, nh), pick(query, nq)).as_slice()?.get(key..)?.first_chunk()
 }
 

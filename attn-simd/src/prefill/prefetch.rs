@@ -52,7 +52,7 @@ impl Lines {
     pub(crate) fn of_bias(job: &Job<'_>, tile: TileAt) -> Self {
         let place = score::rows_of(job, tile).and_then(|(input, row)| {
             let (start, stride, bytes) = pack::place(&input, row)?;
-            let size = bytes / job.bias?.sizes()[3];
+            let size = bytes / input.columns();
             let start = start.wrapping_add(tile.key * size);
             let rows = if stride == 0 { 1 } else { tile.rows };
             Some(Self::of_bytes(start, stride, rows, start.addr() % LINE + tile.keys * size))

@@ -7,7 +7,7 @@ use crate::dtype::Input;
 use crate::isa::{Isa, MAX_LANES};
 use crate::math::tanh;
 use crate::pack;
-use crate::scoring::{TileAt, narrow};
+use crate::scoring::{TileAt, narrow, pick};
 
 /// Turns products `s[key][query]` into finished scores, in the order that `attn_core::score::Problem::score` fixes
 /// (temperature is left to the exponent). `scratch` gets the tile of the bias, transposed. Returns whether the bias may
@@ -114,11 +114,6 @@ pub(super) fn rows_of<'j>(job: &Job<'j>, tile: TileAt) -> Option<(Input<'j>, [us
     let wide = (nk != 1 || job.shape.kv_len == 1) && (nq != 1 || job.shape.q_len == 1);
     let input = Input::of_bias(bias).filter(|_| wide)?;
     Some((input, [pick(tile.batch, nb), pick(tile.head, nh), tile.query]))
-}
-
-/// The place of an entry along an axis of `n` entries, of which one stands for all.
-fn pick(i: usize, n: usize) -> usize {
-    if n == 1 { 0 } else { i }
 }
 
 /// Writes a tile of the bias, transposed.
