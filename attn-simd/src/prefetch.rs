@@ -51,11 +51,11 @@ pub(crate) enum Into {
 pub(crate) enum Once {
     /// One row over `f32`: so many bytes ahead.
     Ahead(usize),
-    /// One row or two over `f32`, one over halves of at most 256 bytes a row, and two over bfloat16 of 256 bytes: the
-    /// line itself, for keys of two rows three times. What comes next is left to the processor's own prefetcher,
-    /// which follows lines in the order of memory.
+    /// One row or two over `f32`, and, if halves read so too, one over halves of at most 256 bytes a row, and two over
+    /// bfloat16 of 256 bytes: the line itself, for keys of two rows three times. What comes next is left to the
+    /// processor's own prefetcher, which follows lines in the order of memory.
     #[cfg_attr(not(all(target_arch = "x86_64", feature = "std")), allow(dead_code, reason = "detection chooses it"))]
-    InOrder,
+    InOrder { halves: bool },
 }
 
 impl Once {
@@ -64,9 +64,9 @@ impl Once {
     pub(crate) const fn takes(self, rows: usize, size: usize, row_bytes: usize, in_order: bool) -> bool {
         match self {
             Self::Ahead(_) => rows == 1 && size == 4,
-            Self::InOrder => match rows {
-                1 => in_order && (size == 4 || row_bytes <= 256),
-                2 => in_order && (size == 4 || row_bytes == 256),
+            Self::InOrder { halves } => match rows {
+                1 => in_order && (size == 4 || halves && row_bytes <= 256),
+                2 => in_order && (size == 4 || halves && row_bytes == 256),
                 _ => false,
             },
         }
@@ -76,7 +76,7 @@ impl Once {
     pub(crate) const fn distance(self) -> usize {
         match self {
             Self::Ahead(bytes) => bytes,
-            Self::InOrder => 0,
+            Self::InOrder { .. } => 0,
         }
     }
 }
@@ -114,15 +114,22 @@ impl Prefetch {
     /// four 0.73. Three and four rows that read values by line: 1.05 to 1.23; halves 0.97; four over 512 KiB in the
     /// second cache 0.94 to 0.97. Measured 2026-11-29: two rows over bfloat16 of 128 channels 1.07, of 64 0.93.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN4: Self =
-        Self { into: Into::Second, far: 16 << 10, near: 0, once: Some(Once::InOrder), by_line: true, of: "Zen 4" };
+    const ZEN4: Self = Self { once: Some(Once::InOrder { halves: true }), by_line: true, of: "Zen 4", ..Self::ZEN3 };
 
-    /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, caches of 8 to 256 MiB, cold, as a share of a
-    /// plain read: f32 0.63 and 0.68 in two runs, f16 0.52 and 0.55; near requests of 1 KiB: 0.68 and 0.53; into the
-    /// first cache, 12 KiB ahead and 4 near, 0.65 and 0.54; into the second 4 KiB ahead 0.63 and 0.50. The machine was
-    /// noisy, and tells no more than that nothing is much better.
+    /// Zen to Zen 3. Measured 2026-11-27 on a Zen 3 (EPYC), one thread, cold caches of 8 to 256 MiB: no distance and no
+    /// cache is much better than another.
+    ///
+    /// Measured 2026-11-29, caches of 128 MiB: one row over f32 in order is 1.05 times as fast, for 64 channels 1.1;
+    /// halves are 0.94. Four rows over f32 and int8 take as long without a request far ahead.
     #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    const ZEN3: Self = Self { of: "Zen to Zen 3: as Zen 4", once: None, by_line: false, ..Self::ZEN4 };
+    const ZEN3: Self = Self {
+        into: Into::Second,
+        far: 16 << 10,
+        near: 0,
+        once: Some(Once::InOrder { halves: false }),
+        by_line: false,
+        of: "Zen to Zen 3",
+    };
 
     /// Measured 2026-11-25 on a Xeon (Granite Rapids, 2 MiB of second cache a core), one thread, caches of 128 and 256
     /// MiB, cold, against 12 KiB into the first cache and 4 KiB near: f32 1.2 to 1.3 times as fast, f16 1.1 to 1.3; on
@@ -134,7 +141,7 @@ impl Prefetch {
 
     /// With what only Zen 4 does, for tests on any processor.
     #[cfg(test)]
-    pub(crate) const IN_ORDER: Self = Self { once: Some(Once::InOrder), by_line: true, ..Self::ZEN5 };
+    pub(crate) const IN_ORDER: Self = Self { once: Some(Once::InOrder { halves: true }), by_line: true, ..Self::ZEN5 };
 
     /// Whatever else there is. Not measured.
     pub(crate) const OTHER: Self = Self { of: "not measured: as Zen 5", ..Self::ZEN5 };
@@ -215,10 +222,11 @@ impl fmt::Display for Prefetch {
         write!(f, "{into} cache {far} bytes ahead, first {near}")?;
         match once {
             Some(Once::Ahead(bytes)) => write!(f, "; one row over f32: first {bytes}")?,
-            Some(Once::InOrder) => f.write_str(
+            Some(Once::InOrder { halves: true }) => f.write_str(
                 "; in order: one row over f32 or halves of up to 256 bytes, two over f32 of 64 or 128 channels or bf16 \
                  of 128 at AVX-512",
             )?,
+            Some(Once::InOrder { halves: false }) => f.write_str("; in order: one row over f32")?,
             None => {}
         }
         if *by_line {
@@ -244,12 +252,14 @@ mod tests {
 
     #[test]
     fn few_rows_read_in_order_what_was_measured() {
-        let takes = |rows, size, row, in_order| Once::InOrder.takes(rows, size, row, in_order);
+        let takes = |rows, size, row, in_order| Once::InOrder { halves: true }.takes(rows, size, row, in_order);
         assert!(takes(1, 4, 512, true) && takes(1, 4, 1024, true) && takes(1, 2, 256, true) && takes(2, 4, 512, true));
         assert!(!takes(1, 2, 384, true) && !takes(1, 4, 512, false) && !takes(1, 2, 256, false));
         assert!(
             takes(2, 2, 256, true) && !takes(2, 2, 128, true) && !takes(2, 2, 256, false) && !takes(3, 4, 512, true)
         );
+        let takes = |rows, size, row| Once::InOrder { halves: false }.takes(rows, size, row, true);
+        assert!(takes(1, 4, 512) && takes(2, 4, 512) && !takes(1, 2, 256) && !takes(2, 2, 256));
         let takes = |rows, size| Once::Ahead(64).takes(rows, size, 512, false);
         assert!(takes(1, 4) && !takes(1, 2) && !takes(2, 4));
     }

@@ -4,7 +4,8 @@
 //! between two, because a branch between the multiply-adds would keep the compiler from holding their sums in
 //! registers. One row over `f32` makes two of them, because it computes so little that each instruction counts.
 
-use super::{Rows, Stored, TILE, Tile};
+use super::rows::EIGHT;
+use super::{Rows, Stored, TILE, Tile, in_line};
 use crate::isa::{Isa, hint};
 use crate::prefetch::{Into, PAGE, Prefetch};
 
@@ -136,5 +137,104 @@ impl Requests {
         if const { R > 1 || size_of::<T>() != 4 } {
             isa.prefetch::<{ hint::READ }>(line.wrapping_add(self.near));
         }
+    }
+}
+
+/// Lines that blocks of channels request while they read the same eight values.
+///
+/// A block of few channels reads a line of one value, then of the next. Where the values follow each other without
+/// gaps, the blocks request what comes later in the order of memory instead: the first block the lines of the first
+/// values, and so on. The processor's prefetcher follows that. A line that several blocks share is requested once.
+///
+/// Measured on Zen 3 at AVX2, caches of 128 MiB, one thread: four rows over f32 are 1.35 times as fast, two 1.25, eight
+/// 1.1; halves 1.0 to 1.1, of 256 channels 1.18. With gaps 0.93 to 1.03. Bytes are bound by arithmetic, and keep their
+/// order (0.97). So do other levels, where it is not measured.
+#[derive(Clone, Copy)]
+pub(super) struct Eights {
+    /// The line that the first value requests, but for the distance.
+    pub(super) first: *const u8,
+    /// Bytes from there to that of the next value.
+    pub(super) step: isize,
+}
+
+impl Eights {
+    /// Of a block of C vectors of channels from `from` on; the first of the eight begins at `value`.
+    #[inline(always)]
+    pub(super) fn of<I: Isa, T: Stored, const C: usize>(values: &Tile<'_, T>, value: *const T, from: usize) -> Self {
+        let bytes = |channels: usize| T::elements(channels) * size_of::<T>();
+        let (first, step, block) = (value.cast::<u8>(), values.step(), bytes(C * I::LANES) as isize);
+        if step == bytes(values.columns()) as isize {
+            return Self { first: first.wrapping_add(EIGHT * bytes(from)), step: block };
+        }
+        // The blocks that share a line take turns with the values.
+        let nth = from / (C * I::LANES) % const { turns::<I, T>(C) };
+        Self { first: first.wrapping_add(bytes(from)).wrapping_byte_offset((step - block) * nth as isize), step }
+    }
+}
+
+/// Whether blocks request lines as [`Eights`] says.
+pub(super) const fn by_eights<I: Isa, T: Stored>() -> bool {
+    I::LANES == 8 && T::EVERY && size_of::<T>() > 1
+}
+
+/// Values of which the first requests a line for all.
+pub(super) const fn turns<I: Isa, T: Stored>(vectors: usize) -> usize {
+    let line = in_line::<T>(I::LANES);
+    if vectors < line { line / vectors } else { 1 }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::vec;
+    use std::vec::Vec;
+
+    use attn_core::half::f16;
+
+    use super::*;
+    use crate::gemv::{Group, Places, Unchecked};
+    use crate::isa::avx2::Avx2;
+
+    /// The lines of eight values that blocks of C vectors request, of rows with a gap after each.
+    fn requested<T: Stored, const C: usize>(columns: usize, gap: usize) -> Vec<usize> {
+        let (data, row) = (vec![T::default(); 8 * (columns + gap)], columns + gap);
+        let mut places = Places::NONE;
+        places.find(&Group::new(0, 8, 1), row as isize, |n| (n < 8).then_some((n * row, 8 - n)));
+        let values = Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER }.check().tile(0);
+        let mut lines = Vec::new();
+        for from in (0..columns).step_by(C * 8) {
+            let eights = Eights::of::<Avx2, T, C>(&values, values.row(0), from);
+            for n in (0..8isize).step_by(turns::<Avx2, T>(C)) {
+                let line = eights.first.wrapping_byte_offset(eights.step * n);
+                for c in (0..C).step_by(in_line::<T>(8)) {
+                    let at = line.wrapping_add(c * 8 * size_of::<T>()).addr() - data.as_ptr().addr();
+                    lines.push(at / 64);
+                }
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn blocks_request_each_line_of_eight_values_once() {
+        assert!(by_eights::<Avx2, f32>() && by_eights::<Avx2, f16>());
+        fn check<T: Stored, const C: usize>() {
+            let line = 64 / size_of::<T>();
+            for columns in [64, 128, 192, 256] {
+                let lines = columns / line;
+                // Without gaps in the order of memory.
+                let want: Vec<usize> = (0..8 * lines).collect();
+                assert_eq!(requested::<T, C>(columns, 0), want, "{C} vectors of {columns} channels");
+                let mut got = requested::<T, C>(columns, 2 * line);
+                got.sort_unstable();
+                let want = (0..8).flat_map(|row| (0..lines).map(move |n| row * (lines + 2) + n));
+                assert!(got.into_iter().eq(want), "{C} vectors of {columns} channels, with gaps");
+            }
+        }
+        check::<f32, 1>();
+        check::<f32, 2>();
+        check::<f32, 4>();
+        check::<f32, 8>();
+        check::<f16, 2>();
+        check::<f16, 4>();
     }
 }
