@@ -236,7 +236,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "capi",
         proves: "the C library exports its header alone, and C and C++ programs that use it by pkg-config are right",
-        minutes: 10,
+        minutes: 20,
         one_core: false,
         needs: &C_PROGRAMS,
         runs: &[xtask(&["capi", "examples", "overhead"])],
@@ -268,7 +268,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "capi-asan",
         proves: "and under AddressSanitizer, which sees into the library too",
-        minutes: 10,
+        minutes: 20,
         one_core: false,
         needs: &[C_PROGRAMS[0], C_PROGRAMS[1], C_PROGRAMS[2], Need::Arch("x86_64"), Need::Toolchain(NIGHTLY)],
         runs: &[xtask(&["capi", "asan"])],
@@ -409,7 +409,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "aarch64",
         proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses",
-        minutes: 15,
+        minutes: 25,
         one_core: true,
         needs: &[
             Need::Linux,
@@ -487,7 +487,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "miri-simd",
         proves: "attn-simd's portable level and its memory handling have no undefined behaviour",
-        minutes: 15,
+        minutes: 25,
         one_core: true,
         needs: &MIRI,
         runs: &[
