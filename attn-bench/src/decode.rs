@@ -27,7 +27,7 @@ use crate::machine::Machine;
 use crate::memory::in_huge_pages;
 use crate::peer::{Peer, PeerError, Request};
 
-/// A cache and its queries: batch, query heads, key/value heads, tokens, dim of keys and values.
+/// A cache and its queries: batch, query heads, key/value heads, tokens, dim of keys and values, layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// Its name in tables.
@@ -42,25 +42,31 @@ pub struct Shape {
     pub kv_len: usize,
     /// Dims of queries, keys and values.
     pub dim: usize,
+    /// Whether the cache is in [`Layout::Bshd`]: the heads of a token are side by side. Otherwise in [`Layout::Bhsd`].
+    #[serde(default)]
+    pub bshd: bool,
 }
 
-/// The shapes that are measured: grouped heads of usual and of long caches, a batch, no groups, and one that is over at
-/// once, which shows what a step costs beside the reading.
+/// The shapes that are measured: grouped heads of usual and of long caches, a batch, no groups, heads of a token side
+/// by side, and one that is over at once, which shows what a step costs beside the reading.
 pub fn shapes() -> Vec<Shape> {
     [
-        ("dec4096gqa", 1, 32, 8, 4096, 128),
-        ("dec32768gqa", 1, 32, 8, 32_768, 128),
-        ("dec2048gqab8", 8, 32, 8, 2048, 128),
-        ("dec8192mha", 1, 32, 32, 8192, 128),
-        ("dec16tiny", 1, 1, 1, 16, 64),
+        ("dec4096gqa", 1, 32, 8, 4096, 128, false),
+        ("dec32768gqa", 1, 32, 8, 32_768, 128, false),
+        ("dec32768gqa-bshd", 1, 32, 8, 32_768, 128, true),
+        ("dec2048gqab8", 8, 32, 8, 2048, 128, false),
+        ("dec8192mha", 1, 32, 32, 8192, 128, false),
+        ("dec8192mha-bshd", 1, 32, 32, 8192, 128, true),
+        ("dec16tiny", 1, 1, 1, 16, 64, false),
     ]
-    .map(|(name, batch, q_heads, kv_heads, kv_len, dim)| Shape {
+    .map(|(name, batch, q_heads, kv_heads, kv_len, dim, bshd)| Shape {
         name: name.into(),
         batch,
         q_heads,
         kv_heads,
         kv_len,
         dim,
+        bshd,
     })
     .into()
 }
@@ -277,7 +283,8 @@ pub struct Setup<'s> {
     pub pass: usize,
 }
 
-/// Measures one shape over one type, warm and cold, beside what `peer` has that can decode it.
+/// Measures one shape over one type, warm and cold, beside what `peer` has that can decode it. Peers read
+/// [`Layout::Bhsd`] only.
 ///
 /// # Errors
 /// What the plan refuses (nothing for the shapes of the table), or a peer's process that ended.
@@ -301,8 +308,8 @@ pub fn measure(
                 let scales: Vec<f32> = rows.map(|(x, numbers)| quantize(x, numbers)).collect();
                 (in_huge_pages(&numbers), scales)
             });
-            let number = |n: usize| View::new(&quantized[n].0, Layout::Bhsd, sizes);
-            let scale = |n: usize| View::new(&quantized[n].1, Layout::Bhsd, [batch, kv_heads, kv_len, 1]);
+            let number = |n: usize| View::new(&quantized[n].0, shape.layout(), sizes);
+            let scale = |n: usize| View::new(&quantized[n].1, shape.layout(), [batch, kv_heads, kv_len, 1]);
             let numbers = CacheView::of_tensors(number(0)?, number(1)?)?;
             let cache = QuantizedView::new(numbers, KeyScales::PerToken(scale(0)?), scale(1)?)?;
             steps::<f32>(shape, stored, setup, cache.into(), None)
@@ -329,7 +336,8 @@ fn stored_as(format: Format, shape: &Shape, stored: Stored, setup: &Setup<'_>) -
     let rows = StoredRows::new(format, scales)?;
     let sizes = [batch, heads, tokens, row_bytes];
     let [k, v] = &bytes;
-    let cache = CacheView::of_tensors(View::new(k, Layout::Bhsd, sizes)?, View::new(v, Layout::Bhsd, sizes)?)?;
+    let layout = shape.layout();
+    let cache = CacheView::of_tensors(View::new(k, layout, sizes)?, View::new(v, layout, sizes)?)?;
     let cache = StoredView::new(cache, rows, rows)?;
     steps::<f32>(shape, stored, setup, Source::from(cache), None)
 }
@@ -343,8 +351,9 @@ fn over<T: KernelElement>(
 ) -> Result<[Row; 2], DecodeError> {
     let sizes = shape.kv();
     let [k, v] = [1, 2].map(|seed| in_huge_pages(&painted::<T>(seed, sizes.iter().product())));
-    let cache = CacheView::of_tensors(View::new(&k, Layout::Bhsd, sizes)?, View::new(&v, Layout::Bhsd, sizes)?)?;
-    steps::<T>(shape, stored, setup, cache.into(), peer)
+    let layout = shape.layout();
+    let cache = CacheView::of_tensors(View::new(&k, layout, sizes)?, View::new(&v, layout, sizes)?)?;
+    steps::<T>(shape, stored, setup, cache.into(), peer.filter(|_| !shape.bshd))
 }
 
 fn painted<T: Element>(seed: u64, len: usize) -> Vec<T> {
@@ -356,6 +365,10 @@ impl Shape {
     pub const fn case(&self) -> Case {
         let Self { batch, q_heads, kv_heads, kv_len, dim, .. } = *self;
         Case { batch, q_heads, kv_heads, q_len: 1, kv_len, head_dim: dim, causal: false }
+    }
+
+    const fn layout(&self) -> Layout {
+        if self.bshd { Layout::Bshd } else { Layout::Bhsd }
     }
 
     fn q(&self) -> [usize; 4] {
@@ -491,7 +504,8 @@ mod tests {
         for threads in [1, 2] {
             let pool = crate::engine::pool(threads).unwrap();
             let setup = Setup { level: Level::detect(), pool: &pool, repeat, sweep: 1 << 16, pass: 0 };
-            let shape = Shape { name: "t".into(), batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32 };
+            let (name, bshd) = ("t".into(), threads == 2);
+            let shape = Shape { name, batch: 2, q_heads: 4, kv_heads: 2, kv_len: 600, dim: 32, bshd };
             let elements = [32 * 4, 32 * 2, 32 * 2, 32 + 4, 32 + 4, 34, 34, 18, 32];
             assert_eq!(elements.len(), Stored::ALL.len());
             for (stored, element) in Stored::ALL.into_iter().zip(elements) {

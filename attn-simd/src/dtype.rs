@@ -240,6 +240,13 @@ impl<'c> Source<'c> {
         numbers!(self, cache => cache.has_dropped(sequence))
     }
 
+    /// Whether the heads of a token are nearer to each other in memory than the tokens of a head. Not where the kernel
+    /// applies rope to keys, head by head.
+    pub(crate) fn has_heads_beside(&self) -> bool {
+        let beside = |[_, head, slot, _]: [isize; 4]| head.unsigned_abs() < slot.unsigned_abs();
+        self.rope().is_none() && numbers!(self, cache => beside(cache.k().strides()) && beside(cache.v().strides()))
+    }
+
     /// Rope tables.
     fn rope(&self) -> Option<CacheRope<'c>> {
         match self {

@@ -19,7 +19,8 @@
 //! multiply-adds; how far is a [policy of the processor](crate::prefetch). No branch chooses between the two: a branch
 //! between multiply-adds makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
-//! [`rows`] says where keys and values are, and [`ahead`] which lines are requested. The number of rows or keys that
+//! [`rows`] says where keys and values are, [`heads`] which heads are read together, and [`ahead`] which lines are
+//! requested. The number of rows or keys that
 //! are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an output is one
 //! chain over each 8 keys of a tile.
 
@@ -33,12 +34,14 @@ use crate::isa::Isa;
 mod ahead;
 pub(crate) mod bytes;
 mod dots;
+mod heads;
 pub(crate) mod packed;
 pub(crate) mod pairs;
 mod rows;
 mod weighted;
 
 pub(crate) use dots::dots;
+pub(crate) use heads::Heads;
 pub(crate) use rows::{Group, Places, Rows, TILES, Tile, Unchecked, tiles_of};
 pub(crate) use weighted::{Sums, weighted};
 

@@ -269,7 +269,7 @@ mod tests {
         use attn_core::half::bf16;
 
         use crate::Level;
-        use crate::gemv::{self, Group, Places, Stored, Sums, TILE, Unchecked, dots, pairs, weighted};
+        use crate::gemv::{self, Group, Heads, Places, Stored, Sums, TILE, Unchecked, dots, pairs, weighted};
         use crate::isa::Isa;
         use crate::level::Run;
 
@@ -300,15 +300,15 @@ mod tests {
         let data: Vec<f32> = (0..TILE * COLUMNS).map(|n| (n as f32 * 0.7).sin()).collect();
         let halves: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
         let wide: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();
-        let mut places = Places::NONE;
+        let (mut places, heads) = (Places::NONE, Heads::ONE);
         places.find(&Group::new(0, TILE, 1), COLUMNS as isize, |n| (n < TILE).then_some((n * COLUMNS, TILE - n)));
         for level in Level::available() {
             // Miri takes hundreds of times as long, and looks for something else.
             let rows = if cfg!(miri) { &[1][..] } else { &[1, 2, 3, 4] };
             for &rows in rows.iter().filter(|&&rows| gemv::rows_for(rows, level.lanes()) == rows) {
                 let run = |prefetch| {
-                    let keys = Unchecked { data: &data, places: &places, columns: COLUMNS, prefetch };
-                    let halves = Unchecked { data: &halves, places: &places, columns: COLUMNS, prefetch };
+                    let keys = Unchecked { data: &data, places: &places, heads, columns: COLUMNS, prefetch };
+                    let halves = Unchecked { data: &halves, places: &places, heads, columns: COLUMNS, prefetch };
                     let (q, wide) = (&data[..rows * COLUMNS], &wide[..rows * COLUMNS]);
                     [
                         Some(level.run(Both(keys, q))),

@@ -28,7 +28,8 @@ pub fn document(report: &DecodeReport, earlier: Option<&Comparison>) -> Document
 
 const NOTE: &str = "Sizes are sequences × heads (key/value heads) × 1 query (keys) × head_dim. A plain read goes \
     over as many bytes on as many threads, right beside each step; beyond it is what a step takes longer. NAME / ours: \
-    that library's time divided by ours on the same numbers.";
+    that library's time divided by ours on the same numbers. Bshd: the cache keeps the heads of a token side by side; \
+    the others keep the tokens of a head side by side.";
 
 const METHOD: &str = "A step is everything from the caller's view: checks, plan and run. Warm steps follow each \
     other on the same cache; before a cold one the processor's caches are filled with something else. Medians by the \
@@ -42,7 +43,7 @@ fn steps(rows: &[Row]) -> Table {
     header.extend(beside.iter().map(String::as_str));
     let lines = rows.iter().map(|row| {
         let mut line = vec![
-            row.shape.case().to_string(),
+            format!("{}{}", row.shape.case(), if row.shape.bshd { " Bshd" } else { "" }),
             row.stored.name().into(),
             if row.cold { "cold" } else { "warm" }.into(),
             human(row.bytes),

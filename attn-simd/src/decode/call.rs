@@ -19,6 +19,13 @@ pub(crate) const CHUNK: usize = 512;
 /// The largest number of rows that share one pass.
 pub(crate) const MAX_ROWS: usize = 32;
 
+/// The heads that are read together, of so many, if each has some query rows: as many as a pass has room for, and about
+/// as many in each pass.
+pub(super) fn heads_together(heads: usize, rows: usize, lanes: usize) -> usize {
+    let most = MAX_ROWS / gemv::padded(rows.clamp(1, MAX_ROWS), lanes);
+    if rows > MAX_ROWS { 1 } else { heads.div_ceil(heads.div_ceil(most).max(1)).max(1) }
+}
+
 const _: () = assert!(CHUNK == TILE * TILES, "a group of tiles ends with its chunk");
 
 /// Rows times tiles of one group of tiles: 8 KiB of scores, which stay in the first cache.
@@ -67,14 +74,19 @@ impl Sequences<'_> {
     }
 }
 
-/// Query rows that read the same keys and values: `rows` of them, from `first` on. Row `query · group + head of the
-/// group` is the row of a query and a head.
+/// Query rows that read the same keys and values: `of_head` of them, from `first` on. Row `query · group + head of the
+/// group` is the row of a query and a head. Several key/value heads may be read together, each with as many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowGroup {
     /// The sequence of masks and of the cache; for shared keys that of the first row.
     pub(super) sequence: usize,
+    /// The first key/value head, and the number of them.
     pub(super) kv_head: usize,
+    pub(super) heads: usize,
     pub(super) first: usize,
+    pub(super) of_head: usize,
+    /// The rows of all heads. If there are several, each head has as many rows as the products are compiled for: the
+    /// last one is there several times.
     pub(super) rows: usize,
     /// Whether the keys precede all sequences: then rows may go on into later sequences.
     pub(super) shared: bool,
@@ -138,10 +150,17 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// For groups of at most `rows` rows, and `slots` states in a fold.
-    pub(super) fn new(level: Level, rows: usize, [head_dim, value_dim]: [usize; 2], slots: usize) -> Self {
+    /// For groups of at most `rows` rows of one head of at most `heads`, and `slots` states in a fold.
+    pub(super) fn new(
+        level: Level,
+        (rows, heads): (usize, usize),
+        [head_dim, value_dim]: [usize; 2],
+        slots: usize,
+    ) -> Self {
         let lanes = level.lanes();
-        let rows = gemv::padded(rows, lanes);
+        // The largest group may have fewer rows of more heads than the one with the most rows of a head.
+        let rows = gemv::padded(rows.min(MAX_ROWS), lanes);
+        let rows = rows.max(rows.saturating_mul(heads).min(MAX_ROWS));
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,
@@ -187,6 +206,8 @@ pub(crate) struct Call<'w> {
     pub(super) prefix: Option<Source<'w>>,
     pub(super) q: Input<'w>,
     pub(super) sizes: Sizes,
+    /// Whether the heads of a token are next to each other, and are read together.
+    pub(super) beside: bool,
 }
 
 impl Call<'_> {
@@ -251,11 +272,18 @@ impl Call<'_> {
 
     /// Whether the rows of a group are rows of this call.
     pub(super) fn has(&self, group: &RowGroup) -> bool {
-        let RowGroup { sequence, kv_head, first, rows, shared } = *group;
+        let RowGroup { sequence, kv_head, heads, first, of_head, rows, shared } = *group;
         let of = if shared { sequence..self.sequences.count() } else { sequence..sequence + 1 };
-        sequence < self.sequences.count() && kv_head < self.heads()[0] && (self.prefix.is_some() || !shared) && {
+        let lanes = self.scoring.level.lanes();
+        let fits = match heads {
+            1 => of_head == rows,
+            _ if !self.beside || shared => false,
+            _ => heads == heads_together(heads, of_head, lanes) && rows == heads * gemv::padded(of_head, lanes),
+        };
+        let known = sequence < self.sequences.count() && kv_head.saturating_add(heads) <= self.heads()[0];
+        fits && known && (self.prefix.is_some() || !shared) && {
             let queries = of.fold(0usize, |sum, n| sum.saturating_add(self.sequences.q_len(n)));
-            first.saturating_add(rows) <= queries.saturating_mul(self.heads()[1])
+            first.saturating_add(of_head) <= queries.saturating_mul(self.heads()[1])
         }
     }
 
@@ -264,7 +292,7 @@ impl Call<'_> {
         let (heads, sequences) = (self.heads()[1], &self.sequences);
         let (mut sequence, mut n) = (group.sequence, group.first);
         let (mut end, mut place) = (heads * sequences.q_len(sequence), sequences.queries.start(sequence));
-        for row in &mut places[..group.rows] {
+        for row in &mut places[..group.of_head] {
             while n >= end && sequence < sequences.count() {
                 sequence += 1;
                 n = 0;
@@ -273,6 +301,13 @@ impl Call<'_> {
             let (head, query) = (group.kv_head * heads + n % heads, n / heads);
             *row = RowAt { sequence, head, query, place: [place[0], place[1] + query] };
             n += 1;
+        }
+        if group.heads > 1 {
+            let each = group.rows / group.heads;
+            for at in (0..group.rows).rev() {
+                let row = places[(at % each).min(group.of_head - 1)];
+                places[at] = RowAt { head: row.head + at / each * heads, ..row };
+            }
         }
         Rows { at: &places[..group.rows], first: (group.sequence, sequences.shape(group.sequence)), sequences }
     }

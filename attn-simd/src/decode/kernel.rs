@@ -28,7 +28,7 @@ use super::phases::{
     Close, Dots, FinishScores, IsFinite, Nonfinite, Queries, Softmax, WeighSeen, Weighted, WriteIntegers,
 };
 use super::pieces::Piece;
-use super::rows::{Located, TileRows};
+use super::rows::{Located, Of, TileOf, TileRows};
 use super::scales::{ScaleColumns, Scales, Scaling, keys_with_rope};
 use super::score;
 use super::softmax::State;
@@ -112,10 +112,10 @@ impl Over<'_, '_> {
             _ => None, // others are refused before
         };
         let key = |token: usize, out: &mut [f32]| match scales {
-            Some(scales) => scales.key(of[0], of[1], token, out),
+            Some(scales) => scales.key(of.sequence, of.head, token, out),
             None => {
-                let Some(run) = cache.run(of[0], token) else { return };
-                T::read(cache.k().row(run.row, of[1], run.slot), out);
+                let Some(run) = cache.run(of.sequence, token) else { return };
+                T::read(cache.k().row(run.row, of.head, run.slot), out);
             }
         };
         let rows = |[columns, wide]: [usize; 2]| {
@@ -142,7 +142,7 @@ impl Over<'_, '_> {
     /// Over bytes that are widened in registers.
     fn packed<T: Packed>(self, cache: &StoredView<'_>) {
         let (level, of) = (self.call.scoring.level, self.of());
-        let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
+        let key = |token: usize, out: &mut [f32]| cache.key(of.sequence, of.head, token, out);
         let (k, v) = (cache.bytes().k(), cache.bytes().v());
         let [k, v] = [k, v].map(|x| View::strided(packed::<T>(x.data()), x.sizes(), x.strides(), x.offset()));
         let (Ok(k), Ok(v)) = (k, v) else { return self.widened(cache) };
@@ -155,7 +155,7 @@ impl Over<'_, '_> {
     /// Over bytes that are widened tile by tile.
     fn widened(self, cache: &StoredView<'_>) {
         let (level, of) = (self.call.scoring.level, self.of());
-        let key = |token: usize, out: &mut [f32]| cache.key(of[0], of[1], token, out);
+        let key = |token: usize, out: &mut [f32]| cache.key(of.sequence, of.head, token, out);
         let rows = |[columns, wide]: [usize; 2]| {
             let keys = Widened::new(level, cache.bytes(), (cache.bytes().k(), cache.keys().format()), of, columns);
             (keys, Widened::new(level, cache.bytes(), (cache.bytes().v(), cache.values().format()), of, wide))
@@ -163,9 +163,10 @@ impl Over<'_, '_> {
         self.run((cache.bytes(), Scales::stored(cache), cache.rope()), &key, rows);
     }
 
-    /// The sequence in the cache, and the key/value head. Shared keys are one sequence.
-    fn of(&self) -> [usize; 2] {
-        [if self.group.shared { 0 } else { self.group.sequence }, self.group.kv_head]
+    /// The sequence in the cache, and the key/value heads. Shared keys are one sequence.
+    fn of(&self) -> Of {
+        let RowGroup { sequence, kv_head: head, heads, rows, shared, .. } = self.group;
+        Of { sequence: if shared { 0 } else { sequence }, head, heads, rows: rows / heads }
     }
 
     /// The loop over groups of tiles. It is compiled once per type of cache; only its phases are compiled per
@@ -182,12 +183,16 @@ impl Over<'_, '_> {
         let (shape, scoring, n) = (rows.shape(), &call.scoring, rows.at.len());
         let (level, lanes) = (scoring.level, scoring.level.lanes());
         let (columns, wide) = (shape.head_dim.next_multiple_of(lanes), shape.value_dim.next_multiple_of(lanes));
-        let padded = gemv::padded(n, lanes);
-        let scaling = Scaling { cache, scales, of };
-        // Scales of channels belong to keys if rope is applied, and to queries otherwise.
-        let channels = scaling.channels().filter(|_| rope.is_none());
+        // Rows of several heads are as many as the products take.
+        let padded = if of.heads > 1 { n } else { gemv::padded(n, lanes) };
+        let scaling = Scaling { cache, scales, sequence: of.sequence };
         let (factor, head_dim) = (scoring.q_sign, shape.head_dim);
-        level.run(Queries { factor, head_dim, q: &call.q, rows: rows.at, columns, padded, channels, dst: b.q });
+        for (head, rows) in rows.at.chunks(of.rows).enumerate() {
+            // Scales of channels belong to keys if rope is applied, and to queries otherwise.
+            let channels = scaling.channels(of.head + head).filter(|_| rope.is_none());
+            let (padded, dst) = (padded / of.heads, &mut b.q[head * of.rows * columns..]);
+            level.run(Queries { factor, head_dim, q: &call.q, rows, columns, padded, channels, dst });
+        }
         if let Some(tables) = &rope {
             for (shape, part) in rows.by_sequence() {
                 let past = shape.kv_len.saturating_sub(shape.q_len);
@@ -200,7 +205,12 @@ impl Over<'_, '_> {
         if let Some(kind) = K::Number::INTEGERS
             && columns <= gemv::bytes::WIDEST
         {
-            level.run(WriteIntegers { kind, fast, rows: n, q: b.q, columns, dst: b.words });
+            for head in 0..of.heads {
+                let q = gemv::QueryRows { floats: b.q, words: &[], paired: 0, fast };
+                let (rows, q) = (of.rows, q.of_head::<K::Number>(head, of.rows, columns).floats);
+                let dst = gemv::bytes::words_of_head(b.words, lanes, (head, of.rows), columns);
+                level.run(WriteIntegers { kind, fast, rows, q, columns, dst });
+            }
         }
         let mut paired = 0;
         if const { K::Number::PAIRS } && rope.is_none() && call.multiplies_pairs(head_dim) {
@@ -211,7 +221,7 @@ impl Over<'_, '_> {
         let mask = RowMask::of(scoring, rows);
         // A tile begins at a multiple of its size, whatever the first row sees: so a key keeps its lane.
         let start = (mask.any.start / TILE * TILE).max(cache.first());
-        let end = mask.any.end.min(cache.len(of[0]));
+        let end = mask.any.end.min(cache.len(of.sequence));
         let (start, end) = (start.max(chunks.start.saturating_mul(CHUNK)), end.min(chunks.end.saturating_mul(CHUNK)));
         let (keys_at, values_at) = located([columns, wide]);
         let mut tiles = Tiles {
@@ -272,8 +282,7 @@ struct Tiles<'p, 'c, T, K, V> {
     key: &'p dyn Fn(usize, &mut [f32]),
     scaling: Scaling<'p, 'c, T>,
     rope: Option<RopeTables<'c, f32>>,
-    /// The sequence in the cache, and the key/value head.
-    of: [usize; 2],
+    of: Of,
     /// Channels of keys and of values, rounded up to whole vectors, and rows, rounded up to a compiled number.
     columns: usize,
     wide: usize,
@@ -296,7 +305,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         let mut seen = 0;
         for (t, tile) in visible.iter_mut().enumerate().take(group.count()) {
             let (at, keys) = group.tile(t);
-            let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of[0], at, keys));
+            let (any, all) = mask.of_tile(scoring, rows, (at, keys), present(cache, of.sequence, at, keys));
             tile.all = all;
             tile.words[..n].copy_from_slice(&mask.words[..n]);
             seen |= u32::from(any) << t;
@@ -313,19 +322,20 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         } else {
             keys_at.find(group);
             if let Some(keys) = keys_at.in_place() {
-                Dots { n, keys, seen, q, s: &mut *s, stride }.at(level);
+                Dots { n: of.rows, keys, seen, q, s: &mut *s, stride }.at(level);
             } else {
-                for t in tiles_of(seen) {
-                    let (keys, tile) = keys_at.tile(group, t, copy);
-                    let s = &mut s[(t - tile) * stride..];
-                    Dots { n, keys, seen: 1 << tile, q, s, stride }.at(level);
+                for (t, head) in tiles_of(seen).flat_map(|t| (0..of.heads).map(move |head| (t, head))) {
+                    let (keys, tile) = keys_at.tile(group, TileOf { tile: t, head }, copy);
+                    let s = &mut s[(t - tile) * stride + head * of.rows * TILE..];
+                    let q = if of.heads > 1 { q.of_head::<K::Number>(head, of.rows, columns) } else { q };
+                    Dots { n: of.rows, keys, seen: 1 << tile, q, s, stride }.at(level);
                 }
             }
-            for t in tiles_of(seen) {
+            for (t, head) in tiles_of(seen).flat_map(|t| (0..of.heads).map(move |head| (t, head))) {
                 let (at, keys) = group.tile(t);
-                let Some(scales) = scaling.of_keys(at, keys) else { break };
-                let vectors = keys.next_multiple_of(level.lanes());
-                level.run(ScaleColumns { rows: n, vectors, scales: &scales, s: &mut s[t * stride..] });
+                let Some(scales) = scaling.of_keys(of.head + head, at, keys) else { break };
+                let (vectors, s) = (keys.next_multiple_of(level.lanes()), &mut s[t * stride + head * of.rows * TILE..]);
+                level.run(ScaleColumns { rows: of.rows, vectors, scales: &scales, s });
             }
         }
         for t in tiles_of(seen) {
@@ -348,7 +358,7 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         copy: &mut [f32],
         s: &mut [f32],
     ) {
-        let Self { call, rows, wide, padded, seen, .. } = *self;
+        let Self { call, rows, of, wide, padded, seen, .. } = *self;
         let Self { scaling, values_at, visible, .. } = self;
         let (scoring, level, n, stride) = (&call.scoring, call.scoring.level, rows.at.len(), padded * TILE);
         let (log2_scale, floats) = (scoring.log2_scale(), padded.next_multiple_of(level.lanes()));
@@ -364,10 +374,12 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                     level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible: kept, other: 0.0 });
                 }
             }
-            if let Some(scales) = scaling.of_values(key, keys) {
-                level.run(ScaleColumns { rows: n, vectors, scales: &scales, s });
+            for (head, s) in s.chunks_mut(of.rows * TILE).enumerate().take(of.heads) {
+                let Some(scales) = scaling.of_values(of.head + head, key, keys) else { break };
+                level.run(ScaleColumns { rows: of.rows, vectors, scales: &scales, s });
                 // A hidden value may have any scale, and 0·NaN is NaN.
-                for (r, &visible) in tile.words.iter().enumerate().take(if tile.all { 0 } else { n }) {
+                let words = &tile.words[head * of.rows..];
+                for (r, &visible) in words.iter().enumerate().take(if tile.all { 0 } else { of.rows }) {
                     level.run(score::Replace { row: &mut s[r * TILE..][..vectors], visible, other: 0.0 });
                 }
             }
@@ -380,23 +392,27 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
         values_at.find(group);
         if let Some(values) = values_at.in_place().filter(|_| !checked) {
             let weights = [(&*s, stride), (&*factors, floats)];
-            level.run(Weighted { n, values, seen, weights, fast, sums });
+            level.run(Weighted { n: of.rows, values, seen, weights, fast, sums });
             return;
         }
-        for t in tiles_of(seen) {
-            let (key, keys) = group.tile(t);
-            let (p, factor) = (&s[t * stride..], &factors[t * floats..]);
-            let (values, tile) = values_at.tile(group, t, copy);
+        let n = of.rows;
+        for (t, head) in tiles_of(seen).flat_map(|t| (0..of.heads).map(move |head| (t, head))) {
+            let ((key, keys), before) = (group.tile(t), head * n);
+            let (p, factor) = (&s[t * stride + before * TILE..], &factors[t * floats + before..]);
+            let mut sums = sums.from(before * wide);
+            let at = TileOf { tile: t, head };
+            let (values, tile) = values_at.tile(group, at, copy);
             if checked && !visible[t].all && !level.run(IsFinite(values, tile)) {
-                let words = &visible[t].words[..n];
+                let words = &visible[t].words[before..][..n];
                 let mut left = u32::MAX >> (32 - n);
                 if const { V::Number::INTEGERS.is_some() } && fast {
                     // Rows that see only finite values have the bits that they have beside any others.
-                    let odd = Nonfinite { rows: values_at, token: key, tokens: keys }.odd_tokens(&mut copy[..wide]);
-                    let (values, tile) = values_at.tile(group, t, copy);
+                    let nonfinite = Nonfinite { rows: values_at, head, token: key, tokens: keys };
+                    let odd = nonfinite.odd_tokens(&mut copy[..wide]);
+                    let (values, tile) = values_at.tile(group, at, copy);
                     left = level.run(WeighSeen { values, tile, p, factor, words, odd, sums: sums.from(0) });
                 }
-                let nonfinite = Nonfinite { rows: values_at, token: key, tokens: keys };
+                let nonfinite = Nonfinite { rows: values_at, head, token: key, tokens: keys };
                 if left.count_ones() as usize == n {
                     nonfinite.weighted(level, words, wide, (p, factor), sums.from(0), copy);
                     continue;
@@ -406,7 +422,8 @@ impl<T: Copy, K: TileRows, V: TileRows> Tiles<'_, '_, T, K, V> {
                     nonfinite.weighted(level, &words[r..=r], wide, of, sums.from(r * wide), copy);
                 }
             } else {
-                let weights = [(&s[(t - tile) * stride..], stride), (&factors[(t - tile) * floats..], floats)];
+                let from = (t - tile) * stride + before * TILE;
+                let weights = [(&s[from..], stride), (&factors[(t - tile) * floats + before..], floats)];
                 level.run(Weighted { n, values, seen: 1 << tile, weights, fast, sums: sums.from(0) });
             }
         }

@@ -14,7 +14,6 @@ use crate::gemv::{self, Group, Places, Stored, TILE, Unchecked, bytes, tiles_of}
 use crate::isa::Isa;
 use crate::level::{Level, Run};
 use crate::pack;
-use crate::prefetch::Prefetch;
 use crate::scoring::{Scoring, TileAt};
 use crate::workspace::elements_of;
 
@@ -77,8 +76,22 @@ impl Run<()> for WriteIntegers<'_> {
     }
 }
 
+impl gemv::QueryRows<'_> {
+    /// The rows of one of the heads that keys of a type are read of together, each with so many.
+    pub(super) fn of_head<T: Stored>(self, head: usize, rows: usize, columns: usize) -> Self {
+        let before = head * rows;
+        let words = match T::INTEGERS {
+            Some(_) => bytes::floats(before, columns),
+            None => before * columns / 2,
+        };
+        let (floats, words) = (&self.floats[before * columns..], self.words.get(words..).unwrap_or_default());
+        Self { floats, words, paired: self.paired >> before & (u32::MAX >> (32 - rows)), ..self }
+    }
+}
+
 /// Products of all rows with the keys of some tiles.
 pub(super) struct Dots<'a, T> {
+    /// The rows of each head.
     pub(super) n: usize,
     pub(super) keys: Unchecked<'a, T>,
     /// The tiles that some row sees, as bits.
@@ -96,6 +109,18 @@ impl<T: Stored> Dots<'_, T> {
         // A constant condition, so that no code for other types is compiled.
         if const { !T::PAIRS } || q.paired == 0 {
             return level.run(Dots { n, keys, seen, q, s, stride });
+        }
+        let heads = keys.heads;
+        if heads.count > 1 {
+            if q.paired.count_ones() as usize == n * heads.count {
+                return Dots { n, keys, seen, q, s, stride }.one_way(level, true);
+            }
+            for head in 0..heads.count {
+                let (q, s) = (q.of_head::<T>(head, n, keys.columns), &mut s[head * n * TILE..]);
+                let keys = Unchecked { heads: heads.one(head), ..keys };
+                Dots { n, keys, seen, q, s, stride }.at(level);
+            }
+            return;
         }
         let most = 2 * q.paired.count_ones() as usize >= n;
         Dots { n, keys, seen, q, s: &mut *s, stride }.one_way(level, most);
@@ -124,15 +149,21 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
         let keys = keys.check();
         // A constant condition, so that no code of other levels is compiled.
         if const { I::BYTES && T::INTEGERS.is_some() } && keys.columns() <= bytes::WIDEST {
-            let (keys, to) = ((&keys, seen), (s, stride));
-            return if q.fast {
-                bytes::dots::<I, T, { bytes::FAST_DIGITS }>(isa, n, keys, (q.floats, q.words), to)
-            } else {
-                bytes::dots::<I, T, { bytes::DIGITS }>(isa, n, keys, (q.floats, q.words), to)
-            };
+            for head in 0..keys.heads().count {
+                let (keys, fast) = (keys.head(head), q.fast);
+                let (q, s) = (q.of_head::<T>(head, n, keys.columns()), &mut s[head * n * TILE..]);
+                let (q, to) = ((q.floats, q.words), (s, stride));
+                if fast {
+                    bytes::dots::<I, T, { bytes::FAST_DIGITS }>(isa, n, (&keys, seen), q, to);
+                } else {
+                    bytes::dots::<I, T, { bytes::DIGITS }>(isa, n, (&keys, seen), q, to);
+                }
+            }
+            return;
         }
         let (q, floats) =
             if const { I::WORD == 1 } { (q.floats, keys.columns()) } else { (q.words, keys.columns() / 2) };
+        // Of each head `n` rows.
         for tiles in together(n, seen, keys.tiles(), I::LANES) {
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
                 let s = &mut s[tiles.start * stride + first * TILE..];
@@ -162,6 +193,7 @@ fn together(rows: usize, seen: u32, tiles: usize, lanes: usize) -> impl Iterator
 
 /// Weighted values of some tiles for all rows.
 pub(super) struct Weighted<'a, T> {
+    /// The rows of each head.
     pub(super) n: usize,
     pub(super) values: Unchecked<'a, T>,
     /// The tiles that some row sees, as bits.
@@ -181,8 +213,13 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
         for tiles in together(n, seen, values.tiles(), I::LANES) {
             // A constant condition, so that no code of other levels is compiled.
             if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
-                let weights = [(&p[tiles.start * p_stride..], p_stride), (&factor[tiles.start * stride..], stride)];
-                bytes::values::weighted(isa, n, (&values, tiles), weights, sums.from(0));
+                for head in 0..values.heads().count {
+                    let (values, before) = (values.head(head), head * n);
+                    let p = &p[tiles.start * p_stride + before * TILE..];
+                    let weights = [(p, p_stride), (&factor[tiles.start * stride + before..], stride)];
+                    let sums = sums.from(before * values.columns());
+                    bytes::values::weighted(isa, n, (&values, tiles.clone()), weights, sums);
+                }
                 continue;
             }
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
@@ -233,7 +270,7 @@ pub(super) struct IsFinite<'a, T>(pub(super) Unchecked<'a, T>, pub(super) usize)
 impl<T: Stored> Run<bool> for IsFinite<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> bool {
-        self.0.check().tile(self.1).is_finite(isa)
+        self.0.check().tile(self.1, 0).is_finite(isa)
     }
 }
 
@@ -343,6 +380,8 @@ impl Run<()> for Close<'_, '_> {
 /// A tile with NaN or infinite values that some rows must not see: 0·NaN is NaN.
 pub(super) struct Nonfinite<'p, V> {
     pub(super) rows: &'p V,
+    /// Which of the heads.
+    pub(super) head: usize,
     /// The first token, and the number of tokens.
     pub(super) token: usize,
     pub(super) tokens: usize,
@@ -354,7 +393,7 @@ impl<V: TileRows> Nonfinite<'_, V> {
         let mut odd = 0;
         for j in 0..self.tokens {
             row.fill(0.0);
-            self.rows.read(self.token + j, row);
+            self.rows.read(self.head, self.token + j, row);
             odd |= u64::from(row.iter().any(|x| !x.is_finite())) << j;
         }
         odd
@@ -373,17 +412,17 @@ impl<V: TileRows> Nonfinite<'_, V> {
     ) {
         for (j, row) in copy.chunks_exact_mut(wide).enumerate().take(self.tokens) {
             row.fill(0.0);
-            self.rows.read(self.token + j, row);
+            self.rows.read(self.head, self.token + j, row);
             row.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = 0.0);
         }
         let places = Places::copied(self.tokens, wide);
-        let values = Unchecked { data: &*copy, places: &places, columns: wide, prefetch: Prefetch::OTHER };
+        let values = Unchecked::copy(&*copy, &places, wide);
         let weights = [(p, 0), (factor, 0)];
         level.run(Weighted { n: words.len(), values, seen: 1, weights, fast: false, sums: sums.from(0) });
         let row = &mut copy[..wide];
         for j in 0..self.tokens {
             row.fill(0.0);
-            self.rows.read(self.token + j, row);
+            self.rows.read(self.head, self.token + j, row);
             for (c, value) in row.iter().enumerate().filter(|(_, value)| !value.is_finite()) {
                 for (r, _) in words.iter().enumerate().filter(|(_, word)| **word >> j & 1 == 1) {
                     sums.o[r * wide + c] += p[r * TILE + j] * value;

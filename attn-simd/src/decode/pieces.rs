@@ -3,9 +3,10 @@
 use core::fmt;
 use core::ops::Range;
 
-use super::call::{Call, MAX_ROWS, RowGroup};
+use super::call::{Call, MAX_ROWS, RowGroup, heads_together};
 use super::mask::chunks_of;
 use super::rounds::Round;
+use crate::gemv;
 
 /// One piece: a group of rows over some of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,8 @@ impl fmt::Debug for Pieces<'_, '_> {
 impl<'s, 'w> Pieces<'s, 'w> {
     pub(super) fn new(call: &'s Call<'w>, round: Round) -> Self {
         let shared = call.prefix.is_some();
-        let group = RowGroup { sequence: round.first()[0], kv_head: 0, first: 0, rows: 0, shared };
+        let sequence = round.first()[0];
+        let group = RowGroup { sequence, kv_head: 0, heads: 1, first: 0, of_head: 0, rows: 0, shared };
         let mut this = Self { call, round, group, before: 0, earlier: 0, rows: 0..0, level: 0, nodes: 0..0 };
         let rows = call.heads()[1].saturating_mul(round.queries());
         if shared && rows > 0 && call.heads()[0] > 0 {
@@ -127,13 +129,29 @@ impl<'s, 'w> Pieces<'s, 'w> {
             true => self.rows.end - self.before,
             false => self.rows.end - self.group.first,
         };
-        self.group.rows = left.min(MAX_ROWS);
+        self.group.of_head = left.min(MAX_ROWS);
+        self.group.heads = self.heads();
+        self.group.rows = match self.group.heads {
+            1 => self.group.of_head,
+            heads => heads * gemv::padded(self.group.of_head, self.call.scoring.level.lanes()),
+        };
         let chunks = chunks_of(self.call, &self.group);
         // The largest power of two that the round allows, but no larger than the group needs.
         let whole = usize::BITS - chunks.end.leading_zeros();
-        self.level = self.round.chunks().checked_ilog2().unwrap_or(0).min(whole);
+        let most = self.round.chunks() / self.group.heads;
+        self.level = most.checked_ilog2().unwrap_or(0).min(whole);
         self.nodes =
             chunks.start >> self.level..(chunks.end.div_ceil(1 << self.level)).max((chunks.start >> self.level) + 1);
+    }
+
+    /// The key/value heads that the present group's first one is read together with, itself among them.
+    fn heads(&self) -> usize {
+        if !self.call.beside || self.group.shared {
+            return 1;
+        }
+        let ([heads, _], lanes) = (self.call.heads(), self.call.scoring.level.lanes());
+        let most = heads_together(heads, self.rows.len(), lanes).min(self.round.heads());
+        heads.div_ceil(heads.div_ceil(most)).min(heads - self.group.kv_head)
     }
 
     /// Opens the next group; `None` if there is none.
@@ -141,7 +159,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         if self.group.sequence >= self.call.sequences.count() && !self.group.shared {
             return None;
         }
-        let rows = self.group.rows;
+        let rows = self.group.of_head;
         self.before += rows;
         if self.group.shared {
             if self.before < self.rows.end {
@@ -158,7 +176,7 @@ impl<'s, 'w> Pieces<'s, 'w> {
         }
         self.group.first += rows;
         if self.group.first >= self.rows.end {
-            (self.group.kv_head, self.group.first) = (self.group.kv_head + 1, self.rows.start);
+            (self.group.kv_head, self.group.first) = (self.group.kv_head + self.group.heads, self.rows.start);
             self.before = self.earlier;
         }
         if self.group.kv_head < self.call.heads()[0] {

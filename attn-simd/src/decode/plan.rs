@@ -206,6 +206,11 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
         sizes.lines() + state_lines(value_dim) + before
     }
 
+    /// Whether heads are read together.
+    fn is_beside(&self) -> bool {
+        self.prefix.is_none() && self.source.has_heads_beside()
+    }
+
     fn sequences(&self) -> Sequences<'_> {
         Sequences { shape: self.shape, queries: self.queries, lens: Some(self.source) }
     }
@@ -217,7 +222,8 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
             0 => Sizes::default(),
             rows => {
                 let slots = tree::slots_for(kv_len.div_ceil(CHUNK));
-                Sizes::new(self.level, rows.min(MAX_ROWS), [head_dim, value_dim], slots)
+                let heads = if self.is_beside() { self.shape.kv_heads } else { 1 };
+                Sizes::new(self.level, (rows, heads), [head_dim, value_dim], slots)
             }
         }
     }
@@ -261,6 +267,7 @@ impl<'p, 'a, 'c, M: Mods + Sync> DecodePlan<'p, 'a, 'c, M> {
             prefix: self.prefix,
             q: Q::input(q),
             sizes: self.sizes(),
+            beside: self.is_beside(),
         };
         Ok(DecodeCall::new(call, O::row_target(out), lse))
     }

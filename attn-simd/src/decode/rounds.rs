@@ -14,6 +14,8 @@ const PIECES_PER_THREAD: usize = 8;
 pub struct Round {
     /// The largest number of chunks in a piece.
     chunks: usize,
+    /// The largest number of key/value heads in a piece.
+    heads: usize,
     /// The sequence of the first query, and its number there.
     first: [usize; 2],
     /// The number of queries, which go on through the sequences.
@@ -24,20 +26,32 @@ pub struct Round {
 
 impl Round {
     /// All queries, in pieces that are not cut.
-    pub(super) const WHOLE: Self = Self { chunks: usize::MAX, first: [0, 0], queries: usize::MAX, last: true };
+    pub(super) const WHOLE: Self =
+        Self { chunks: usize::MAX, heads: usize::MAX, first: [0, 0], queries: usize::MAX, last: true };
 
     /// All queries, in pieces for a number of threads.
     pub(super) fn all(call: &Call<'_>, threads: usize) -> Self {
-        let chunks = match threads {
-            0 | 1 => usize::MAX,
-            _ => call.work() / threads.saturating_mul(PIECES_PER_THREAD),
-        };
-        Self { chunks, queries: call.sequences.all_queries(), ..Self::WHOLE }
+        let whole = Self { queries: call.sequences.all_queries(), ..Self::WHOLE };
+        if threads <= 1 {
+            return whole;
+        }
+        let chunks = call.work() / threads.saturating_mul(PIECES_PER_THREAD);
+        Self { chunks, heads: Self::heads_for(chunks), ..whole }
+    }
+
+    /// The heads of a piece that has so many chunks of them. To read several together is worth larger pieces.
+    fn heads_for(chunks: usize) -> usize {
+        chunks.saturating_mul(2).max(1)
     }
 
     /// The largest number of chunks in a piece.
     pub(super) const fn chunks(&self) -> usize {
         self.chunks
+    }
+
+    /// The largest number of key/value heads in a piece.
+    pub(super) const fn heads(&self) -> usize {
+        self.heads
     }
 
     /// The sequence of the first query, and its number there.
@@ -69,7 +83,7 @@ impl Round {
             // The share of one round in the whole call.
             _ => (all.chunks as f64 * most as f64 / all.queries as f64) as usize,
         };
-        Self { chunks, first: [0, 0], queries: most, last: false }
+        Self { chunks, heads: Self::heads_for(chunks), first: [0, 0], queries: most, last: false }
     }
 
     /// The next queries, at most as many as here.

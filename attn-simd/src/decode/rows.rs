@@ -4,34 +4,60 @@ use attn_core::View;
 use attn_core::kv_cache::CacheView;
 use attn_core::row::Row;
 
-use crate::gemv::{Group, Places, Stored, TILE, Unchecked};
+use crate::gemv::{Group, Heads, Places, Stored, TILE, Unchecked};
 use crate::isa::{Isa, hint};
 use crate::level::{Level, Run};
 use crate::prefetch::Prefetch;
 use crate::workspace::elements_of;
 
-/// The rows of one head of k or of v, group by group.
+/// The rows of some heads of k or of v, group by group.
 pub(super) trait TileRows {
     /// The type of the rows that the products read.
     type Number: Stored;
     /// Finds the rows of a group of tiles.
     fn find(&mut self, group: &Group);
-    /// The rows of all tiles of the group, if they can be read in place.
+    /// The rows of all tiles of the group and of all heads, if they can be read in place.
     fn in_place(&self) -> Option<Unchecked<'_, Self::Number>>;
-    /// The rows of the `n`th tile of the group, in place or copied into `scratch`, and which tile of these rows it is.
-    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, Self::Number>, usize);
-    /// Writes the numbers of one row as the products read them, without the scale of its token. Writes nothing if the
-    /// cache does not hold the token.
-    fn read(&self, token: usize, out: &mut [f32]);
+    /// The rows of a tile of the group, of one of the heads, in place or copied into `scratch`, and which tile of these
+    /// rows it is.
+    fn tile<'r>(
+        &'r mut self,
+        group: &Group,
+        at: TileOf,
+        scratch: &'r mut [f32],
+    ) -> (Unchecked<'r, Self::Number>, usize);
+    /// Writes the numbers of one row of a head as the products read them, without the scale of its token. Writes
+    /// nothing if the cache does not hold the token.
+    fn read(&self, head: usize, token: usize, out: &mut [f32]);
 }
 
-/// The rows of one head, in a type that the products read. The cache, of any type, tells where tokens are.
+/// A tile of a group, of one of the heads that are read together.
+#[derive(Clone, Copy)]
+pub(super) struct TileOf {
+    pub(super) tile: usize,
+    pub(super) head: usize,
+}
+
+/// Which rows of a cache.
+#[derive(Clone, Copy)]
+pub(super) struct Of {
+    pub(super) sequence: usize,
+    /// The first key/value head, and the number of those that are read together.
+    pub(super) head: usize,
+    pub(super) heads: usize,
+    /// The query rows of each.
+    pub(super) rows: usize,
+}
+
+/// The rows of some heads, in a type that the products read. The cache, of any type, tells where tokens are.
 pub(super) struct Located<'s, 'c, C, T> {
     level: Level,
     cache: &'s CacheView<'c, C>,
     view: View<'c, T>,
     sequence: usize,
+    /// The first head.
     head: usize,
+    heads: Heads,
     /// Columns rounded up to whole vectors.
     padded: usize,
     /// Whether rows can be read in place: contiguous, and in whole vectors.
@@ -44,18 +70,19 @@ pub(super) struct Located<'s, 'c, C, T> {
 }
 
 impl<'s, 'c, C: Copy, T: Stored> Located<'s, 'c, C, T> {
-    /// The rows of one head of one sequence.
+    /// The rows of some heads of one sequence.
     pub(super) fn new(
         level: Level,
         cache: &'s CacheView<'c, C>,
         view: View<'c, T>,
-        [sequence, head]: [usize; 2],
+        Of { sequence, head, heads, rows }: Of,
         padded: usize,
     ) -> Self {
-        let ([.., columns], [.., unit]) = (view.sizes(), view.strides());
+        let ([.., columns], [_, step, _, unit]) = (view.sizes(), view.strides());
         let direct = unit == 1 && columns > 0 && columns == T::elements(padded);
         let (places, prefetch) = (Places::NONE, Prefetch::detect());
-        Self { level, cache, view, sequence, head, padded, direct, found: false, places, prefetch }
+        let heads = Heads { first: 0, count: heads, step, rows };
+        Self { level, cache, view, sequence, head, heads, padded, direct, found: false, places, prefetch }
     }
 }
 
@@ -76,26 +103,31 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
     }
 
     fn in_place(&self) -> Option<Unchecked<'_, T>> {
-        let Self { view, found, places, padded, prefetch, .. } = self;
-        found.then_some(Unchecked { data: view.data(), places, columns: *padded, prefetch: *prefetch })
+        let Self { view, heads, found, places, padded, prefetch, .. } = self;
+        found.then_some(Unchecked { data: view.data(), places, heads: *heads, columns: *padded, prefetch: *prefetch })
     }
 
-    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, T>, usize) {
+    fn tile<'r>(
+        &'r mut self,
+        group: &Group,
+        TileOf { tile, head }: TileOf,
+        scratch: &'r mut [f32],
+    ) -> (Unchecked<'r, T>, usize) {
         let Self { view, padded: columns, prefetch, .. } = *self;
         if self.found {
-            return (Unchecked { data: view.data(), places: &self.places, columns, prefetch }, n);
+            let heads = self.heads.one(head);
+            return (Unchecked { data: view.data(), places: &self.places, heads, columns, prefetch }, tile);
         }
-        let ((token, tokens), row_len) = (group.tile(n), T::elements(columns));
+        let ((token, tokens), row_len) = (group.tile(tile), T::elements(columns));
         let copy = elements_of::<T>(scratch);
-        self.level.run(CopyTile { rows: self, token, tokens, to: &mut *copy, row_len });
+        self.level.run(CopyTile { rows: self, head: self.head + head, token, tokens, to: &mut *copy, row_len });
         self.places = Places::copied(tokens, row_len);
-        // A copy is in the caches, so that no policy of memory matters.
-        (Unchecked { data: copy, places: &self.places, columns, prefetch: Prefetch::OTHER }, 0)
+        (Unchecked::copy(copy, &self.places, columns), 0)
     }
 
-    fn read(&self, token: usize, out: &mut [f32]) {
+    fn read(&self, head: usize, token: usize, out: &mut [f32]) {
         let Some(run) = self.cache.run(self.sequence, token) else { return };
-        T::read(self.view.row(run.row, self.head, run.slot), out);
+        T::read(self.view.row(run.row, self.head + head, run.slot), out);
     }
 }
 
@@ -103,6 +135,7 @@ impl<C: Copy, T: Stored> TileRows for Located<'_, '_, C, T> {
 /// cache does not hold, which is hidden.
 struct CopyTile<'a, 's, 'c, C, T> {
     rows: &'a Located<'s, 'c, C, T>,
+    head: usize,
     token: usize,
     tokens: usize,
     to: &'a mut [T],
@@ -112,8 +145,8 @@ struct CopyTile<'a, 's, 'c, C, T> {
 impl<C: Copy, T: Stored> Run<()> for CopyTile<'_, '_, '_, C, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { rows, token, tokens, to, row_len } = self;
-        let (cache, sequence, head) = (rows.cache, rows.sequence, rows.head);
+        let Self { rows, head, token, tokens, to, row_len } = self;
+        let (cache, sequence) = (rows.cache, rows.sequence);
         let mut to = to.chunks_exact_mut(row_len).take(tokens);
         let mut at = token;
         while to.len() > 0 {

@@ -11,15 +11,13 @@ use attn_core::row::Row;
 use crate::gemv::{Places, TILE, Unchecked};
 use crate::isa::Isa;
 use crate::level::Run;
-use crate::prefetch::Prefetch;
 
-/// The scales of one head of one sequence.
+/// The scales of one sequence.
 pub(super) struct Scaling<'s, 'c, T> {
     /// Tells where tokens are.
     pub(super) cache: &'s CacheView<'c, T>,
     pub(super) scales: Scales<'c>,
-    /// Sequence and key/value head.
-    pub(super) of: [usize; 2],
+    pub(super) sequence: usize,
 }
 
 /// The scales of a cache, if its keys and its values have some. Those of tokens are `[batch or pages, kv_heads, slots,
@@ -46,33 +44,32 @@ impl<'c> Scales<'c> {
 
 impl<'c, T: Copy> Scaling<'_, 'c, T> {
     /// One scale for each channel of the keys, if the cache has such.
-    pub(super) fn channels(&self) -> Option<Row<'c, f32>> {
+    pub(super) fn channels(&self, head: usize) -> Option<Row<'c, f32>> {
         match self.scales.keys? {
             KeyScales::PerToken(_) => None,
-            KeyScales::PerChannel(scales) => Some(scales.row(0, self.of[1], 0)),
+            KeyScales::PerChannel(scales) => Some(scales.row(0, head, 0)),
         }
     }
 
     /// One scale for each of some keys, if the cache has such.
-    pub(super) fn of_keys(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
+    pub(super) fn of_keys(&self, head: usize, token: usize, tokens: usize) -> Option<[f32; TILE]> {
         match self.scales.keys? {
-            KeyScales::PerToken(scales) => Some(self.gather(scales, token, tokens)),
+            KeyScales::PerToken(scales) => Some(self.gather(scales, head, token, tokens)),
             KeyScales::PerChannel(_) => None,
         }
     }
 
     /// One scale for each of some values, if the cache has such.
-    pub(super) fn of_values(&self, token: usize, tokens: usize) -> Option<[f32; TILE]> {
-        Some(self.gather(self.scales.values?, token, tokens))
+    pub(super) fn of_values(&self, head: usize, token: usize, tokens: usize) -> Option<[f32; TILE]> {
+        Some(self.gather(self.scales.values?, head, token, tokens))
     }
 
     /// Reads the scales of some tokens. They are 0 after the last token, and for tokens that the cache does not hold.
-    fn gather(&self, scales: View<'_, f32>, token: usize, tokens: usize) -> [f32; TILE] {
+    fn gather(&self, scales: View<'_, f32>, head: usize, token: usize, tokens: usize) -> [f32; TILE] {
         let (mut all, mut done) = ([0.0; TILE], 0);
-        let [sequence, head] = self.of;
         let [.., step, _] = scales.strides();
         while done < tokens {
-            let Some(run) = self.cache.run(sequence, token + done) else {
+            let Some(run) = self.cache.run(self.sequence, token + done) else {
                 done += 1;
                 continue;
             };
@@ -123,8 +120,7 @@ pub(super) struct Copied<'r> {
 impl Copied<'_> {
     /// The rows as the products read them.
     pub(super) fn as_unchecked(&self) -> Unchecked<'_, f32> {
-        let Self { data, places, columns } = self;
-        Unchecked { data, places, columns: *columns, prefetch: Prefetch::OTHER }
+        Unchecked::copy(self.data, &self.places, self.columns)
     }
 }
 

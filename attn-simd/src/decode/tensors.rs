@@ -36,14 +36,16 @@ fn sizes(level: Level, shape: &AttnShape) -> Sizes {
     if shape.rows() == 0 {
         return Sizes::default();
     }
-    let rows = shape.group().saturating_mul(shape.q_len).min(MAX_ROWS);
+    let rows = shape.group().saturating_mul(shape.q_len);
     let slots = tree::slots_for(shape.kv_len.div_ceil(CHUNK));
-    Sizes::new(level, rows, [shape.head_dim, shape.value_dim], slots)
+    // Whatever the strides, which a plan does not know.
+    Sizes::new(level, (rows, shape.kv_heads), [shape.head_dim, shape.value_dim], slots)
 }
 
 fn call<'w>(scoring: Scoring<'w>, shape: AttnShape, q: Input<'w>, source: Source<'w>) -> Call<'w> {
     let sequences = Sequences { shape, queries: Queries::All, lens: None };
-    Call { sizes: sizes(scoring.level, &shape), scoring, sequences, source, prefix: None, q }
+    let (sizes, beside) = (sizes(scoring.level, &shape), source.has_heads_beside());
+    Call { sizes, scoring, sequences, source, prefix: None, q, beside }
 }
 
 /// A call on tensors.

@@ -10,20 +10,20 @@ use attn_core::View;
 use attn_core::formats::Format;
 use attn_core::kv_cache::CacheView;
 
-use super::rows::TileRows;
+use super::rows::{Of, TileOf, TileRows};
 use crate::gemv::packed::widen;
 use crate::gemv::{Group, Places, TILE, Unchecked};
 use crate::isa::{Isa, hint};
 use crate::level::{Level, Run};
-use crate::prefetch::Prefetch;
 
-/// The rows of one head of k or of v, in a packed format.
+/// The rows of some heads of k or of v, in a packed format.
 pub(super) struct Widened<'s, 'c> {
     level: Level,
     cache: &'s CacheView<'c, u8>,
     bytes: View<'c, u8>,
     format: Format,
     sequence: usize,
+    /// The first head.
     head: usize,
     /// Columns rounded up to whole vectors.
     padded: usize,
@@ -31,12 +31,12 @@ pub(super) struct Widened<'s, 'c> {
 }
 
 impl<'s, 'c> Widened<'s, 'c> {
-    /// The rows of one head of one sequence.
+    /// The rows of some heads of one sequence.
     pub(super) fn new(
         level: Level,
         cache: &'s CacheView<'c, u8>,
         (bytes, format): (View<'c, u8>, Format),
-        [sequence, head]: [usize; 2],
+        Of { sequence, head, .. }: Of,
         padded: usize,
     ) -> Self {
         Self { level, cache, bytes, format, sequence, head, padded, places: Places::NONE }
@@ -44,9 +44,9 @@ impl<'s, 'c> Widened<'s, 'c> {
 
     /// The bytes of a row.
     #[inline(always)]
-    fn row(&self, token: usize) -> Option<&'c [u8]> {
+    fn row(&self, head: usize, token: usize) -> Option<&'c [u8]> {
         let run = self.cache.run(self.sequence, token)?;
-        self.bytes.row(run.row, self.head, run.slot).as_slice()
+        self.bytes.row(run.row, self.head + head, run.slot).as_slice()
     }
 }
 
@@ -59,15 +59,20 @@ impl TileRows for Widened<'_, '_> {
         None
     }
 
-    fn tile<'r>(&'r mut self, group: &Group, n: usize, scratch: &'r mut [f32]) -> (Unchecked<'r, f32>, usize) {
-        let (token, tokens) = group.tile(n);
+    fn tile<'r>(
+        &'r mut self,
+        group: &Group,
+        TileOf { tile, head }: TileOf,
+        scratch: &'r mut [f32],
+    ) -> (Unchecked<'r, f32>, usize) {
+        let (token, tokens) = group.tile(tile);
         self.places = Places::copied(tokens, self.padded);
-        self.level.run(Tile { rows: self, token, tokens, to: scratch });
-        (Unchecked { data: scratch, places: &self.places, columns: self.padded, prefetch: Prefetch::OTHER }, 0)
+        self.level.run(Tile { rows: self, head: self.head + head, token, tokens, to: scratch });
+        (Unchecked::copy(scratch, &self.places, self.padded), 0)
     }
 
-    fn read(&self, token: usize, out: &mut [f32]) {
-        if let Some(bytes) = self.row(token) {
+    fn read(&self, head: usize, token: usize, out: &mut [f32]) {
+        if let Some(bytes) = self.row(head, token) {
             self.format.widen(bytes, out);
         }
     }
@@ -76,6 +81,7 @@ impl TileRows for Widened<'_, '_> {
 /// Widens a tile to rows of `padded` numbers. Zeros pad a row, and replace one that the cache does not hold.
 struct Tile<'a, 's, 'c> {
     rows: &'a Widened<'s, 'c>,
+    head: usize,
     token: usize,
     tokens: usize,
     to: &'a mut [f32],
@@ -84,8 +90,8 @@ struct Tile<'a, 's, 'c> {
 impl Run<()> for Tile<'_, '_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { rows, token, tokens, to } = self;
-        let Widened { cache, bytes, format, sequence, head, padded, .. } = *rows;
+        let Self { rows, head, token, tokens, to } = self;
+        let Widened { cache, bytes, format, sequence, padded, .. } = *rows;
         let ([.., row_bytes], [.., slot_step, _]) = (bytes.sizes(), bytes.strides());
         let numbers = (row_bytes / format.block_bytes() * format.block()).min(padded);
         // The byte distance to the row of the next tile. It is exact if rows are evenly spaced, and otherwise only a

@@ -43,7 +43,7 @@ const BLOCKS: usize = WIDEST / BLOCK;
 pub(crate) const BESIDE: usize = BLOCKS * DIGITS + 1;
 
 /// Floats of the integers of some rows.
-const fn floats(rows: usize, columns: usize) -> usize {
+pub(crate) const fn floats(rows: usize, columns: usize) -> usize {
     rows * (columns.next_multiple_of(64) * DIGITS / 4 + BESIDE)
 }
 
@@ -51,6 +51,17 @@ const fn floats(rows: usize, columns: usize) -> usize {
 /// AVX-512.
 pub(crate) const fn scratch(lanes: usize, rows: usize, columns: usize) -> usize {
     if lanes < 16 || columns > WIDEST { 0 } else { floats(rows, columns) }
+}
+
+/// The integers of the rows of one head in the scratch of all; nothing if the level has none.
+pub(crate) fn words_of_head(
+    words: &mut [f32],
+    lanes: usize,
+    (head, rows): (usize, usize),
+    columns: usize,
+) -> &mut [f32] {
+    let len = scratch(lanes, rows, columns);
+    &mut words[head * len..][..len]
 }
 
 /// The rows of a block that are multiplied together, of as many as there are.
@@ -153,7 +164,7 @@ pub(crate) fn dots<I: Isa, T: Stored, const D: usize>(
     let row_words = columns.next_multiple_of(64) / 4 * D;
     assert!(digits.len() >= rows * row_words);
     for n in tiles_of(seen) {
-        let (tile, s) = (keys.tile(n), &mut s[n * stride..][..rows * TILE]);
+        let (tile, s) = (keys.tile(n, 0), &mut s[n * stride..][..rows * TILE]);
         let (mut first, mut odd) = (0, 0);
         while first < rows {
             let count = block(rows - first);

@@ -47,9 +47,12 @@ const fn fit(first: usize, some: usize, keys: usize) -> bool {
     first + some <= keys
 }
 
-/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows and each of some tiles. `q`: `[rows][columns]`, or words of
-/// pairs, `[rows][columns / 2]`, if the [word](Isa::WORD) of a product is a pair; `s`: `[rows][TILE]` for each tile,
-/// `stride` floats apart. Whole groups of keys are written. `columns` is a multiple of `LANES·WORD`.
+/// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows of each head and each of some tiles. `q`: `[rows][columns]`,
+/// or words of pairs, `[rows][columns / 2]`, if the [word](Isa::WORD) of a product is a pair; `s`: `[rows][TILE]` for
+/// each tile, `stride` floats apart. The rows of the next head follow some rows later. Whole groups of keys are
+/// written. `columns` is a multiple of `LANES·WORD`.
+///
+/// If there are several heads, each reads some keys, and then each the next ones.
 #[inline(always)]
 pub(crate) fn dots<I: Isa, T: Stored>(
     isa: I,
@@ -58,27 +61,34 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     q: &[f32],
     (s, stride): (&mut [f32], usize),
 ) {
-    let columns = keys.columns();
+    let (columns, heads) = (keys.columns(), keys.heads());
     // Not in a constant: those of functions that are never called are evaluated, too.
     assert!((I::WORD == 1 || T::PAIRS) && I::CHAIN.is_multiple_of(I::WORD), "words of other types");
-    assert!(columns.is_multiple_of(I::LANES * I::WORD) && q.len() >= rows * columns / I::WORD);
+    assert!(columns.is_multiple_of(I::LANES * I::WORD));
     with_rows!(I, T, rows, [R, K, S, _C] => {
         let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, T, R>(columns));
+        let turn = ahead.turn().next_multiple_of(K * S);
         for (n, tile) in tiles.clone().enumerate() {
-            let s = &mut s[n * stride..][..rows * TILE];
-            // SAFETY: the assertion above and this slice: R rows of queries and of scores, and rows of keys in whole
-            // vectors, which `Rows` has checked; D is their number of columns or 0.
-            unsafe {
-                let (keys, q, s) = ((keys.tile(tile), ahead), q.as_ptr(), s.as_mut_ptr());
-                // A constant condition, so that only one of the two is compiled.
-                if const { T::EVERY && unrolled::<I>() } {
-                    match columns {
-                        64 => dots_of::<I, T, R, K, S, 64>(isa, keys, q, s),
-                        128 => dots_of::<I, T, R, K, S, 128>(isa, keys, q, s),
-                        _ => dots_of::<I, T, R, K, S, 0>(isa, keys, q, s),
+            let len = keys.tile(tile, 0).len();
+            for (first, head) in (0..len).step_by(turn).flat_map(|first| (0..heads.count).map(move |head| (first, head))) {
+                let q = &q[head * heads.rows * columns / I::WORD..][..rows * columns / I::WORD];
+                let s = &mut s[n * stride + head * heads.rows * TILE..][..rows * TILE];
+                let keys = (keys.tile(tile, head), ahead, head);
+                let some = first..if first + turn < len { first + turn } else { len };
+                // SAFETY: these slices: R rows of queries and of scores, and rows of keys in whole vectors, which
+                // `Rows` has checked; D is their number of columns or 0.
+                unsafe {
+                    let (q, s) = (q.as_ptr(), s.as_mut_ptr());
+                    // A constant condition, so that only one of the two is compiled.
+                    if const { T::EVERY && unrolled::<I>() } {
+                        match columns {
+                            64 => dots_of::<I, T, R, K, S, 64>(isa, keys, some, q, s),
+                            128 => dots_of::<I, T, R, K, S, 128>(isa, keys, some, q, s),
+                            _ => dots_of::<I, T, R, K, S, 0>(isa, keys, some, q, s),
+                        }
+                    } else {
+                        dots_of::<I, T, R, K, S, 0>(isa, keys, some, q, s);
                     }
-                } else {
-                    dots_of::<I, T, R, K, S, 0>(isa, keys, q, s);
                 }
             }
         }
@@ -96,13 +106,16 @@ const fn held(lanes: usize, vectors: usize) -> bool {
 /// Query rows: their addresses, and their vectors if they are held.
 type Queries<F> = (*const f32, Option<[F; HELD]>);
 
+/// Of some keys of a tile of one head, the first a multiple of K·S and of eight.
+///
 /// # Safety
 /// `q` is readable for R rows of `columns / WORD` floats, and `columns` a multiple of LANES·WORD; `s` writable for R
 /// rows of TILE. D is `columns` or 0. The word of a product is a number, or a pair of T.
 #[inline(always)]
 unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
     isa: I,
-    (keys, ahead): (Tile<'_, T>, Ahead),
+    (keys, ahead, head): (Tile<'_, T>, Ahead, usize),
+    some: Range<usize>,
     q: *const f32,
     s: *mut f32,
 ) {
@@ -120,22 +133,25 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
         q.1 = Some(vectors);
     }
     let step = keys.step();
-    let (mut requests, mut next) = (ahead.from(&keys, 0), keys.row(0));
-    for first in (0..keys.len()).step_by(K * S) {
+    let head = (head, const { side_by_side::<I, T>(R, K, D) });
+    let mut next = keys.row(some.start);
+    let mut requests = ahead.from(&keys, (some.start, next.cast()), head);
+    for first in some.step_by(K * S) {
         if first.is_multiple_of(EIGHT) {
             ahead.page(isa, &keys, first);
-            requests = ahead.from(&keys, first);
+            next = keys.row(first);
+            requests = ahead.from(&keys, (first, next.cast()), head);
         }
         let whole = first + K * S <= keys.len();
         for chain in (0..columns).step_by(I::CHAIN * I::LANES) {
             let end = columns.min(chain + I::CHAIN * I::LANES);
-            let (mut row, mut fours) = (next, [isa.splat(0.0); 4]);
+            let (mut row, mut lines, mut fours) = (next, requests, [isa.splat(0.0); 4]);
             // Written out by a macro: a loop would keep the sums in memory.
             macro_rules! steps {
                 ($($n:literal)*) => {$(
                     if const { $n < S } {
                         let at = first + $n * K;
-                        if const { ($n * K).is_multiple_of(EIGHT) } && first.is_multiple_of(EIGHT) {
+                        if const { $n > 0 && ($n * K).is_multiple_of(EIGHT) } && first.is_multiple_of(EIGHT) {
                             row = keys.row(at);
                         }
                         let key: [*const T; K] = core::array::from_fn(
@@ -145,7 +161,8 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
                         row = row.wrapping_byte_offset(step * K as isize);
                         // SAFETY: whole vectors below `columns` of rows that `Rows` has checked, and of the queries the
                         // caller vouches for.
-                        let sums = unsafe { sums_of::<I, T, R, K, D>(isa, key, q, columns, chain..end, requests) };
+                        let sums = unsafe { sums_of::<I, T, R, K, D>(isa, key, q, columns, chain..end, lines) };
+                        lines = lines.after(K / head.1);
                         for i in 0..R * K / 4 {
                             fours[($n * R * K / 4 + i) % 4] = sums[i];
                         }
@@ -154,7 +171,7 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
             }
             steps!(0 1 2 3);
             if end == columns {
-                next = row;
+                (next, requests) = (row, lines);
             }
             let mut sums = [0.0f32; 32];
             let joined = I::LANES / 4;
@@ -204,8 +221,9 @@ unsafe fn sums_of<I: Isa, T: Stored, const R: usize, const K: usize, const D: us
                     #[inline(always)]
                     |n| key[$k + n],
                 );
+                let lines = requests.after($k / $side);
                 // SAFETY: the caller vouches for the columns.
-                let some = unsafe { keys_of::<I, T, R, $side>(isa, key, q, columns, some.clone(), requests) };
+                let some = unsafe { keys_of::<I, T, R, $side>(isa, key, q, columns, some.clone(), lines) };
                 for r in 0..R {
                     for n in 0..$side {
                         flat[r * K + $k + n] = some[r][n];

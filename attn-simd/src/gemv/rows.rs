@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "addresses of rows, which `Unchecked::check` has held against their slice")]
 
-use super::{Stored, TILE};
+use super::{Heads, Stored, TILE};
 use crate::isa::{Isa, MAX_LANES};
 use crate::prefetch::Prefetch;
 
@@ -173,6 +173,8 @@ pub(crate) struct Unchecked<'a, T> {
     pub(crate) data: &'a [T],
     /// Where the rows start.
     pub(crate) places: &'a Places,
+    /// Of which heads.
+    pub(crate) heads: Heads,
     /// The number of columns of each row.
     pub(crate) columns: usize,
     /// How rows are prefetched.
@@ -180,32 +182,50 @@ pub(crate) struct Unchecked<'a, T> {
 }
 
 impl<'a, T: Stored> Unchecked<'a, T> {
+    /// Rows that were copied. They are in the caches, so that no policy of memory matters.
+    pub(crate) fn copy(data: &'a [T], places: &'a Places, columns: usize) -> Self {
+        Self { data, places, heads: Heads::ONE, columns, prefetch: Prefetch::OTHER }
+    }
+
     /// The rows, all inside the slice. Panics if one is not.
     #[inline(always)]
     pub(crate) fn check(self) -> Rows<'a, T> {
         assert!(self.is_inside(), "a row reaches outside of its slice");
-        let Self { data, places, columns, prefetch } = self;
-        Rows { data, places, columns, prefetch }
+        let Self { data, places, heads, columns, prefetch } = self;
+        Rows { data, places, heads, columns, prefetch }
     }
 
     /// Whether all rows of the group are inside the slice.
     #[inline(always)]
-    fn is_inside(&self) -> bool {
-        let Self { data, places, columns, .. } = *self;
+    pub(super) fn is_inside(&self) -> bool {
+        let Self { data, places, heads: Heads { first, count, step, .. }, columns, .. } = *self;
         assert!(columns > 0 && places.group.count <= TILES, "no columns, or too many tiles");
-        let last = data.len().checked_sub(T::elements(columns));
-        let mut inside = last.is_some();
-        let last = last.unwrap_or(0);
+        let Some(last) = data.len().checked_sub(T::elements(columns)) else { return false };
+        // Between two heads whose rows are inside, those of all are.
+        let is_inside = |head: usize| {
+            let offset = isize::try_from(head).ok().and_then(|head| head.checked_mul(step));
+            offset.is_some_and(|offset| self.head_is_inside(last, offset))
+        };
+        is_inside(first) && (count == 1 || count > 1 && is_inside(first + count - 1))
+    }
+
+    /// Whether the rows of a head, some elements from that of the places, start at `last` or below.
+    #[inline(always)]
+    fn head_is_inside(&self, last: usize, offset: isize) -> bool {
+        let places = self.places;
+        let below = |first: usize, rows: usize| {
+            first.checked_add_signed(offset).is_some_and(|first| places.are_below(last, first, rows))
+        };
         // Between two rows that are inside, all rows at one distance are.
         if places.even {
-            return inside && places.are_below(last, places.eights[0], places.group.end - places.group.first);
+            return below(places.eights[0], places.group.end - places.group.first);
         }
+        let mut inside = true;
         for tile in 0..places.group.count {
             let (_, len) = places.group.tile(tile);
             assert!(len > 0 && len <= TILE, "a tile of no rows, or of too many");
             for n in 0..len.div_ceil(EIGHT) {
-                let first = places.eights[tile * EIGHTS + n];
-                inside &= places.are_below(last, first, (len - n * EIGHT).min(EIGHT));
+                inside &= below(places.eights[tile * EIGHTS + n], (len - n * EIGHT).min(EIGHT));
             }
         }
         inside
@@ -217,6 +237,7 @@ impl<'a, T: Stored> Unchecked<'a, T> {
 pub(crate) struct Rows<'a, T> {
     data: &'a [T],
     places: &'a Places,
+    heads: Heads,
     columns: usize,
     prefetch: Prefetch,
 }
@@ -234,6 +255,24 @@ impl<'a, T: Stored> Rows<'a, T> {
         self.columns
     }
 
+    /// The heads whose rows are read together.
+    #[inline(always)]
+    pub(crate) fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// The rows of one of the heads.
+    #[inline(always)]
+    pub(crate) fn head(&self, n: usize) -> Self {
+        Self { heads: self.heads.one(n), ..*self }
+    }
+
+    /// Whether the heads of a token, and then those of the next one, are spaced alike.
+    #[inline(always)]
+    pub(crate) fn follow(&self) -> bool {
+        self.heads.step.checked_mul(self.heads.count as isize) == Some(self.places.step)
+    }
+
     /// Whether the rows follow each other in memory without gaps.
     #[inline(always)]
     pub(crate) fn is_contiguous(&self) -> bool {
@@ -246,12 +285,13 @@ impl<'a, T: Stored> Rows<'a, T> {
         &self.prefetch
     }
 
-    /// A tile.
+    /// A tile of one of the heads.
     #[inline(always)]
-    pub(crate) fn tile(&self, n: usize) -> Tile<'a, T> {
-        let Self { data, places, columns, .. } = *self;
-        assert!(n < places.group.count);
-        Tile { data, places, n, len: places.group.tile(n).1, columns }
+    pub(crate) fn tile(&self, n: usize, head: usize) -> Tile<'a, T> {
+        let Self { data, places, heads, columns, .. } = *self;
+        assert!(n < places.group.count && head < heads.count);
+        let offset = heads.step.wrapping_mul((heads.first + head) as isize);
+        Tile { data, places, offset, n, len: places.group.tile(n).1, columns }
     }
 }
 
@@ -260,6 +300,8 @@ impl<'a, T: Stored> Rows<'a, T> {
 pub(crate) struct Tile<'a, T> {
     data: &'a [T],
     places: &'a Places,
+    /// Elements from the rows of the places to those of this head.
+    offset: isize,
     n: usize,
     len: usize,
     columns: usize,
@@ -287,8 +329,9 @@ impl<T: Stored> Tile<'_, T> {
     /// The address of a row; of the last one if there are not so many.
     #[inline(always)]
     pub(crate) fn row(&self, n: usize) -> *const T {
-        // SAFETY: `Unchecked::check` has found that every row of the tile is inside the slice.
-        unsafe { self.data.as_ptr().add(self.places.index(self.n, n.min(self.len - 1))) }
+        let index = self.places.index(self.n, n.min(self.len - 1)).wrapping_add_signed(self.offset);
+        // SAFETY: `Unchecked::check` has found that every row of the tile is inside the slice, of each head.
+        unsafe { self.data.as_ptr().add(index) }
     }
 
     /// The addresses of all rows; after the last one its own.
@@ -388,7 +431,7 @@ mod tests {
             let [even, by_eights] = [len, len + 1].map(|rows| {
                 places.find(&Group::new(0, len, 1), step, |row| (row < rows).then_some((first, len)));
                 assert_eq!(places.even, rows == len);
-                Unchecked { data: &data, places: &places, columns, prefetch: Prefetch::OTHER }.is_inside()
+                Unchecked::copy(&data, &places, columns).is_inside()
             });
             assert_eq!(even, by_eights);
             even
@@ -406,7 +449,7 @@ mod tests {
     fn a_row_outside_is_refused() {
         let mut places = Places::NONE;
         places.find(&Group::new(0, 2, 1), 10, |_| Some((0, 2)));
-        Unchecked { data: &[0.0f32; 19], places: &places, columns: 10, prefetch: Prefetch::OTHER }.check();
+        Unchecked::copy(&[0.0f32; 19], &places, 10).check();
     }
 
     /// Both products over a group in pages of eight, or those of pairs, against plain sums.
@@ -485,7 +528,7 @@ mod tests {
                     for &rows in if cfg!(miri) { &[1, 3][..] } else { &[1, 2, 3, 4, 6, 8, 11] } {
                         for prefetch in [Prefetch::OTHER, Prefetch::IN_ORDER] {
                             let (data, halves, places) = (&*data, &*halves, &places);
-                            let keys = Unchecked { data: halves, places, columns, prefetch };
+                            let keys = Unchecked { data: halves, places, heads: Heads::ONE, columns, prefetch };
                             // The vectors of any machine, whatever those of this one.
                             if level == Level::portable() && columns.is_multiple_of(2 * level.lanes()) {
                                 let isa = Pairs(PairModel(Portable { _proof: () }));
@@ -500,7 +543,7 @@ mod tests {
                             level.run(Products { rows, keys, data, group });
                             level.run(Products {
                                 rows,
-                                keys: Unchecked { data, places, columns, prefetch },
+                                keys: Unchecked { data, places, heads: Heads::ONE, columns, prefetch },
                                 data,
                                 group,
                             });

@@ -34,7 +34,9 @@ impl<'s> Sums<'s> {
 
 /// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows, one tile after the other. `p`:
 /// `[rows][TILE]` for each tile, and `factor`: `[rows]`, both with the floats from tile to tile; sums:
-/// `[rows][columns]`. `columns` is a multiple of `LANES`.
+/// `[rows][columns]`. The rows of the next head follow some rows later. `columns` is a multiple of `LANES`.
+///
+/// If there are several heads, each reads some values, and then each the next ones.
 ///
 /// A tile is added up in a tree: chains of eight values, pairs of those, pairs of pairs, halves. The result joins a
 /// compensated sum. The chains err most, by 2.5u at most.
@@ -46,24 +48,37 @@ pub(crate) fn weighted<I: Isa, T: Stored>(
     [(p, p_stride), (factor, factor_stride)]: [(&[f32], usize); 2],
     sums: Sums<'_>,
 ) {
-    let columns = values.columns();
+    let (columns, heads) = (values.columns(), values.heads());
     let Sums { o, rest, waiting: [one, two, four] } = sums;
     let arrays = [o, rest, one, two, four];
-    assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= rows * columns));
+    let all_rows = (heads.count - 1) * heads.rows + rows;
+    assert!(columns.is_multiple_of(I::LANES) && arrays.iter().all(|array| array.len() >= all_rows * columns));
     let o = arrays.map(|array| array.as_mut_ptr());
     with_rows!(I, T, rows, [R, _K, _S, C] => {
         let ahead = Ahead::of::<I, T, R>(values, in_order(R, columns / I::LANES, I::LANES));
         let by_line = values.prefetch().by_line;
+        let turn = ahead.turn().next_multiple_of(const { PART * parts(I::LANES, R, 1) });
         for (n, tile) in tiles.clone().enumerate() {
-            let (p, factor) = (&p[n * p_stride..][..rows * TILE], &factor[n * factor_stride..][..rows]);
-            let values_at = (values.tile(tile), ahead);
-            // SAFETY: the assertion above and these slices: R rows of weights, factors and outputs in whole vectors;
-            // the values are checked by `Rows`.
-            unsafe {
-                if const { may_be_by_line::<T>(R, I::LANES) } && by_line {
-                    weighted_of::<I, T, R, 1>(isa, values_at, p.as_ptr(), factor.as_ptr(), o);
-                } else {
-                    weighted_of::<I, T, R, C>(isa, values_at, p.as_ptr(), factor.as_ptr(), o);
+            let len = values.tile(tile, 0).len();
+            for (first, head) in (0..len).step_by(turn).flat_map(|first| (0..heads.count).map(move |head| (first, head))) {
+                let before = head * heads.rows;
+                let p = &p[n * p_stride + before * TILE..][..rows * TILE];
+                let factor = &factor[n * factor_stride + before..][..rows];
+                let values = values.tile(tile, head);
+                let lines = if heads.count > 1 { ahead.of_heads(&values, head, (first, turn), 1) } else { None };
+                let values = (values, ahead, lines);
+                let some = first..if first + turn < len { first + turn } else { len };
+                // SAFETY: the assertion above and these slices: R rows of weights, factors and outputs in whole
+                // vectors; the values are checked by `Rows`.
+                unsafe {
+                    let [o, rest, one, two, four] = o;
+                    let at = before * columns;
+                    let o = [o.add(at), rest.add(at), one.add(at), two.add(at), four.add(at)];
+                    if const { may_be_by_line::<T>(R, I::LANES) } && by_line {
+                        weighted_of::<I, T, R, 1>(isa, values, some, p.as_ptr(), factor.as_ptr(), o);
+                    } else {
+                        weighted_of::<I, T, R, C>(isa, values, some, p.as_ptr(), factor.as_ptr(), o);
+                    }
                 }
             }
         }
@@ -79,13 +94,16 @@ const fn parts(lanes: usize, rows: usize, vectors: usize) -> usize {
     if lanes < 16 || rows * vectors > 12 { 1 } else { 2 }
 }
 
+/// Of some values of a tile of one head, the first a multiple of the parts that blocks pass over.
+///
 /// # Safety
 /// `p` is readable for R rows of TILE floats, `factor` for R; the arrays `o` readable and writable for R rows of
 /// `columns` floats, a multiple of LANES.
 #[inline(always)]
 unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     isa: I,
-    (values, ahead): (Tile<'_, T>, Ahead),
+    (values, ahead, lines): (Tile<'_, T>, Ahead, Option<(*const u8, isize)>),
+    some: Range<usize>,
     p: *const f32,
     factor: *const f32,
     o: [*mut f32; 5],
@@ -96,12 +114,13 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     let at_once = const { wide::<I, T>(R) } && vectors == WIDE;
     let once = ahead.is_once() && (vectors <= C || at_once);
     let (rows, beyond) = ahead.of_values(&values, step);
-    let prefetcher = Prefetcher { rows, beyond };
-    for first in (0..values.len()).step_by(step) {
+    let prefetcher = Prefetcher { lines, first: some.start, rows, beyond };
+    for first in some.step_by(step) {
         let mut done = 0;
         // The chains that begin here: where their values are, and what is requested meanwhile.
         // Not by `map`: what calls a closure there may not be inlined.
-        let chains = [prefetcher.chain(&values, first), prefetcher.chain(&values, first + PART)];
+        let chains = [first, first + PART];
+        let chains = [prefetcher.chain(&values, chains[0]), prefetcher.chain(&values, chains[1])];
         // A block of some vectors, with one request for each line or with two.
         macro_rules! block {
             ($C:expr) => {{
@@ -172,6 +191,9 @@ const fn group(vectors: usize) -> usize {
 /// Rows from the present value to those whose lines a block prefetches meanwhile, for its own channels.
 #[derive(Clone, Copy)]
 struct Prefetcher {
+    /// The lines that the first of the values requests, if they are [of other heads](Ahead::of_heads).
+    lines: Option<(*const u8, isize)>,
+    first: usize,
     /// Into the second cache, and into the first.
     rows: [usize; 2],
     /// Bytes from the former to the lines that are prefetched into the second cache.
@@ -182,9 +204,13 @@ impl Prefetcher {
     /// The chain that begins at a value.
     #[inline(always)]
     fn chain<T: Stored>(self, values: &Tile<'_, T>, first: usize) -> Chain<T> {
-        let [second, near] = self.rows;
+        let ([second, near], value) = (self.rows, values.row(first));
+        if let Some((line, step)) = self.lines {
+            let lines = (line.wrapping_byte_offset(step * (first - self.first) as isize), step);
+            return Chain { value, lines, ahead: [0; 2] };
+        }
         let ahead = [values.lead(first, second).wrapping_add(self.beyond), values.lead(first, near)];
-        (values.row(first), ahead)
+        Chain { value, lines: (value.cast(), values.step()), ahead }
     }
 }
 
@@ -238,8 +264,16 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize, const LIN
     }
 }
 
-/// The first value of a chain, and the bytes from its lines to those that are requested.
-type Chain<T> = (*const T, [usize; 2]);
+/// Where a chain begins.
+#[derive(Clone, Copy)]
+struct Chain<T> {
+    value: *const T,
+    /// A line of the first value, or of another row that requests take its place from; and the bytes to that of the
+    /// next.
+    lines: (*const u8, isize),
+    /// Bytes from these lines to those that are requested.
+    ahead: [usize; 2],
+}
 
 /// The chain of the part of a tile from value `first` on: `Σ_j p[r][j]·value_j[c…]` for R rows and C vectors of
 /// channels.
@@ -250,7 +284,7 @@ type Chain<T> = (*const T, [usize; 2]);
 unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: usize>(
     isa: I,
     values: &Tile<'_, T>,
-    (mut value, ahead): Chain<T>,
+    Chain { mut value, lines, ahead }: Chain<T>,
     p: *const f32,
     from: usize,
     first: usize,
@@ -258,18 +292,14 @@ unsafe fn chain<I: Isa, T: Stored, const R: usize, const C: usize, const LINES: 
     let mut acc = [[isa.splat(0.0); C]; R];
     let (mut j, end) = (first, values.len().min(first + PART));
     let step = values.step();
-    let mut lines = Eights::of::<I, T, C>(values, value, from);
+    let mut lines = Eights::of::<I, T, C>(values.columns(), lines, from);
     while j < end {
         // SAFETY: values of the tile, in whole vectors, as `Rows` has checked; the caller vouches for the weights.
         unsafe {
             let some = if end - j >= const { group(C) } { const { group(C) } } else { end - j };
             macro_rules! add {
                 ($n:expr, $requests:expr) => {
-                    let line = if const { by_eights::<I, T>() } {
-                        $requests.then_some(lines.first)
-                    } else {
-                        Some(value.wrapping_add(T::elements(from)).cast::<u8>())
-                    };
+                    let line = (const { !by_eights::<I, T>() } || $requests).then_some(lines.first);
                     add_value::<I, T, R, C, LINES>(isa, (value, from, ahead), line, p.add(j + $n), &mut acc);
                     value = value.wrapping_byte_offset(step);
                     lines.first = lines.first.wrapping_byte_offset(lines.step);

@@ -4,6 +4,7 @@ mod amx_kernel;
 mod backward;
 mod backward_eta;
 mod backward_random;
+mod beside;
 mod boxed;
 mod caches;
 mod decode;

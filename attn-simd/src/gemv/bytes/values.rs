@@ -94,7 +94,7 @@ fn of_tile<I: Isa, T: Stored>(
     let columns = values.columns();
     assert!(columns.is_multiple_of(I::LANES) && fit::<T>(columns) && rows <= MOST);
     assert!(sums.o.len().min(sums.rest.len()) >= rows * columns);
-    let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile));
+    let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile, 0));
     let ahead = requests(isa, &values, &ahead);
     let (at, seen) = (values.addresses(), seen & u64::MAX >> (TILE - values.len()));
     let is_blocks = T::INTEGERS == Some(Integers::Blocks);
