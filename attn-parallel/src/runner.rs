@@ -358,6 +358,7 @@ fn run_work<M: Mods + Sync>(
 
 /// Runs a decode call on at most `threads` threads.
 fn run_call(scratch: Scratch<'_>, threads: usize, call: DecodeCall<'_>) -> Result<()> {
-    let useful = threads.min(call.pieces_at_most());
+    // Of the pool's threads: a call that is cut for more has smaller pieces than it needs.
+    let useful = worth::in_pool(threads.min(call.pieces_at_most()));
     decode::run(call, useful, scratch)
 }
