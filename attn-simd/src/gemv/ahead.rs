@@ -60,6 +60,8 @@ impl Ahead {
             _ if follow => turn(row),
             _ => EIGHT,
         };
+        // Values may be added in two parts of eight.
+        let turn = turn.max(const { if I::LANES == 16 { 2 * EIGHT } else { EIGHT } });
         let least = if heads.count > 1 { turn } else { 1 };
         let in_rows = |bytes: usize| (bytes / row).clamp(least, TILE);
         Self {
@@ -281,6 +283,7 @@ mod tests {
     use super::*;
     use crate::gemv::{Group, Places, Unchecked};
     use crate::isa::avx2::Avx2;
+    use crate::isa::avx512::Avx512;
 
     /// The lines of eight values that blocks of C vectors request. After each row are `gap` numbers of none.
     fn requested<T: Stored, const C: usize>(columns: usize, gap: usize) -> Vec<usize> {
@@ -326,21 +329,23 @@ mod tests {
         check::<f16, 4>();
     }
 
-    /// The rows of memory that all heads request while they read some tokens, `side` of them side by side.
-    fn requested_by_heads([count, of, columns]: [usize; 3], side: usize) -> Option<Vec<usize>> {
+    /// The rows of memory that all heads request while they read some tokens, `side` of them side by side. Keys ask for
+    /// each eight rows, values for those of a turn.
+    fn requested_by_heads<I: Isa>([count, of, columns]: [usize; 3], side: usize, values: bool) -> Option<Vec<usize>> {
         let (data, token) = (vec![0.0f32; 600 * of * columns], of * columns);
         let (group, mut places) = (Group::new(0, 128, 2), Places::NONE);
         places.find(&group, token as isize, |n| (n < 600).then_some((n * token, 600 - n)));
         let heads = Heads { first: 0, count, step: columns as isize, rows: 1 };
         let rows = Unchecked { data: &data, places: &places, heads, columns, prefetch: Prefetch::OTHER }.check();
-        let ahead = Ahead::of::<Avx2, f32, 4>(&rows, false);
+        let ahead = Ahead::of::<I, f32, 4>(&rows, false);
+        let at_once = if values { ahead.turn() } else { EIGHT };
         let mut lines = Vec::new();
         for first in (0..64).step_by(ahead.turn()) {
             for head in 0..count {
                 let tile = rows.tile(0, head);
-                for row in (first..first + ahead.turn()).step_by(EIGHT) {
-                    let (line, step) = ahead.of_heads(&tile, head, (row, EIGHT), side)?;
-                    for n in 0..EIGHT {
+                for row in (first..first + ahead.turn()).step_by(at_once) {
+                    let (line, step) = ahead.of_heads(&tile, head, (row, at_once), side)?;
+                    for n in 0..at_once {
                         let nth = step * (n / side) as isize + tile.step() * (n % side) as isize;
                         let at = line.wrapping_byte_offset(nth).addr() - data.as_ptr().addr();
                         lines.push(at / (columns * 4) - ahead.far * of);
@@ -353,20 +358,26 @@ mod tests {
 
     #[test]
     fn heads_request_what_comes_later_in_the_order_of_memory() {
-        for [count, of, columns] in [[8, 8, 128], [8, 8, 64], [5, 5, 128], [3, 3, 16], [8, 16, 128], [24, 24, 64]] {
-            // The rows of all these heads, and of no others.
-            let want: Vec<usize> = (0..64 * of).filter(|row| row % of < count).collect();
-            assert_eq!(requested_by_heads([count, of, columns], 1), Some(want.clone()), "{count} of {of}");
-            for side in [2, 4] {
-                let Some(mut rows) = requested_by_heads([count, of, columns], side) else {
-                    assert!(!count.is_multiple_of(EIGHT / side), "{count} of {of}, {side} side by side");
-                    continue;
-                };
-                rows.sort_unstable();
-                assert_eq!(rows, want, "{count} of {of}, {side} side by side");
+        fn check<I: Isa>() {
+            for [count, of, columns] in [[8, 8, 128], [8, 8, 64], [5, 5, 128], [3, 3, 16], [16, 32, 128], [24, 24, 64]]
+            {
+                // The rows of all these heads, and of no others.
+                let want: Vec<usize> = (0..64 * of).filter(|row| row % of < count).collect();
+                let values = requested_by_heads::<I>([count, of, columns], 1, true);
+                assert_eq!(values, Some(want.clone()), "values, {count} of {of}");
+                for side in [1, 2, 4] {
+                    let Some(mut rows) = requested_by_heads::<I>([count, of, columns], side, false) else {
+                        assert!(!count.is_multiple_of(EIGHT / side), "{count} of {of}, {side} side by side");
+                        continue;
+                    };
+                    rows.sort_unstable();
+                    assert_eq!(rows, want, "{count} of {of}, {side} side by side");
+                }
             }
+            assert_eq!(requested_by_heads::<I>([4, 8, 128], 1, false), None);
+            assert_eq!(requested_by_heads::<I>([1, 8, 128], 1, false), None);
         }
-        assert_eq!(requested_by_heads([4, 8, 128], 1), None);
-        assert_eq!(requested_by_heads([1, 8, 128], 1), None);
+        check::<Avx2>();
+        check::<Avx512>();
     }
 }

@@ -108,10 +108,12 @@ const BOOTS: &[Boot] = &[
             "decode::decoding_and",
             "backward::strides",
             "backward::tables",
+            "beside::",
             "quantized::rows_that",
         ],
         but: &[],
         among: &[
+            "beside::heads_in_bytes_and_in_pages",
             "strips::blocks_that_see_different_keys",
             "decode::decoding_and_prefilling_give_the_same_bits",
             "backward::tables_of_masks",
