@@ -20,9 +20,8 @@
 //! between multiply-adds makes the compiler keep their operands in memory (eight rows took 1.7 times as long).
 //!
 //! [`rows`] says where keys and values are, [`heads`] which heads are read together, and [`ahead`] which lines are
-//! requested. The number of rows or keys that
-//! are taken together changes no bit: a score is one chain per lane, cut every `CHAIN` steps, and an output is one
-//! chain over each 8 keys of a tile.
+//! requested. The number of rows or keys that are taken together changes no bit: a score is one chain per lane, cut
+//! every `CHAIN` steps, and an output is one chain over each 8 keys of a tile.
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that `Unchecked::check` has held against their slice")]
 

@@ -4,6 +4,9 @@
 //! and near, so that they come from the second cache into the first. Processors differ in where the far request should
 //! go. A core can wait for few lines at its first cache: 24 on Zen 4, and 24 × 64 bytes in 100 ns are 15 GB/s, at any
 //! distance. Its second cache has buffers of its own. Zen 5 waits for more lines at the first cache.
+//!
+//! Where several heads are read together, only the far distance is the policy's, and at least that of the next turn:
+//! which lines and which cache, the products say.
 
 use core::fmt;
 

@@ -85,8 +85,8 @@ pub(super) struct RowGroup {
     pub(super) heads: usize,
     pub(super) first: usize,
     pub(super) of_head: usize,
-    /// The rows of all heads. If there are several, each head has as many rows as the products are compiled for: the
-    /// last one is there several times.
+    /// The rows of all heads. If there are several, each head has as many rows as the products are compiled for: its
+    /// last one may be there several times.
     pub(super) rows: usize,
     /// Whether the keys precede all sequences: then rows may go on into later sequences.
     pub(super) shared: bool,
@@ -206,7 +206,7 @@ pub(crate) struct Call<'w> {
     pub(super) prefix: Option<Source<'w>>,
     pub(super) q: Input<'w>,
     pub(super) sizes: Sizes,
-    /// Whether the heads of a token are next to each other, and are read together.
+    /// Whether the heads of a token are next to each other, so that several may be read together.
     pub(super) beside: bool,
 }
 

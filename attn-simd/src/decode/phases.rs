@@ -77,7 +77,7 @@ impl Run<()> for WriteIntegers<'_> {
 }
 
 impl gemv::QueryRows<'_> {
-    /// The rows of one of the heads that keys of a type are read of together, each with so many.
+    /// The rows of one head, of several with `rows` rows each, for keys of a type.
     pub(super) fn of_head<T: Stored>(self, head: usize, rows: usize, columns: usize) -> Self {
         let before = head * rows;
         let words = match T::INTEGERS {
@@ -149,8 +149,12 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
         let keys = keys.check();
         // A constant condition, so that no code of other levels is compiled.
         if const { I::BYTES && T::INTEGERS.is_some() } && keys.columns() <= bytes::WIDEST {
-            for head in 0..keys.heads().count {
+            let heads = keys.heads().count;
+            // Several heads take turns of one tile.
+            let turns = (0..if heads > 1 { keys.tiles() } else { 1 }).flat_map(|n| (0..heads).map(move |h| (n, h)));
+            for (n_tile, head) in turns {
                 let (keys, fast) = (keys.head(head), q.fast);
+                let seen = if heads > 1 { seen & 1 << n_tile } else { seen };
                 let (q, s) = (q.of_head::<T>(head, n, keys.columns()), &mut s[head * n * TILE..]);
                 let (q, to) = ((q.floats, q.words), (s, stride));
                 if fast {
@@ -164,7 +168,7 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
         let (q, floats) =
             if const { I::WORD == 1 } { (q.floats, keys.columns()) } else { (q.words, keys.columns() / 2) };
         // Of each head `n` rows.
-        for tiles in together(n, seen, keys.tiles(), I::LANES) {
+        for tiles in together(n, keys.heads().count, seen, keys.tiles(), I::LANES) {
             for (first, count) in gemv::blocks::<T>(n, I::LANES) {
                 let s = &mut s[tiles.start * stride + first * TILE..];
                 gemv::dots(isa, count, (&keys, tiles.clone()), &q[first * floats..], (s, stride));
@@ -173,11 +177,11 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
     }
 }
 
-/// The tiles that the blocks of `rows` rows read in turn: those that follow each other, or if there are several blocks
-/// one by one, so that all but the first find them in the nearest cache.
+/// The tiles that the blocks of `rows` rows read in turn: those that follow each other, or one by one if there are
+/// several blocks, so that all but the first find them in a near cache, or several heads, so that none is far behind.
 #[inline(always)]
-fn together(rows: usize, seen: u32, tiles: usize, lanes: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = if rows > gemv::most(lanes) { 1 } else { tiles };
+fn together(rows: usize, heads: usize, seen: u32, tiles: usize, lanes: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = if rows > gemv::most(lanes) || heads > 1 { 1 } else { tiles };
     let mut left = seen & ((1 << tiles) - 1);
     core::iter::from_fn(
         #[inline(always)]
@@ -210,7 +214,7 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], fast, mut sums } = self;
         let values = values.check();
-        for tiles in together(n, seen, values.tiles(), I::LANES) {
+        for tiles in together(n, values.heads().count, seen, values.tiles(), I::LANES) {
             // A constant condition, so that no code of other levels is compiled.
             if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
                 for head in 0..values.heads().count {

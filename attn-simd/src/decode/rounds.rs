@@ -9,10 +9,13 @@ use super::call::Call;
 /// Pieces per thread. With fewer, all threads would wait for one that was interrupted.
 const PIECES_PER_THREAD: usize = 8;
 
+/// Pieces per thread at least, where several heads are read together: to read them so is worth larger pieces.
+const PIECES_OF_HEADS: usize = 2;
+
 /// Some queries, and the size of the pieces of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// The largest number of chunks in a piece.
+    /// The largest number of chunks in a piece, over its heads; but at least one of each head.
     chunks: usize,
     /// The largest number of key/value heads in a piece.
     heads: usize,
@@ -36,15 +39,11 @@ impl Round {
             return whole;
         }
         let chunks = call.work() / threads.saturating_mul(PIECES_PER_THREAD);
-        Self { chunks, heads: Self::heads_for(chunks), ..whole }
+        let heads = (call.work() / threads.saturating_mul(PIECES_OF_HEADS)).max(1);
+        Self { chunks, heads, ..whole }
     }
 
-    /// The heads of a piece that has so many chunks of them. To read several together is worth larger pieces.
-    fn heads_for(chunks: usize) -> usize {
-        chunks.saturating_mul(2).max(1)
-    }
-
-    /// The largest number of chunks in a piece.
+    /// The largest number of chunks in a piece, over its heads; but at least one of each head.
     pub(super) const fn chunks(&self) -> usize {
         self.chunks
     }
@@ -83,7 +82,8 @@ impl Round {
             // The share of one round in the whole call.
             _ => (all.chunks as f64 * most as f64 / all.queries as f64) as usize,
         };
-        Self { chunks, heads: Self::heads_for(chunks), first: [0, 0], queries: most, last: false }
+        let heads = (all.heads as f64 * most as f64 / all.queries as f64) as usize;
+        Self { chunks, heads: heads.max(1), first: [0, 0], queries: most, last: false }
     }
 
     /// The next queries, at most as many as here.

@@ -81,7 +81,7 @@ impl<'s, 'c, C: Copy, T: Stored> Located<'s, 'c, C, T> {
         let ([.., columns], [_, step, _, unit]) = (view.sizes(), view.strides());
         let direct = unit == 1 && columns > 0 && columns == T::elements(padded);
         let (places, prefetch) = (Places::NONE, Prefetch::detect());
-        let heads = Heads { first: 0, count: heads, step, rows };
+        let heads = Heads { first: 0, count: heads, step, rows, beside: heads };
         Self { level, cache, view, sequence, head, heads, padded, direct, found: false, places, prefetch }
     }
 }

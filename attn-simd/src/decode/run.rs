@@ -257,7 +257,11 @@ fn write_group(call: &Call<'_>, target: &mut RowTarget<'_>, mut lse: Option<&mut
     let (scoring, mut places) = (&call.scoring, [RowAt::default(); MAX_ROWS]);
     let rows = call.rows_of(piece.group(), &mut places);
     let kept = scoring.dropout.factor();
-    for (row, &RowAt { head, place: [batch, query], .. }) in state.chunks_exact(call.state_len(1)).zip(rows.at) {
+    for (n, (row, &at)) in state.chunks_exact(call.state_len(1)).zip(rows.at).enumerate() {
+        if n > 0 && rows.at[n - 1] == at {
+            continue; // the same row again
+        }
+        let RowAt { head, place: [batch, query], .. } = at;
         let sink = scoring.sinks.map(|sinks| f64::from(sinks[head]));
         let (factor, row_lse) = finish_row(f64::from(row[0]), f64::from(row[1]), sink, kept);
         let values = (row[1] != 0.0).then_some((&row[2..], factor));

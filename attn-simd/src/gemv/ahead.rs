@@ -32,8 +32,8 @@ pub(super) struct Ahead {
     /// Whether each line is requested once.
     once: bool,
     heads: Heads,
-    /// Whether the rows of all heads of a token, and then those of the next token, follow each other without gaps.
-    follow: bool,
+    /// Whether the heads of a token, and then those of the next one, are spaced alike.
+    even: bool,
     /// The rows of a head that are read before those of the next one.
     turn: usize,
 }
@@ -44,8 +44,8 @@ impl Ahead {
     #[inline(always)]
     pub(super) fn of<I: Isa, T: Stored, const R: usize>(rows: &Rows<'_, T>, in_order: bool) -> Self {
         let heads = rows.heads();
-        // Of all heads, since all are read before the next eight rows.
-        let row = (T::elements(rows.columns()) * size_of::<T>() * heads.count).max(1);
+        // Of all heads, since all are read before the next turn.
+        let row = (T::elements(rows.columns()) * size_of::<T>() * heads.beside).max(1);
         let in_order = in_order && rows.is_contiguous();
         let once = rows.prefetch().once.filter(|once| {
             may_be_once::<T>(R, I::LANES) && heads.count == 1 && once.takes(R, size_of::<T>(), row, in_order)
@@ -54,10 +54,10 @@ impl Ahead {
         if let Some(once) = once {
             (prefetch.into, prefetch.far, prefetch.near) = (Into::First, once.distance(), 0);
         }
-        let follow = rows.follow();
+        let even = rows.are_even();
         let turn = match heads.count {
             1 => TILE,
-            _ if follow => turn(row),
+            _ if even => turn(row),
             _ => EIGHT,
         };
         // Values may be added in two parts of eight.
@@ -72,7 +72,7 @@ impl Ahead {
             beyond: (prefetch.far / (row * TILE)).saturating_sub(1),
             once: once.is_some(),
             heads,
-            follow,
+            even,
             turn,
         }
     }
@@ -109,16 +109,16 @@ impl Ahead {
         [tile.lead(row, self.far), near]
     }
 
-    /// The requests of a row and of those after it, of a head; `side` rows are read side by side.
+    /// The requests of some rows of a head, the first at `line`; `side` of them are read side by side.
     #[inline(always)]
     pub(super) fn from<T: Stored>(
         &self,
         tile: &Tile<'_, T>,
-        (row, line): (usize, *const u8),
+        (row, rows, line): (usize, usize, *const u8),
         (head, side): (usize, usize),
     ) -> Requests {
         if self.heads.count > 1
-            && let Some((to, step)) = self.of_heads(tile, head, (row, EIGHT), side)
+            && let Some((to, step)) = self.of_heads(tile, head, (row, rows), side)
         {
             let next = step.wrapping_sub(tile.step().wrapping_mul(side as isize)) as usize;
             return Requests { second: to.addr().wrapping_sub(line.addr()), next, first: 0, near: 0 };
@@ -133,7 +133,8 @@ impl Ahead {
     /// Where the requests of a head begin while some of its rows are read, from row `row` on: the first line, and the
     /// bytes from the requests of a row to those of the next. They go through all heads of the next tokens, in the
     /// order of memory. So a row requests lines of other heads. `side` rows that are read side by side request the same
-    /// slot of as many tokens, and the next ones the next slot.
+    /// slot of as many tokens, and the next ones the next slot. Of the policy only the far distance counts here: keys
+    /// request lines into the second cache, values into both.
     ///
     /// `None` if one head is read, or if the requests of `rows` rows are not so evenly spaced.
     #[inline(never)]
@@ -145,8 +146,8 @@ impl Ahead {
         side: usize,
     ) -> Option<(*const u8, isize)> {
         let Heads { count, step, .. } = self.heads;
-        let follow = side == 1 && self.follow;
-        if count == 1 || !follow && !count.is_multiple_of(rows / side) {
+        let even = side == 1 && self.even;
+        if count == 1 || !even && !count.is_multiple_of(rows / side) {
             return None;
         }
         let step = step.wrapping_mul(size_of::<T>() as isize);
@@ -195,6 +196,9 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// The line itself.
+    pub(super) const NONE: Self = Self { second: 0, next: 0, first: 0, near: 0 };
+
     /// Those of later rows.
     #[inline(always)]
     pub(super) fn after(self, steps: usize) -> Self {
@@ -212,8 +216,9 @@ impl Requests {
     }
 }
 
-/// Bytes of all heads that are read in one turn. Measured 2026-11-29 on Zen 3 at AVX2, 8 and 32 heads of 128 channels,
-/// cold caches: 16 KiB take 0.76 to 1.15 of the time, 64 KiB 0.96 to 1.3, 128 KiB 0.8 to 1.5.
+/// Bytes of all heads that are read in one turn, unless eight tokens have more. Measured 2026-11-29 on Zen 3 at AVX2, 8
+/// and 32 heads of 128 channels, cold caches: 16 KiB take 0.76 to 1.15 of the time, 64 KiB 0.96 to 1.3, 128 KiB 0.8 to
+/// 1.5.
 const TURN_BYTES: usize = 32 << 10;
 
 /// The rows of a head that are read before those of the next one, where those of a token and all heads have so many
@@ -335,7 +340,7 @@ mod tests {
         let (data, token) = (vec![0.0f32; 600 * of * columns], of * columns);
         let (group, mut places) = (Group::new(0, 128, 2), Places::NONE);
         places.find(&group, token as isize, |n| (n < 600).then_some((n * token, 600 - n)));
-        let heads = Heads { first: 0, count, step: columns as isize, rows: 1 };
+        let heads = Heads { first: 0, count, step: columns as isize, rows: 1, beside: count };
         let rows = Unchecked { data: &data, places: &places, heads, columns, prefetch: Prefetch::OTHER }.check();
         let ahead = Ahead::of::<I, f32, 4>(&rows, false);
         let at_once = if values { ahead.turn() } else { EIGHT };

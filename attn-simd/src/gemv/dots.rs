@@ -49,8 +49,8 @@ const fn fit(first: usize, some: usize, keys: usize) -> bool {
 
 /// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows of each head and each of some tiles. `q`: `[rows][columns]`,
 /// or words of pairs, `[rows][columns / 2]`, if the [word](Isa::WORD) of a product is a pair; `s`: `[rows][TILE]` for
-/// each tile, `stride` floats apart. The rows of the next head follow some rows later. Whole groups of keys are
-/// written. `columns` is a multiple of `LANES·WORD`.
+/// each tile, `stride` floats apart. The rows of the next head come [`Heads::rows`](super::Heads) later. Whole groups
+/// of keys are written. `columns` is a multiple of `LANES·WORD`.
 ///
 /// If there are several heads, each reads some keys, and then each the next ones.
 #[inline(always)]
@@ -134,13 +134,13 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const K: usize, const S: us
     }
     let step = keys.step();
     let head = (head, const { side_by_side::<I, T>(R, K, D) });
-    let mut next = keys.row(some.start);
-    let mut requests = ahead.from(&keys, (some.start, next.cast()), head);
+    let (mut next, mut requests) = (keys.row(some.start), Requests::NONE);
     for first in some.step_by(K * S) {
         if first.is_multiple_of(EIGHT) {
             ahead.page(isa, &keys, first);
             next = keys.row(first);
-            requests = ahead.from(&keys, (first, next.cast()), head);
+            let rows = const { if K * S > EIGHT { K * S } else { EIGHT } };
+            requests = ahead.from(&keys, (first, rows, next.cast()), head);
         }
         let whole = first + K * S <= keys.len();
         for chain in (0..columns).step_by(I::CHAIN * I::LANES) {

@@ -3,7 +3,8 @@
 //! If a cache keeps the heads of a token side by side, one head after the other would read a short piece of memory for
 //! each token, over and over from the first token on: two to three times as slow as a cache that keeps the tokens of a
 //! head side by side. So all heads read some tokens, and then all the next ones. What they compute stays apart, and no
-//! bit depends on it. [`ahead`](super::ahead) has the turns and the lines that are requested meanwhile.
+//! bit depends on it. [`ahead`](super::ahead) has the turns and the lines that are requested meanwhile. The products of
+//! [integers](super::bytes) take turns of a whole tile.
 
 /// The heads whose rows are read together: the same rows of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,13 +14,15 @@ pub(crate) struct Heads {
     pub(crate) count: usize,
     /// The distance in elements from a row of a head to that of the next.
     pub(crate) step: isize,
-    /// The query rows from those of a head to those of the next.
+    /// The query rows of each head.
     pub(crate) rows: usize,
+    /// The heads that take turns: as many as `count`, or one of them is alone here.
+    pub(crate) beside: usize,
 }
 
 impl Heads {
     /// One, that of the places.
-    pub(crate) const ONE: Self = Self { first: 0, count: 1, step: 0, rows: 0 };
+    pub(crate) const ONE: Self = Self { first: 0, count: 1, step: 0, rows: 0, beside: 1 };
 
     /// One of them alone.
     #[inline(always)]
@@ -93,7 +96,8 @@ mod tests {
                         (token < tokens).then_some((token * of * step, tokens - token))
                     });
                     assert!(found);
-                    let heads = Heads { first: 0, count, step: step as isize, rows: rows_for(rows, level.lanes()) };
+                    let rows = rows_for(rows, level.lanes());
+                    let heads = Heads { first: 0, count, step: step as isize, rows, beside: count };
                     for prefetch in [Prefetch::OTHER, Prefetch::IN_ORDER] {
                         let rows = Unchecked { data: &data, places: &places, heads, columns, prefetch };
                         let [all, one] = [true, false].map(|together| level.run(Both { rows, group, together }));
@@ -115,7 +119,7 @@ mod tests {
         let (data, mut places) = ([0.0f32; 100], Places::NONE);
         places.find(&Group::new(0, 3, 1), 32, |token| (token < 3).then_some((4 + token * 32, 3 - token)));
         let inside = |first, count, step| {
-            let heads = Heads { first, count, step, rows: 1 };
+            let heads = Heads { first, count, step, rows: 1, beside: 1 };
             let rows = Unchecked { data: &data, places: &places, heads, columns: 8, prefetch: Prefetch::OTHER };
             rows.is_inside()
         };

@@ -264,12 +264,13 @@ impl<'a, T: Stored> Rows<'a, T> {
     /// The rows of one of the heads.
     #[inline(always)]
     pub(crate) fn head(&self, n: usize) -> Self {
+        assert!(n < self.heads.count);
         Self { heads: self.heads.one(n), ..*self }
     }
 
     /// Whether the heads of a token, and then those of the next one, are spaced alike.
     #[inline(always)]
-    pub(crate) fn follow(&self) -> bool {
+    pub(crate) fn are_even(&self) -> bool {
         self.heads.step.checked_mul(self.heads.count as isize) == Some(self.places.step)
     }
 

@@ -34,7 +34,8 @@ impl<'s> Sums<'s> {
 
 /// `o[r][c] = o[r][c]·factor[r] + Σ_j p[r][j]·value_j[c]` for `rows` rows, one tile after the other. `p`:
 /// `[rows][TILE]` for each tile, and `factor`: `[rows]`, both with the floats from tile to tile; sums:
-/// `[rows][columns]`. The rows of the next head follow some rows later. `columns` is a multiple of `LANES`.
+/// `[rows][columns]`. The rows of the next head come [`Heads::rows`](super::Heads) later. `columns` is a multiple of
+/// `LANES`.
 ///
 /// If there are several heads, each reads some values, and then each the next ones.
 ///
@@ -268,8 +269,7 @@ unsafe fn add_value<I: Isa, T: Stored, const R: usize, const C: usize, const LIN
 #[derive(Clone, Copy)]
 struct Chain<T> {
     value: *const T,
-    /// A line of the first value, or of another row that requests take its place from; and the bytes to that of the
-    /// next.
+    /// A line of the first value, or of the row that requests start from instead; and the bytes to that of the next.
     lines: (*const u8, isize),
     /// Bytes from these lines to those that are requested.
     ahead: [usize; 2],

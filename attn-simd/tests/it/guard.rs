@@ -146,9 +146,10 @@ fn bits<T: KernelElement + Number + Plain>(
 }
 
 /// Lengths and dims that leave something over of every vector, tile and group: few queries (decoded) and many.
-const SHAPES: [(usize, usize, usize, usize, usize, usize, usize); 7] = [
+const SHAPES: [(usize, usize, usize, usize, usize, usize, usize); 8] = [
     (1, 2, 1, 1, 70, 40, 24),
     (1, 3, 1, 1, 70, 64, 32),
+    (1, 6, 3, 1, 70, 64, 32),
     (2, 2, 2, 3, 33, 7, 5),
     (1, 2, 1, 37, 65, 33, 17),
     (1, 1, 1, 50, 131, 64, 80),
