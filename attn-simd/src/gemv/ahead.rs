@@ -362,6 +362,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "minutes long, and only addresses are computed")]
     fn heads_request_what_comes_later_in_the_order_of_memory() {
         fn check<I: Isa>() {
             for [count, of, columns] in [[8, 8, 128], [8, 8, 64], [5, 5, 128], [3, 3, 16], [16, 32, 128], [24, 24, 64]]

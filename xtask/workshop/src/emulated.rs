@@ -108,7 +108,7 @@ const BOOTS: &[Boot] = &[
             "decode::decoding_and",
             "backward::strides",
             "backward::tables",
-            "beside::",
+            "beside::heads_in",
             "quantized::rows_that",
         ],
         but: &[],
