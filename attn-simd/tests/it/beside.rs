@@ -158,7 +158,7 @@ fn heads_in_bytes_and_in_pages() {
                 assert!(want.out.iter().any(|&x| x != 0.0));
                 same_bits(&got.out, &want.out, &(level, what));
             };
-            let scales: Vec<f32> = (0..kv_heads * tokens).map(|n| 0.01 + (n % 7) as f32 * 0.001).collect();
+            let scales: Vec<f32> = (0..kv_heads * tokens).map(|n| 0.01 + (n % 11) as f32 * 0.001).collect();
             let per_token = [1, kv_heads, tokens, 1];
             let scales2 = beside(&scales, per_token, &[]);
             let scales = views(&scales, &scales2, per_token, 0);
