@@ -3,8 +3,8 @@
 //! The full suites are too large for the repository. From each suite this takes, smallest first, every case that shows
 //! something new (a parameter value, an input, an output, a kind of name) and then fills up to a budget with the
 //! smallest of the others. Cases that the reference engine skips are left out: what is committed is run. Tensors and
-//! cases are copied, never changed; the choice depends on the suites and on what is built, so that running it again
-//! gives the same files.
+//! cases are copied, never changed, but for equal tensors of a suite: they are written once, and all cases name the
+//! first. The choice depends on the suites and on what is built, so that running it again gives the same files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -113,11 +113,14 @@ fn select(json: &Path, to: &Path, budget: usize) -> Result<(usize, usize, usize)
         }
     }
 
-    let chosen: Vec<&Value> = taken.iter().map(|&n| &cases[n]).collect();
+    let mut chosen: Vec<Value> = taken.iter().map(|&n| cases[n].clone()).collect();
     let mut tensors: Vec<(String, TensorView<'_>)> = Vec::new();
-    for name in chosen.iter().flat_map(|case| tensor_names(case)) {
-        let view = file.tensor(&name).map_err(|e| at(&data, &e))?;
-        tensors.push((name, view));
+    for name in chosen.iter_mut().flat_map(names_mut) {
+        let view = file.tensor(name).map_err(|e| at(&data, &e))?;
+        match tensors.iter().find(|(_, other)| *other == view) {
+            Some((first, _)) => name.clone_from(first),
+            None => tensors.push((name.clone(), view)),
+        }
     }
     let packed = safetensors::serialize(tensors, None).map_err(|e| at(&data, &e))?;
     let listed = serde_json::to_string(&chosen).map_err(|e| at(json, &e))?.replace("},{\"inputs\"", "},\n{\"inputs\"");
@@ -138,6 +141,14 @@ fn tensor_names(case: &Value) -> Vec<String> {
         .filter_map(|key| case[key].as_object())
         .flat_map(|roles| roles.values().filter_map(|name| name.as_str().map(str::to_owned)))
         .collect()
+}
+
+/// The same, to be changed.
+fn names_mut(case: &mut Value) -> Vec<&mut String> {
+    let roles = case.as_object_mut().into_iter().flatten();
+    let roles = roles.filter(|(key, _)| ["inputs", "outputs"].contains(&key.as_str()));
+    let names = roles.filter_map(|(_, roles)| roles.as_object_mut()).flat_map(|roles| roles.values_mut());
+    names.filter_map(|name| if let Value::String(name) = name { Some(name) } else { None }).collect()
 }
 
 /// What a case shows: each parameter's value, each role, and what its name begins with.
