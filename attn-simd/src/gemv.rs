@@ -8,8 +8,8 @@
 //!
 //! ```text
 //! dots      acc[r][k] += q[r][c…]·key_k[c…]        for all c, then s[r][key] = Σ lanes of acc[r][k]
-//! bytes     dots with keys of int8 or q8_0 as integers, where the level multiplies bytes faster; for Precision::Fast
-//!           weighted, too
+//! bytes     dots with keys of int8 or q8_0 as integers, where the level multiplies bytes faster (at AVX2 for
+//!           Precision::Fast alone); for Precision::Fast weighted, too
 //! pairs     queries for dots with bfloat16 keys, two channels in a lane, where the level multiplies such pairs
 //! weighted  acc[r][c…] += p[r][key]·value_key[c…]   for 8 keys, in a tree over the tile,
 //!           then o[r][c…] = o[r][c…]·factor[r] + acc[r][c…]
@@ -206,7 +206,7 @@ macro_rules! with_rows {
     ($I:ident, $T:ident, $rows:expr, [$R:ident, $K:ident, $S:ident, $C:ident] => $body:expr) => {
         with_rows!(@isa $I, $T, $rows, $R, $K, $S, $C, $body;
             16 => [1 4 4 8] [2 4 2 8] [3 4 1 8] [4 4 1 4] [6 2 1 4] [8 2 1 2],
-            8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 1],
+            8 => [1 4 2 8] [2 4 1 4] [4 2 1 2] [8 1 1 2],
             4 => [1 4 1 8] [2 2 1 4] [4 1 1 2])
     };
     (@isa $I:ident, $T:ident, $rows:expr, $R:ident, $K:ident, $S:ident, $C:ident, $body:expr;

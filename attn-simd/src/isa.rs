@@ -28,13 +28,17 @@ mod fallback;
 pub(crate) mod neon;
 pub(crate) mod pairs;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+mod unseen;
+#[cfg(target_arch = "x86_64")]
+mod words;
 
 use core::fmt;
 use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-pub(crate) use digits::{BLOCK, BLOCK_BYTES, Bytes, Integer, Values, Weights};
+pub(crate) use digits::{BLOCK, BLOCK_BYTES, Bytes, Integer, Next, Values, Weights};
 pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 
 /// Why a level cannot be used.
@@ -322,8 +326,11 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         self.load(&fallback::load_e5m2(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
 
-    /// Whether [`dot_bytes`](Self::dot_bytes) is faster than products of floats.
-    const BYTES: bool = false;
+    /// The most digits of integers whose products with bytes are faster than those of floats: 3 of any precision, 2
+    /// under `Precision::Fast` alone; 0 if none.
+    const DIGITS: usize = 0;
+    /// Whether integers of two digits lie whole, in 16 bits each, those of a row one after the other.
+    const WHOLE: bool = false;
     /// Writes `unit·n` for each row and key, where `n` is the sum over the channels of the integers times the key's: of
     /// three digits `256·x + y` with `x = Σ(256·a + b)·k` and `y = Σ c·k`. Integers are exact; `x` and `y` are rounded,
     /// and so is `256·x + y`. Of two digits `n` is an integer, and is rounded.
@@ -363,8 +370,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     }
 
     /// Writes the sums of bytes of values over a tile, times the integers of R rows: exact, then rounded, times the
-    /// row's unit. Sixteen bytes are a vector; vectors after the last byte hold anything. If C is above 1, the bytes
-    /// are C times 64.
+    /// row's unit. `LANES` bytes are a vector; vectors after the last byte hold anything. If C is above 1, the bytes
+    /// are C times `4·LANES`.
     ///
     /// # Safety
     /// As many bytes are readable of all values, those after the last too.
@@ -377,11 +384,12 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     ) {
         for (c, out) in out.iter_mut().enumerate() {
             for ((weights, unit), out) in weights.iter().zip(units).zip(out) {
-                let (mut sums, bytes) = ([0.0; 64], if C > 1 { 64 } else { of.bytes });
+                let (mut sums, all) = ([0.0; 64], 4 * Self::LANES);
+                let bytes = if C > 1 { all } else { of.bytes };
                 // SAFETY: the caller vouches for the bytes.
-                unsafe { digits::weigh(&Values { at: of.at + 64 * c, bytes, ..*of }, weights, *unit, &mut sums) };
-                for (sums, out) in sums.as_chunks().0.iter().zip(out) {
-                    out.write(*sums);
+                unsafe { digits::weigh(&Values { at: of.at + all * c, bytes, ..*of }, weights, *unit, &mut sums) };
+                for (sums, out) in sums.chunks(Self::LANES).zip(out) {
+                    out.write([0.0; MAX_LANES])[..Self::LANES].copy_from_slice(sums);
                 }
             }
         }

@@ -31,12 +31,12 @@ pub enum KeyScales<'c> {
 /// bound of [`Precision`](crate::Precision), `S` then counts each `|q|`, times its channel's scale, as at least half of
 /// the largest of its row.
 ///
-/// Under [`Precision::Fast`](crate::Precision) they round queries to 16 bits, and weights to 16 bits beside the largest
-/// of their 64 keys, if heads share keys (one head alone waits for memory). A score, and so the lse, is then off by at
-/// most `δ = |scale|·max_c |q_c|·maxⱼ Σ_c |k_jc| / 32639`; if channels have scales, `q_c` is multiplied by its
-/// channel's here, and `k` are the integers. An output is off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| + e^2δ·0.0005·Σⱼ
-/// pⱼ·128·sⱼ`, `sⱼ` the scale of a value or of its block. The second part is an eighth of what storing values in int8
-/// costs; where many keys have weight, a hundredth.
+/// Under [`Precision::Fast`](crate::Precision) the kernels on AVX-512 and AVX2 round queries to 16 bits, and weights to
+/// 16 bits beside the largest of their 64 keys, if heads share keys (one head alone waits for memory). A score, and so
+/// the lse, is then off by at most `δ = |scale|·max_c |q_c|·maxⱼ Σ_c |k_jc| / 32639`; if channels have scales, `q_c` is
+/// multiplied by its channel's here, and `k` are the integers. An output is off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| +
+/// e^2δ·0.0005·Σⱼ pⱼ·128·sⱼ`, `sⱼ` the scale of a value or of its block. The second part is an eighth of what storing
+/// values in int8 costs; where many keys have weight, a hundredth.
 ///
 /// Against the numbers before they were [quantised](quantize), a score is off by at most
 /// `δ = scale·½·maxⱼ Σ_c |q_c|·s_jc`, `s_jc` the scale of a key's element, as each element is off by half a scale. An

@@ -64,12 +64,16 @@ impl Run<()> for WriteIntegers<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { kind, fast, rows, q, columns, dst } = self;
-        if const { I::BYTES } {
+        if !bytes::multiplies::<I>(fast) {
+            return;
+        }
+        // Constant conditions, so that no code of other levels is compiled.
+        if const { I::DIGITS >= bytes::FAST_DIGITS } {
             let (beside, digits) = dst.split_at_mut(rows * bytes::BESIDE);
             let (q, to) = ((q, rows, columns), (beside, elements_of(digits)));
             if fast {
                 bytes::write::<I, { bytes::FAST_DIGITS }>(isa, kind, q, to);
-            } else {
+            } else if const { I::DIGITS >= bytes::DIGITS } {
                 bytes::write::<I, { bytes::DIGITS }>(isa, kind, q, to);
             }
         }
@@ -147,8 +151,11 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
     fn run<I: Isa>(self, isa: I) {
         let Self { n, keys, seen, q, s, stride } = self;
         let keys = keys.check();
-        // A constant condition, so that no code of other levels is compiled.
-        if const { I::BYTES && T::INTEGERS.is_some() } && keys.columns() <= bytes::WIDEST {
+        // A constant condition, here and below, so that no code of other levels is compiled.
+        if const { I::DIGITS > 0 && T::INTEGERS.is_some() }
+            && bytes::multiplies::<I>(q.fast)
+            && keys.columns() <= bytes::WIDEST
+        {
             let heads = keys.heads().count;
             // Several heads take turns of one tile.
             let turns = (0..if heads > 1 { keys.tiles() } else { 1 }).flat_map(|n| (0..heads).map(move |h| (n, h)));
@@ -159,7 +166,7 @@ impl<T: Stored> Run<()> for Dots<'_, T> {
                 let (q, to) = ((q.floats, q.words), (s, stride));
                 if fast {
                     bytes::dots::<I, T, { bytes::FAST_DIGITS }>(isa, n, (&keys, seen), q, to);
-                } else {
+                } else if const { I::DIGITS >= bytes::DIGITS } {
                     bytes::dots::<I, T, { bytes::DIGITS }>(isa, n, (&keys, seen), q, to);
                 }
             }
@@ -216,7 +223,7 @@ impl<T: Stored> Run<()> for Weighted<'_, T> {
         let values = values.check();
         for tiles in together(n, values.heads().count, seen, values.tiles(), I::LANES) {
             // A constant condition, so that no code of other levels is compiled.
-            if const { I::BYTES && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
+            if const { I::DIGITS > 0 && T::INTEGERS.is_some() } && fast && bytes::values::fit::<T>(values.columns()) {
                 for head in 0..values.heads().count {
                     let (values, before) = (values.head(head), head * n);
                     let p = &p[tiles.start * p_stride + before * TILE..];
@@ -257,7 +264,7 @@ impl<T: Stored> Run<u32> for WeighSeen<'_, T> {
         let Self { values, tile, p, factor, words, odd, mut sums } = self;
         let (values, mut left) = (values.check(), u32::MAX >> (32 - words.len()));
         // A constant condition, so that no code of other levels is compiled.
-        if const { I::BYTES && T::INTEGERS.is_some() } && bytes::values::fit::<T>(values.columns()) {
+        if const { I::DIGITS > 0 && T::INTEGERS.is_some() } && bytes::values::fit::<T>(values.columns()) {
             for (r, &word) in words.iter().enumerate().filter(|(_, word)| **word & odd == 0) {
                 let sums = sums.from(r * values.columns());
                 let held = bytes::values::add_seen(isa, (&values, tile, word), (&p[r * TILE..], &factor[r..]), sums);

@@ -10,6 +10,9 @@
 //!
 //! Keys in blocks have their own sums, times the block's scale.
 //!
+//! At AVX2, which multiplies sixteen bits at a time, integers of two digits lie whole, and lanes are channels; those of
+//! three would gain nothing.
+//!
 //! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest; with two
 //! digits, of `Precision::Fast`, 256 times as much. Queries in halves that are not more than some thousand times
 //! smaller than it are not rounded (with two digits, not more than some ten times). The sums are exact, and are rounded
@@ -36,6 +39,12 @@ pub(crate) const DIGITS: usize = 3;
 /// Digits of an integer under [`Precision::Fast`](attn_core::Precision).
 pub(crate) const FAST_DIGITS: usize = 2;
 
+/// Whether a level multiplies bytes by integers, of few digits or of many.
+#[inline(always)]
+pub(crate) const fn multiplies<I: Isa>(fast: bool) -> bool {
+    I::DIGITS >= if fast { FAST_DIGITS } else { DIGITS }
+}
+
 /// Blocks of a key.
 const BLOCKS: usize = WIDEST / BLOCK;
 
@@ -47,10 +56,9 @@ pub(crate) const fn floats(rows: usize, columns: usize) -> usize {
     rows * (columns.next_multiple_of(64) * DIGITS / 4 + BESIDE)
 }
 
-/// Floats of scratch for the integers of some rows; 0 if their keys are too wide, or the level has other vectors than
-/// AVX-512.
+/// Floats of scratch for the integers of some rows; 0 if their keys are too wide, or the level multiplies no bytes.
 pub(crate) const fn scratch(lanes: usize, rows: usize, columns: usize) -> usize {
-    if lanes < 16 || columns > WIDEST { 0 } else { floats(rows, columns) }
+    if lanes < 8 || columns > WIDEST { 0 } else { floats(rows, columns) }
 }
 
 /// The integers of the rows of one head in the scratch of all; nothing if the level has none.
@@ -136,6 +144,17 @@ fn write_row<I: Isa, const D: usize>(
             n = (n - i32::from(n as i8)) >> 8;
             beside[1 + column / per_sum * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
         }
+    }
+    if const { I::WHOLE } {
+        let [high, low] = [&digits[0], &digits[D - 1]];
+        let row = words.len() / count;
+        for (n, to) in words[r * row..][..q.len() / 2].iter_mut().enumerate() {
+            let of = |n: usize| (256 * i16::from(high[n]) + i16::from(low[n])).to_le_bytes().map(u8::cast_signed);
+            let [[a, b], [c, d]] = [of(2 * n), of(2 * n + 1)];
+            *to = [a, b, c, d];
+        }
+        beside[0] = unit;
+        return;
     }
     for word in 0..q.len().div_ceil(4) {
         let to = &mut words[(word * count + r) * D..][..D];

@@ -95,6 +95,13 @@ const fn parts(lanes: usize, rows: usize, vectors: usize) -> usize {
     if lanes < 16 || rows * vectors > 12 { 1 } else { 2 }
 }
 
+/// Whether the rows are taken in two halves, one after the other, over the same eight values: with eight rows of one
+/// vector each, nine loads feed eight multiply-adds. Measured 2026-11-30 on Zen 3 at AVX2, groups of eight over 4096
+/// tokens, cold: 1.03 to 1.12 times as fast.
+const fn in_halves(rows: usize, lanes: usize) -> bool {
+    rows == 8 && lanes == 8
+}
+
 /// Of some values of a tile of one head, the first a multiple of the parts that blocks pass over.
 ///
 /// # Safety
@@ -109,7 +116,8 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
     factor: *const f32,
     o: [*mut f32; 5],
 ) {
-    let vectors = values.columns() / I::LANES;
+    let columns = values.columns();
+    let vectors = columns / I::LANES;
     // Of several blocks, all but the first must find the values in the nearest cache.
     let step = if vectors <= C { const { PART * parts(I::LANES, R, C) } } else { PART };
     let at_once = const { wide::<I, T>(R) } && vectors == WIDE;
@@ -128,7 +136,16 @@ unsafe fn weighted_of<I: Isa, T: Stored, const R: usize, const C: usize>(
                 let at = (first, step, done * I::LANES, chains);
                 // SAFETY: the vectors are below `columns`; the caller vouches for the rest.
                 unsafe {
-                    if const { may_be_once::<T>(R, I::LANES) } && once {
+                    if const { in_halves(R, I::LANES) } {
+                        for r in [0, R / 2] {
+                            let mut o = o;
+                            for array in &mut o {
+                                *array = array.add(r * columns);
+                            }
+                            let (p, factor) = (p.add(r * TILE), factor.add(r));
+                            block::<I, T, 4, { $C }, 2>(isa, &values, at, p, factor, o);
+                        }
+                    } else if const { may_be_once::<T>(R, I::LANES) } && once {
                         block::<I, T, R, { $C }, 1>(isa, &values, at, p, factor, o);
                     } else {
                         block::<I, T, R, { $C }, 2>(isa, &values, at, p, factor, o);

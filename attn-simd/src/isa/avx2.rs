@@ -3,10 +3,12 @@
 #![allow(unsafe_code, reason = "the leaf: intrinsics behind a token that proves the CPU has them")]
 
 use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Isa, address_ops, hint, lane_ops};
+use super::unseen::unseen;
+use super::{Bytes, Isa, MAX_LANES, Values, Weights, address_ops, hint, lane_ops, words};
 
 /// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,8 @@ impl Isa for Avx2 {
     const LANES: usize = 8;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
+    const DIGITS: usize = 2;
+    const WHOLE: bool = true;
     type Floats = Self;
 
     #[inline(always)]
@@ -148,6 +152,41 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn dot_bytes<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+        // SAFETY: the caller vouches for the bytes; the token proves the instructions.
+        unsafe { words::dot_bytes(of) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) -> u64 {
+        // SAFETY: the caller vouches for the blocks; the token proves the instructions.
+        unsafe { words::dot_blocks(of) }
+    }
+
+    #[inline(always)]
+    fn most_weight(self, weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
+        // SAFETY: the token proves the instructions.
+        unsafe { words::values::most_weight(weights, scales, some) }
+    }
+
+    #[inline(always)]
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
+        // SAFETY: the token proves the instructions.
+        unsafe { words::values::write_weights(weights, scale, scales, some, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_bytes<const R: usize, const C: usize>(
+        self,
+        of: &Values<'_>,
+        weights: (&[Weights; R], &[f32; R]),
+        out: &mut [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C],
+    ) {
+        // SAFETY: the caller vouches for the bytes; the token proves the instructions.
+        unsafe { words::values::weigh(of, weights, out) }
+    }
+
+    #[inline(always)]
     fn replace(self, keep: __m256, x: &mut [f32], other: __m256) {
         // Where compilers see what is stored they make a masked store of it, which takes AMD's processors 18 cycles.
         // SAFETY: the token proves AVX2.
@@ -202,22 +241,5 @@ impl Isa for Avx2 {
                 _ => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
             }
         }
-    }
-}
-
-/// The same vector, of which compilers know nothing.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn unseen(x: __m256) -> __m256 {
-    #[cfg(miri)]
-    return x;
-    #[cfg(not(miri))]
-    {
-        let mut same = x;
-        // SAFETY: no instruction at all.
-        unsafe {
-            core::arch::asm!("/* {} */", inlateout(ymm_reg) same, options(pure, nomem, nostack, preserves_flags));
-        }
-        same
     }
 }

@@ -32,7 +32,7 @@ impl Isa for Avx512 {
     const LANES: usize = 16;
     const CHAIN: usize = 32;
     const FUSED: bool = true;
-    const BYTES: bool = true;
+    const DIGITS: usize = 3;
     type Floats = Self;
 
     #[inline(always)]

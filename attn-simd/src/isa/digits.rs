@@ -22,9 +22,10 @@ pub(crate) struct Bytes<'a, const R: usize, const D: usize> {
     /// Numbers of a key; at most 256, so that no sum overflows.
     pub(crate) columns: usize,
     /// Digits of integers, the highest first, as words of four channels: `[columns / 4][R][D]`. Each is −128 to 127,
-    /// and the highest at least −127. Zeros pad them to a multiple of 64 columns.
+    /// and the highest at least −127. Or integers of 16 bits, `[R][columns]`, if the level takes them
+    /// [whole](super::Isa::WHOLE). Zeros pad them to a multiple of 64 columns.
     pub(crate) digits: *const [i8; 4],
-    /// −128 times the sum of each digit over all columns, or over each block.
+    /// −128 times the sum of each digit over all columns, or over each block; of integers that lie whole, anything.
     pub(crate) start: &'a [[[i32; D]; R]],
     /// The factor of each row's sums.
     pub(crate) unit: &'a [f32; R],
@@ -123,7 +124,8 @@ impl Integer {
     }
 }
 
-/// The weights of 64 values as integers of two digits from 0 to 255.
+/// The weights of 64 values as integers of two digits from 0 to 255; or, at levels that take them
+/// [whole](super::Isa::WHOLE), as those pack them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights {
     /// The digits of four values in turn, the higher one first: those of value `v` begin at [`place`](Self::place).
@@ -158,6 +160,23 @@ pub(crate) struct Values<'a> {
     pub(crate) bytes: usize,
     /// As of [`Bytes`].
     pub(crate) ahead: [usize; 2],
+    /// What is requested meanwhile.
+    pub(crate) next: Next,
+}
+
+/// Where the requests of a call begin that reads some bytes of all values: calls share the rows of a tile, in the order
+/// of memory.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "plain Rust prefetches nothing"))]
+pub(crate) struct Next {
+    /// The row.
+    pub(crate) row: usize,
+    /// Its part.
+    pub(crate) part: usize,
+    /// The parts of a row: half a line each, or a little more.
+    pub(crate) parts: usize,
+    /// Bytes of a part.
+    pub(crate) step: usize,
 }
 
 /// As [`Isa::most_weight`](super::Isa::most_weight), in plain Rust.

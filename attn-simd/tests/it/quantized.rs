@@ -223,7 +223,7 @@ fn fast_errs_as_stated() {
             }
         }
     }
-    let integers = Level::available().any(|level| level.lanes() == 16);
+    let integers = Level::available().any(|level| level.lanes() >= 8);
     assert!(worst > 1e-3 || !integers, "a bound that means something: {worst}");
     assert_eq!(differs, integers, "levels with bytes round, and no others");
 }

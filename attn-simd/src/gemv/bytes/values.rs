@@ -16,7 +16,7 @@ use super::{BLOCKS, WIDEST, block, requests};
 use crate::gemv::ahead::Ahead;
 use crate::gemv::weighted::{TileSums, add_tile, weighted as by_floats};
 use crate::gemv::{Integers, Rows, Stored, Sums, TILE};
-use crate::isa::{BLOCK, BLOCK_BYTES, Isa, MAX_LANES, Values, Weights};
+use crate::isa::{BLOCK, BLOCK_BYTES, Isa, Next, Values, Weights};
 
 /// The largest number of rows.
 const MOST: usize = 8;
@@ -95,6 +95,7 @@ fn of_tile<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && fit::<T>(columns) && rows <= MOST);
     assert!(sums.o.len().min(sums.rest.len()) >= rows * columns);
     let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile, 0));
+    let ahead = if const { I::WHOLE } { ahead.at_least(TILE) } else { ahead };
     let ahead = requests(isa, &values, &ahead);
     let (at, seen) = (values.addresses(), seen & u64::MAX >> (TILE - values.len()));
     let is_blocks = T::INTEGERS == Some(Integers::Blocks);
@@ -164,41 +165,47 @@ impl OneTile<'_> {
             let (weights, units) = (weights[block].first_chunk::<R>(), units[block][first..].first_chunk::<R>());
             (weights.expect("up to four rows"), units.expect("up to eight rows"))
         };
-        // One row reads two lines of a value at once: lines in the order of memory come faster.
-        let mut from = 0;
-        while const { R == 1 } && !is_blocks && columns - from >= 128 {
-            let of = Values { values: at, len, at: from, bytes: 128, ahead };
+        // One row reads twice as much of a value at once: lines in the order of memory come faster.
+        let (whole, mut from) = (4 * I::LANES, 0);
+        let parts = columns.div_ceil(whole);
+        let next = |from: usize| {
+            let (part, step) = (TILE * (from / whole), if is_blocks { BLOCK_BYTES } else { whole });
+            Next { row: part / parts, part: part % parts, parts, step }
+        };
+        while const { R == 1 } && !is_blocks && columns - from >= 2 * whole {
+            let next = next(from);
+            let of = Values { values: at, len, at: from, bytes: 2 * whole, ahead, next };
             let mut tiles: [TileSums<R, 4>; 2] = [[[MaybeUninit::uninit(); 4]; R]; 2];
             // SAFETY: as below.
             unsafe {
                 isa.weigh_bytes(&of, of_block(0), &mut tiles);
                 for (n, tile) in tiles.iter().enumerate() {
-                    let to = (o.add(from + 64 * n), rest.add(from + 64 * n));
+                    let to = (o.add(from + whole * n), rest.add(from + whole * n));
                     add_tile::<I, R, 4>(isa, tile, factor.as_ptr(), to, columns);
                 }
             }
-            from += 128;
+            from += 2 * whole;
         }
-        let step = if is_blocks { BLOCK } else { 64 };
+        let step = if is_blocks { BLOCK } else { whole };
         for from in (from..columns).step_by(step) {
             let bytes = (columns - from).min(step);
             let (place, block) = if is_blocks { (from / BLOCK * BLOCK_BYTES + 2, from / BLOCK) } else { (from, 0) };
-            let of = Values { values: at, len, at: place, bytes, ahead };
+            let of = Values { values: at, len, at: place, bytes, ahead, next: next(from) };
             let mut tile: [TileSums<R, 4>; 1] = [[[MaybeUninit::uninit(); 4]; R]];
             // SAFETY: the bytes of rows that `Rows` has checked; factors and sums of R rows, whose columns are whole
             // vectors.
             unsafe {
                 isa.weigh_bytes(&of, of_block(block), &mut tile);
                 let ([tile], to) = (&tile, (o.add(from), rest.add(from)));
-                if bytes == 64 {
+                if bytes == whole {
                     add_tile::<I, R, 4>(isa, tile, factor.as_ptr(), to, columns);
                 } else {
-                    for n in 0..bytes / MAX_LANES {
+                    for n in 0..bytes / I::LANES {
                         let mut one: TileSums<R, 1> = [[MaybeUninit::uninit(); 1]; R];
                         for r in 0..R {
                             one[r][0] = tile[r][n];
                         }
-                        let to = (to.0.add(n * MAX_LANES), to.1.add(n * MAX_LANES));
+                        let to = (to.0.add(n * I::LANES), to.1.add(n * I::LANES));
                         add_tile::<I, R, 1>(isa, &one, factor.as_ptr(), to, columns);
                     }
                 }

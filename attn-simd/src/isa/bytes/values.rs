@@ -283,7 +283,7 @@ unsafe fn sums<U: Dot, W: Width, const R: usize, const C: usize>(
     (weights, units): (&[Weights; R], &[f32; R]),
     out: &mut [Vectors<R>; C],
 ) {
-    let Values { values, len, at, bytes, ahead } = *of;
+    let Values { values, len, at, bytes, ahead, .. } = *of;
     // SAFETY: the bytes of each value; the caller vouches for them and for the instructions.
     unsafe {
         let zero = W::splat(0);
@@ -354,7 +354,7 @@ mod tests {
 
     use super::*;
     use crate::isa::bytes::testing;
-    use crate::isa::digits;
+    use crate::isa::{Next, digits};
 
     /// Weights, their digits and sums of values, both ways beside plain Rust.
     #[test]
@@ -395,12 +395,14 @@ mod tests {
             }
             for vnni in [false, isa.vnni] {
                 for bytes in [64, 48, 32, 16] {
-                    let of = Values { values: &values, len, at: 3, bytes, ahead: [0, 0] };
+                    let next = Next { row: 0, part: 0, parts: 1, step: 64 };
+                    let of = Values { values: &values, len, at: 3, bytes, ahead: [0, 0], next };
                     check::<1, 1>(vnni, &of, &weights);
                     check::<2, 1>(vnni, &of, &weights);
                     check::<4, 1>(vnni, &of, &weights);
                 }
-                check::<1, 2>(vnni, &Values { values: &values, len, at: 5, bytes: 128, ahead: [0, 0] }, &weights);
+                let next = Next { row: 0, part: 0, parts: 1, step: 64 };
+                check::<1, 2>(vnni, &Values { values: &values, len, at: 5, bytes: 128, ahead: [0, 0], next }, &weights);
             }
         }
     }
