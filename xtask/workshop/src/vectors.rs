@@ -3,7 +3,7 @@
 //! The full suites are too large for the repository. From each suite this takes, smallest first, every case that shows
 //! something new (a parameter value, an input, an output, a kind of name) and then fills up to a budget with the
 //! smallest of the others. Cases that the reference engine skips are left out: what is committed is run. Tensors and
-//! cases are copied, never changed, but for equal tensors of a suite: they are written once, and all cases name the
+//! cases are copied, never changed, but for equal inputs of a suite: they are written once, and all cases name the
 //! first. The choice depends on the suites and on what is built, so that running it again gives the same files.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,12 +115,16 @@ fn select(json: &Path, to: &Path, budget: usize) -> Result<(usize, usize, usize)
 
     let mut chosen: Vec<Value> = taken.iter().map(|&n| cases[n].clone()).collect();
     let mut tensors: Vec<(String, TensorView<'_>)> = Vec::new();
-    for name in chosen.iter_mut().flat_map(names_mut) {
+    for name in chosen.iter_mut().flat_map(|case| names_mut(case, "inputs")) {
         let view = file.tensor(name).map_err(|e| at(&data, &e))?;
         match tensors.iter().find(|(_, other)| *other == view) {
             Some((first, _)) => name.clone_from(first),
             None => tensors.push((name.clone(), view)),
         }
+    }
+    // A test that changes an output must not change an input.
+    for name in chosen.iter_mut().flat_map(|case| names_mut(case, "outputs")) {
+        tensors.push((name.clone(), file.tensor(name).map_err(|e| at(&data, &e))?));
     }
     let packed = safetensors::serialize(tensors, None).map_err(|e| at(&data, &e))?;
     let listed = serde_json::to_string(&chosen).map_err(|e| at(json, &e))?.replace("},{\"inputs\"", "},\n{\"inputs\"");
@@ -143,12 +147,10 @@ fn tensor_names(case: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The same, to be changed.
-fn names_mut(case: &mut Value) -> Vec<&mut String> {
-    let roles = case.as_object_mut().into_iter().flatten();
-    let roles = roles.filter(|(key, _)| ["inputs", "outputs"].contains(&key.as_str()));
-    let names = roles.filter_map(|(_, roles)| roles.as_object_mut()).flat_map(|roles| roles.values_mut());
-    names.filter_map(|name| if let Value::String(name) = name { Some(name) } else { None }).collect()
+/// The tensors that a case names as inputs, or as outputs, to be changed.
+fn names_mut<'c>(case: &'c mut Value, key: &str) -> impl Iterator<Item = &'c mut String> {
+    let roles = case.get_mut(key).and_then(Value::as_object_mut).into_iter().flat_map(|roles| roles.values_mut());
+    roles.filter_map(|name| if let Value::String(name) = name { Some(name) } else { None })
 }
 
 /// What a case shows: each parameter's value, each role, and what its name begins with.
