@@ -374,7 +374,7 @@ mod tests {
             for (n, block) in data.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
                 let scale = f16::from_f32([0.37, -0.011, 1.9, 0.0][n % 4]);
                 // The last block of the keys 5 and 12.
-                let (key, last) = (n * BLOCK_BYTES / row, (n + 1) * BLOCK_BYTES % row == 0);
+                let (key, last) = (n * BLOCK_BYTES / row, ((n + 1) * BLOCK_BYTES).is_multiple_of(row));
                 let scale = match (key, last) {
                     (5, true) => f16::NEG_INFINITY,
                     (12, true) => f16::NAN,
