@@ -10,8 +10,8 @@
 //!
 //! Keys in blocks have their own sums, times the block's scale.
 //!
-//! At AVX2, which multiplies sixteen bits at a time, integers of two digits lie whole, and lanes are channels; those of
-//! three would gain nothing.
+//! At AVX2, which multiplies sixteen bits at a time, integers of two digits lie whole, and lanes are channels: of keys
+//! in blocks each lane adds up its own. Integers of three digits would gain nothing.
 //!
 //! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest; with two
 //! digits, of `Precision::Fast`, 256 times as much. Queries in halves that are not more than some thousand times
