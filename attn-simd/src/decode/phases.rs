@@ -64,9 +64,6 @@ impl Run<()> for WriteIntegers<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { kind, fast, rows, q, columns, dst } = self;
-        if !bytes::multiplies::<I>(fast) {
-            return;
-        }
         // Constant conditions, so that no code of other levels is compiled.
         if const { I::DIGITS >= bytes::FAST_DIGITS } {
             let (beside, digits) = dst.split_at_mut(rows * bytes::BESIDE);

@@ -131,7 +131,7 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
 }
 
 #[cfg(test)]
-mod testing {
+pub(super) mod testing {
     use crate::isa::avx512::Avx512;
     use crate::level::Level;
 
@@ -146,7 +146,7 @@ mod testing {
     }
 
     /// Numbers at random.
-    pub(super) fn numbers(mut seed: u64) -> impl FnMut() -> u32 {
+    pub(in crate::isa) fn numbers(mut seed: u64) -> impl FnMut() -> u32 {
         move || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (seed >> 40) as u32

@@ -272,6 +272,7 @@ unsafe fn write<const R: usize, const K: usize>(sums: __m256, unit: &[f32; R], s
 #[cfg(test)]
 mod testing {
     use crate::isa::avx2::Avx2;
+    pub(super) use crate::isa::bytes::testing::numbers;
     use crate::level::Level;
 
     /// The proof of AVX2, if it is here.
@@ -282,14 +283,6 @@ mod testing {
         assert!(!attn_testing::is_demanded("avx2"));
         std::eprintln!("no AVX2 here: nothing was compared");
         None
-    }
-
-    /// Numbers at random.
-    pub(super) fn numbers(mut seed: u64) -> impl FnMut() -> u32 {
-        move || {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 40) as u32
-        }
     }
 }
 
