@@ -138,6 +138,13 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// Runs `f` compiled with this instruction set.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+    /// Does the same as a function of its own, for work of a microsecond or more. What a compiler needs for a function
+    /// grows faster than the function: with all products of decoding inlined into their callers, the crate took three
+    /// times as long to build.
+    #[inline(never)]
+    fn apart<R>(self, f: impl FnOnce() -> R) -> R {
+        self.vectorize(f)
+    }
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F;

@@ -189,13 +189,19 @@ pub(crate) fn dots<I: Isa, T: Stored, const D: usize>(
             let count = block(rows - first);
             let (beside, digits) = (&beside[first * BESIDE..][..count * BESIDE], &digits[first * row_words..]);
             let s = &mut s[first * TILE..][..count * TILE];
-            // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
-            odd |= unsafe {
-                match count {
-                    1 => dots_of::<I, T, 1, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
-                    2 => dots_of::<I, T, 2, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
-                    _ => dots_of::<I, T, 4, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s),
-                }
+            macro_rules! of {
+                ($R:literal) => {
+                    isa.apart(
+                        #[inline(always)]
+                        // SAFETY: as many words of digits, as asserted above, and rows of keys that `Rows` has checked.
+                        || unsafe { dots_of::<I, T, $R, D>(isa, (&tile, &ahead), beside, digits.as_ptr().cast(), s) },
+                    )
+                };
+            }
+            odd |= match count {
+                1 => of!(1),
+                2 => of!(2),
+                _ => of!(4),
             };
             first += count;
         }

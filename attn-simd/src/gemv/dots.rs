@@ -61,38 +61,58 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     q: &[f32],
     (s, stride): (&mut [f32], usize),
 ) {
-    let (columns, heads) = (keys.columns(), keys.heads());
+    let columns = keys.columns();
     // Not in a constant: those of functions that are never called are evaluated, too.
     assert!((I::WORD == 1 || T::PAIRS) && I::CHAIN.is_multiple_of(I::WORD), "words of other types");
     assert!(columns.is_multiple_of(I::LANES * I::WORD));
     with_rows!(I, T, rows, [R, K, S, _C] => {
-        let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, T, R>(columns));
-        let turn = ahead.turn().next_multiple_of(K * S);
-        for (n, tile) in tiles.clone().enumerate() {
-            let len = keys.tile(tile, 0).len();
-            for (first, head) in (0..len).step_by(turn).flat_map(|first| (0..heads.count).map(move |head| (first, head))) {
-                let q = &q[head * heads.rows * columns / I::WORD..][..rows * columns / I::WORD];
-                let s = &mut s[n * stride + head * heads.rows * TILE..][..rows * TILE];
-                let keys = (keys.tile(tile, head), ahead, head);
-                let some = first..if first + turn < len { first + turn } else { len };
-                // SAFETY: these slices: R rows of queries and of scores, and rows of keys in whole vectors, which
-                // `Rows` has checked; D is their number of columns or 0.
-                unsafe {
-                    let (q, s) = (q.as_ptr(), s.as_mut_ptr());
-                    // A constant condition, so that only one of the two is compiled.
-                    if const { T::EVERY && unrolled::<I>() } {
-                        match columns {
-                            64 => dots_of::<I, T, R, K, S, 64>(isa, keys, some, q, s),
-                            128 => dots_of::<I, T, R, K, S, 128>(isa, keys, some, q, s),
-                            _ => dots_of::<I, T, R, K, S, 0>(isa, keys, some, q, s),
+        let (keys, s) = ((keys, tiles.clone()), (&mut *s, stride));
+        // A constant condition, so that only one of the two is compiled.
+        if const { T::EVERY && unrolled::<I>() } {
+            match columns {
+                64 => dots_of_rows::<I, T, R, K, S, 64>(isa, keys, q, s),
+                128 => dots_of_rows::<I, T, R, K, S, 128>(isa, keys, q, s),
+                _ => dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s),
+            }
+        } else {
+            dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s);
+        }
+    });
+}
+
+/// [`dots`] of R rows, compiled by itself. D is the number of columns or 0.
+#[inline(always)]
+fn dots_of_rows<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
+    isa: I,
+    (keys, tiles): (&Rows<'_, T>, Range<usize>),
+    q: &[f32],
+    (s, stride): (&mut [f32], usize),
+) {
+    isa.apart(
+        #[inline(always)]
+        || {
+            let (columns, heads) = (keys.columns(), keys.heads());
+            assert!(D == 0 || D == columns);
+            let ahead = Ahead::of::<I, T, R>(keys, in_order::<I, T, R>(columns));
+            let turn = ahead.turn().next_multiple_of(K * S);
+            for (n, tile) in tiles.enumerate() {
+                let len = keys.tile(tile, 0).len();
+                for first in (0..len).step_by(turn) {
+                    let some = first..if first + turn < len { first + turn } else { len };
+                    for head in 0..heads.count {
+                        let q = &q[head * heads.rows * columns / I::WORD..][..R * columns / I::WORD];
+                        let s = &mut s[n * stride + head * heads.rows * TILE..][..R * TILE];
+                        let keys = (keys.tile(tile, head), ahead, head);
+                        // SAFETY: these slices: R rows of queries and of scores, and rows of keys in whole vectors,
+                        // which `Rows` has checked; D is their number of columns or 0.
+                        unsafe {
+                            dots_of::<I, T, R, K, S, D>(isa, keys, some.clone(), q.as_ptr(), s.as_mut_ptr());
                         }
-                    } else {
-                        dots_of::<I, T, R, K, S, 0>(isa, keys, some, q, s);
                     }
                 }
             }
-        }
-    });
+        },
+    );
 }
 
 /// The largest number of vectors of queries that stay in registers: a fence would make each key load them again.

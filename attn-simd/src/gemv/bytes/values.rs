@@ -131,10 +131,18 @@ fn of_tile<I: Isa, T: Stored>(
         }
         let of = OneTile { at: &at, len: values.len(), ahead, columns, is_blocks, weights, units: &units, first };
         let (factor, to) = (&factor[first..rows], sums.from(first * columns));
+        macro_rules! add {
+            ($R:literal) => {
+                isa.apart(
+                    #[inline(always)]
+                    || of.add::<I, $R>(isa, factor, to),
+                )
+            };
+        }
         match count {
-            1 => of.add::<I, 1>(isa, factor, to),
-            2 => of.add::<I, 2>(isa, factor, to),
-            _ => of.add::<I, 4>(isa, factor, to),
+            1 => add!(1),
+            2 => add!(2),
+            _ => add!(4),
         }
         first += count;
     }
