@@ -185,11 +185,13 @@ fn packed_caches_touch_nothing_beyond_their_bytes() {
     for (format, dim, wide) in [
         (Format::Q8_0, 32, 96),
         (Format::Q8_0, 128, 64),
+        (Format::Int8, 8, 24),
+        (Format::Int8, 40, 72),
         (Format::Int8, 48, 80),
         (Format::Int8, 128, 144),
         (Format::Q4_0, 64, 32),
     ] {
-        for (group, tokens) in [(1, 1), (1, 70), (2, 35), (4, 97), (7, 64)] {
+        for (group, tokens) in [(1, 1), (1, 70), (2, 35), (4, 97), (5, 33), (7, 64), (8, 66)] {
             let inputs = Inputs::<f32>::plain(shape((1, group, 1, 1, tokens, dim, wide)), 53);
             let stored = Stored::new(&inputs, [format; 2], ScaleOf::Token);
             let view = stored.view();
