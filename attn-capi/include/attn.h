@@ -6,9 +6,9 @@
  * Functions return an AttnStatus; attn_last_error() has the text of an error. No pointer is followed beyond its length.
  * Only tables are copied.
  *
- * Environment: ATTN_LEVEL=avx2 restricts a program to one level: portable, avx2, avx512, avx512bf16 or amx, written
- * exactly so. A level that cannot run, or another name, is ignored: the best level runs, and a line on stderr says so;
- * attn_level() returns it as an error.
+ * Environment: ATTN_LEVEL=avx2 restricts a program to one level: portable, dotprod (on Arm), avx2, avx512, avx512bf16
+ * or amx, written exactly so. A level that cannot run, or another name, is ignored: the best level runs, and a line on
+ * stderr says so; attn_level() returns it as an error.
  *
  * AMX: Linux lets a process use AMX only after a request. On a machine with AMX, attn_levels(), attn_level() and the
  * first call without AttnOptions.level make this request, once per process. From then on Linux refuses small alternate
@@ -141,9 +141,9 @@ typedef enum AttnPrecision {
   /* Faster where the level multiplies bf16 (avx512bf16, amx), and for attn_decode() over int8 and q8_0; else the
    * same as Exact. An f32 output is off by at most 2^-16(1 + S) of that sum; the root mean square error of half
    * outputs is 1.4 times that of rounding, with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S),
-   * from bf16 into bf16 by up to 2^-7. Over int8 and q8_0 on AVX-512 and AVX2 queries and weights are rounded to 16
-   * bits if heads share keys: a score and lse are off by d = |scale| * max |q_d| * max sum |k_d| / 32639, an output
-   * by (e^2d - 1) of the sum of p|v|, and by an eighth of what storing the values in int8 costs. */
+   * from bf16 into bf16 by up to 2^-7. Over int8 and q8_0 on AVX-512, AVX2 and Arm with SDOT queries and weights are
+   * rounded to 16 bits if heads share keys: a score and lse are off by d = |scale| * max |q_d| * max sum |k_d| /
+   * 32639, an output by (e^2d - 1) of the sum of p|v|, and by an eighth of what storing the values in int8 costs. */
   ATTN_PRECISION_FAST = 1
 } AttnPrecision;
 

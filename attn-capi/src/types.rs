@@ -119,9 +119,9 @@ pub enum AttnPrecision {
     /// Faster where the level multiplies bf16 (avx512bf16, amx), and for attn_decode() over int8 and q8_0; else the
     /// same as Exact. An f32 output is off by at most 2^-16(1 + S) of that sum; the root mean square error of half
     /// outputs is 1.4 times that of rounding, with a sink among the keys up to 1.7 times. lse is off by 2^-16(1 + S),
-    /// from bf16 into bf16 by up to 2^-7. Over int8 and q8_0 on AVX-512 and AVX2 queries and weights are rounded to 16
-    /// bits if heads share keys: a score and lse are off by d = |scale| * max |q_d| * max sum |k_d| / 32639, an output
-    /// by (e^2d - 1) of the sum of p|v|, and by an eighth of what storing the values in int8 costs.
+    /// from bf16 into bf16 by up to 2^-7. Over int8 and q8_0 on AVX-512, AVX2 and Arm with SDOT queries and weights are
+    /// rounded to 16 bits if heads share keys: a score and lse are off by d = |scale| * max |q_d| * max sum |k_d| /
+    /// 32639, an output by (e^2d - 1) of the sum of p|v|, and by an eighth of what storing the values in int8 costs.
     Fast = 1,
 }
 

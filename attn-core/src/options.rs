@@ -97,7 +97,7 @@ pub enum Precision {
     /// much of the weight), where peers' flash kernels are. The lse is as coarse as the weights it sums: from bf16 into
     /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a
     /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32. Decoding over int8 and q8_0 rounds
-    /// queries and weights to 16 bits on AVX-512 and AVX2, if heads share keys:
+    /// queries and weights to 16 bits on AVX-512, AVX2 and Arm with SDOT, if heads share keys:
     /// [`QuantizedView`](crate::int8::QuantizedView) says what outputs and lse may be off by.
     Fast,
 }

@@ -23,6 +23,8 @@ mod bytes;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod cpuid;
 mod digits;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod dotprod;
 mod fallback;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) mod neon;
@@ -38,15 +40,15 @@ use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-pub(crate) use digits::{BLOCK, BLOCK_BYTES, Bytes, Integer, Next, Values, Weights};
+pub(crate) use digits::{BLOCK, BLOCK_BYTES, Bytes, Integer, Next, Order, Values, Weights};
 pub(crate) use fallback::{MAX_LANES, narrow_bf16, widen_f16};
 
 /// Why a level cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LevelError {
-    /// No level has this name; the names are `portable`, `avx2`, `avx512`, `avx512bf16`, `amx` and, for tests,
-    /// `avx512bf16-model` and `amx-model`.
+    /// No level has this name; the names are `portable`, `dotprod`, `avx2`, `avx512`, `avx512bf16`, `amx` and, for
+    /// tests, `avx512bf16-model` and `amx-model`.
     Unknown,
     /// This machine lacks the level's instructions.
     Missing,
@@ -61,7 +63,7 @@ impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unknown => {
-                "no such level; the levels are portable, avx2, avx512, avx512bf16, amx, avx512bf16-model and amx-model"
+                "no such level; the levels are portable, dotprod, avx2, avx512, avx512bf16, amx, avx512bf16-model and amx-model"
             }
             Self::Missing => "this machine lacks the instructions of that level",
             Self::Disabled => "this machine has the instructions of that level, but its system has not turned them on",
@@ -336,8 +338,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// The most digits of integers whose products with bytes are faster than those of floats: 3 of any precision, 2
     /// under `Precision::Fast` alone; 0 if none.
     const DIGITS: usize = 0;
-    /// Whether integers of two digits lie whole, in 16 bits each, those of a row one after the other.
-    const WHOLE: bool = false;
+    /// How the digits of rows lie in memory.
+    const ORDER: Order = Order::Words;
     /// Writes `unit·n` for each row and key, where `n` is the sum over the channels of the integers times the key's: of
     /// three digits `256·x + y` with `x = Σ(256·a + b)·k` and `y = Σ c·k`. Integers are exact; `x` and `y` are rounded,
     /// and so is `256·x + y`. Of two digits `n` is an integer, and is rounded.
@@ -350,8 +352,9 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         unsafe { digits::dot_bytes(of) }
     }
 
-    /// The same of keys in blocks of 32, each behind its scale: `n` of each block, times the scale, joins the sum of
-    /// those before by one fused multiply-add. Returns the keys with scales that are not finite, as bits.
+    /// The same of keys in blocks of 32, each behind its scale: `n` of each block, or of each lane's numbers of a
+    /// block, times the scale, joins the sum of those before by one fused multiply-add. Returns the keys with scales
+    /// that are not finite, as bits.
     ///
     /// # Safety
     /// `columns` is a multiple of 32, as many numbers of each key are readable with their scales, and digits for them.

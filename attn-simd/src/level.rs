@@ -8,6 +8,8 @@ use core::fmt;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 use crate::isa::cpuid;
 use crate::isa::pairs::{PairModel, Pairs};
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use crate::isa::portable::Dotprod;
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, LevelError};
 #[cfg(target_arch = "x86_64")]
@@ -55,6 +57,10 @@ macro_rules! has {
 pub enum Level {
     /// The vectors of the build target, through `wide`: NEON on aarch64, simd128 on WASM, SSE2 on stock x86-64.
     Portable(Portable),
+    /// SDOT beside [`Portable`](Self::Portable), on processors of ARMv8.2 and later that have it: of few queries the
+    /// products with int8 and q8_0. All others run as on `Portable`.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    Dotprod(Dotprod),
     /// AVX2 with FMA and F16C: x86-64-v3.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -105,7 +111,7 @@ impl AmxModel {
                 || kernel.run(isa),
             );
         }
-        let isa = Pairs(PairModel(Portable { _proof: () }));
+        let isa = Pairs(PairModel(<Portable>::PROVEN));
         isa.vectorize(
             #[inline(always)]
             || kernel.run(isa),
@@ -120,14 +126,14 @@ impl fmt::Debug for Level {
 }
 
 /// Names of all levels, weakest first.
-const NAMES: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
+const NAMES: [&str; 6] = ["portable", "dotprod", "avx2", "avx512", "avx512bf16", "amx"];
 /// Names of the levels for tests.
 const MODELS: [&str; 2] = ["avx512bf16-model", "amx-model"];
 
 impl Level {
     /// The level of the build itself, which every machine has that can run the program.
     pub const fn portable() -> Self {
-        Self::Portable(Portable { _proof: () })
+        Self::Portable(Portable::PROVEN)
     }
 
     /// The best level of this machine, or the one that the environment variable `ATTN_LEVEL` names. Asked once per
@@ -224,14 +230,16 @@ impl Level {
         MODELS.into_iter()
     }
 
-    /// A level by its name: `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`, or `avx512bf16-model` and `amx-model`,
-    /// which every machine has.
+    /// A level by its name: `portable`, `dotprod`, `avx2`, `avx512`, `avx512bf16`, `amx`, or `avx512bf16-model` and
+    /// `amx-model`, which every machine has.
     ///
     /// # Errors
     /// [`LevelError`]: no such level, or not on this machine.
     pub fn by_name(name: &str) -> Result<Self, LevelError> {
         match name {
             "portable" => Ok(Self::portable()),
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            "dotprod" => has_dotprod().then_some(Self::Dotprod(Dotprod::WHERE_FOUND)).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
             "avx2" => has_avx2().then_some(Self::Avx2(Avx2 { _proof: () })).ok_or(LevelError::Missing),
             #[cfg(target_arch = "x86_64")]
@@ -253,10 +261,12 @@ impl Level {
         }
     }
 
-    /// The name: `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`, `avx512bf16-model`, `amx-model`.
+    /// The name: `portable`, `dotprod`, `avx2`, `avx512`, `avx512bf16`, `amx`, `avx512bf16-model`, `amx-model`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable(_) => "portable",
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            Self::Dotprod(_) => "dotprod",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -270,7 +280,7 @@ impl Level {
         }
     }
 
-    /// The level of the vectors beside products of bf16 or their models; of other levels the level itself.
+    /// The level of the vectors beside SDOT, products of bf16 or their models; of other levels the level itself.
     pub const fn vectors(self) -> Self {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -281,13 +291,35 @@ impl Level {
             Self::AmxModel(AmxModel { avx512: Some(avx512) })
             | Self::Avx512Bf16Model(AmxModel { avx512: Some(avx512) }) => Self::Avx512(avx512),
             Self::AmxModel(_) | Self::Avx512Bf16Model(_) => Self::portable(),
+            #[cfg(all(target_arch = "aarch64", not(miri)))]
+            Self::Dotprod(_) => Self::portable(),
             vectors => vectors,
         }
     }
 
     /// The level, without tiles: if it has any, that of the vectors beside them.
     pub(crate) const fn without_tiles(self) -> Self {
-        if self.uses_dot_products() { self } else { self.vectors() }
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => self.vectors(),
+            Self::AmxModel(_) => self.vectors(),
+            _ => self,
+        }
+    }
+
+    /// [`Isa::DIGITS`].
+    pub(crate) const fn digits(self) -> usize {
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        if let Self::Dotprod(_) = self {
+            return Dotprod::DIGITS;
+        }
+        match self.vectors() {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => Avx2::DIGITS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => Avx512::DIGITS,
+            _ => <Portable>::DIGITS,
+        }
     }
 
     /// Whether the level has products of bf16: those of AMX, or of AVX512_BF16.
@@ -327,13 +359,19 @@ impl Level {
             Self::Avx2(_) => Avx2::LANES,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => Avx512::LANES,
-            _ => Portable::LANES,
+            _ => <Portable>::LANES,
         }
     }
 
     /// Runs a kernel compiled for the vectors of this level. Without `#[inline]`, which would compile a copy of the
     /// kernel for each codegen unit that calls it.
-    pub(crate) fn run<R>(self, kernel: impl Run<R>) -> R {
+    pub(crate) fn run<R, K: Run<R>>(self, kernel: K) -> R {
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        if const { K::OF_BYTES }
+            && let Self::Dotprod(isa) = self
+        {
+            return kernel.run(isa);
+        }
         match self.vectors() {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(isa) => isa.vectorize(
@@ -346,7 +384,7 @@ impl Level {
                 || kernel.run(isa),
             ),
             _ => {
-                let isa = Portable { _proof: () };
+                let isa = <Portable>::PROVEN;
                 isa.vectorize(
                     #[inline(always)]
                     || kernel.run(isa),
@@ -374,8 +412,20 @@ impl Level {
 
 /// A kernel: a struct of its arguments that can run on any instruction set.
 pub(crate) trait Run<R> {
+    /// Whether some of its products may be [those of bytes](Isa::DIGITS): where these are a level beside vectors, it
+    /// runs there.
+    #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code, reason = "no such level"))]
+    const OF_BYTES: bool = false;
     /// Runs it; `#[inline(always)]`, with everything it calls.
     fn run<I: Isa>(self, isa: I) -> R;
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+fn has_dotprod() -> bool {
+    #[cfg(feature = "std")]
+    return std::arch::is_aarch64_feature_detected!("dotprod");
+    #[cfg(not(feature = "std"))]
+    cfg!(target_feature = "dotprod")
 }
 
 #[cfg(target_arch = "x86_64")]

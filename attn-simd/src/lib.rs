@@ -46,6 +46,9 @@
 //! Processors with AVX512_BF16 have the level `avx512bf16`, which multiplies bf16 tensors as they are, twice as many
 //! numbers an instruction. It is the best level where it was measured to be faster: on AMD's Zen 4 and Zen 5.
 //!
+//! Processors of ARMv8.2 and later may have SDOT, and so the level `dotprod`: few queries over an int8 or q8_0 cache
+//! are multiplied as integers, sixteen products an instruction.
+//!
 //! Processors with AMX have one more level, `amx`, which computes both products in bf16. It splits an f16 into two bf16
 //! parts and an f32 into three; the products of the parts add up to the product. [`Precision`](attn_core::Precision)
 //! says how many of them are computed, and [`Plan::explain`] describes the kernel of a call.

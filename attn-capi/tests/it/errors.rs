@@ -314,7 +314,7 @@ fn every_explanation_fits_the_size_of_the_header() {
     let rows = 1 << if cfg!(target_pointer_width = "64") { 20 } else { 16 };
     let shape = c::sizes([1, 1, rows, 256], rows);
     let (mut longest, levels) =
-        (0, [c"portable", c"avx2", c"avx512", c"avx512bf16", c"amx", c"avx512bf16-model", c"amx-model"]);
+        (0, [c"portable", c"dotprod", c"avx2", c"avx512", c"avx512bf16", c"amx", c"avx512bf16-model", c"amx-model"]);
     for level in levels {
         for (dtype, precision, reproducible) in
             [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (3, 0, 0), (3, 1, 0), (2, 1, 1), (3, 1, 1)]

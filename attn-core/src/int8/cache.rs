@@ -27,13 +27,13 @@ pub enum KeyScales<'c> {
 /// # How exact
 ///
 /// Engines compute what they would on the dequantised numbers in `f32`, to the same accuracy. The kernels on AVX-512
-/// multiply keys of up to 256 channels as integers, and round a query to 24 bits beside its largest number: in the
-/// bound of [`Precision`](crate::Precision), `S` then counts each `|q|`, times its channel's scale, as at least half of
-/// the largest of its row.
+/// and on Arm with SDOT multiply keys of up to 256 channels as integers, and round a query to 24 bits beside its
+/// largest number: in the bound of [`Precision`](crate::Precision), `S` then counts each `|q|`, times its channel's
+/// scale, as at least half of the largest of its row.
 ///
-/// Under [`Precision::Fast`](crate::Precision) the kernels on AVX-512 and AVX2 round queries to 16 bits, and weights to
-/// 16 bits beside the largest of their 64 keys, if heads share keys (one head alone waits for memory). A score, and so
-/// the lse, is then off by at most `δ = |scale|·max_c |q_c|·maxⱼ Σ_c |k_jc| / 32639`; if channels have scales, `q_c` is
+/// Under [`Precision::Fast`](crate::Precision) they, and those on AVX2, round queries to 16 bits, and weights to 16
+/// bits beside the largest of their 64 keys, if heads share keys (one head alone waits for memory). A score, and so the
+/// lse, is then off by at most `δ = |scale|·max_c |q_c|·maxⱼ Σ_c |k_jc| / 32639`; if channels have scales, `q_c` is
 /// multiplied by its channel's here, and `k` are the integers. An output is off by at most `(e^2δ − 1)·Σⱼ pⱼ|vⱼ| +
 /// e^2δ·0.0005·Σⱼ pⱼ·128·sⱼ`, `sⱼ` the scale of a value or of its block. The second part is an eighth of what storing
 /// values in int8 costs; where many keys have weight, a hundredth.

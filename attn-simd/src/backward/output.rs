@@ -200,7 +200,7 @@ mod tests {
     /// Products beside, on and just beyond the middles of two numbers, of all sizes, and those that are not numbers.
     #[test]
     fn products_are_rounded_once() {
-        let isa = Portable { _proof: () };
+        let isa = <Portable>::PROVEN;
         let mut from: Vec<f32> = Vec::new();
         for high in [0x0000u32, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7e, 0x7f7f, 0x7f80, 0x7fc1] {
             for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {

@@ -129,7 +129,7 @@ impl Block<'_> {
             Level::Avx512(isa) => block_avx512(isa, self, to, buffers),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16(unit) => block_avx512bf16(Pairs(unit), self, to, buffers),
-            Level::Avx512Bf16Model(_) => block_model(Pairs(PairModel(Portable { _proof: () })), self, to, buffers),
+            Level::Avx512Bf16Model(_) => block_model(Pairs(PairModel(<Portable>::PROVEN)), self, to, buffers),
             _ => unreachable!("a job has a level of vectors or pairs"),
         }
     }

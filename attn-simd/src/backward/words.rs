@@ -208,7 +208,7 @@ mod tests {
     use crate::isa::pairs::{PairModel, Pairs};
     use crate::isa::portable::Portable;
 
-    const ISA: Pairs<PairModel<Portable>> = Pairs(PairModel(Portable { _proof: () }));
+    const ISA: Pairs<PairModel<Portable>> = Pairs(PairModel(<Portable>::PROVEN));
 
     fn numbers(count: usize) -> Vec<f32> {
         (0..count).map(|n| (n as f32 * 0.37).sin()).collect()
@@ -240,7 +240,7 @@ mod tests {
                 let (row, column) = (n / columns * 2, n % columns);
                 assert_eq!(halves_of(word), [at(row, column), at(row + 1, column)], "{rows_count} x {columns}: {n}");
             }
-            if columns % Portable::LANES == 0 {
+            if columns % <Portable>::LANES == 0 {
                 let mut array = from.clone();
                 rows_in_place(ISA, &mut array, (rows_count, columns));
                 assert!(array.iter().zip(&to).all(|(a, b)| a.to_bits() == b.to_bits()));

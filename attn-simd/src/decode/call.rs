@@ -164,7 +164,8 @@ impl Sizes {
         let (head_dim, wide) = (head_dim.next_multiple_of(lanes), value_dim.next_multiple_of(lanes));
         Self {
             q: rows * head_dim,
-            words: gemv::bytes::scratch(lanes, rows, head_dim).max(gemv::pairs::scratch(level, rows, head_dim)),
+            words: gemv::bytes::scratch(level.digits(), rows, head_dim)
+                .max(gemv::pairs::scratch(level, rows, head_dim)),
             s: rows * TILE * tiles_for(rows),
             o: rows * wide,
             row: rows.next_multiple_of(lanes),

@@ -208,7 +208,7 @@ impl Over<'_, '_> {
             for head in 0..of.heads {
                 let q = gemv::QueryRows { floats: b.q, words: &[], paired: 0, fast };
                 let (rows, q) = (of.rows, q.of_head::<K::Number>(head, of.rows, columns).floats);
-                let dst = gemv::bytes::words_of_head(b.words, lanes, (head, of.rows), columns);
+                let dst = gemv::bytes::words_of_head(b.words, level.digits(), (head, of.rows), columns);
                 level.run(WriteIntegers { kind, fast, rows, q, columns, dst });
             }
         }

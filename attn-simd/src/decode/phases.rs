@@ -61,6 +61,8 @@ pub(super) struct WriteIntegers<'a> {
 }
 
 impl Run<()> for WriteIntegers<'_> {
+    const OF_BYTES: bool = true;
+
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { kind, fast, rows, q, columns, dst } = self;
@@ -144,6 +146,8 @@ impl<T: Stored> Dots<'_, T> {
 }
 
 impl<T: Stored> Run<()> for Dots<'_, T> {
+    const OF_BYTES: bool = T::INTEGERS.is_some();
+
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { n, keys, seen, q, s, stride } = self;
@@ -214,6 +218,8 @@ pub(super) struct Weighted<'a, T> {
 }
 
 impl<T: Stored> Run<()> for Weighted<'_, T> {
+    const OF_BYTES: bool = T::INTEGERS.is_some();
+
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { n, values, seen, weights: [(p, p_stride), (factor, stride)], fast, mut sums } = self;
@@ -256,6 +262,8 @@ pub(super) struct WeighSeen<'a, T> {
 }
 
 impl<T: Stored> Run<u32> for WeighSeen<'_, T> {
+    const OF_BYTES: bool = T::INTEGERS.is_some();
+
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> u32 {
         let Self { values, tile, p, factor, words, odd, mut sums } = self;

@@ -11,7 +11,8 @@
 //! Keys in blocks have their own sums, times the block's scale.
 //!
 //! At AVX2, which multiplies sixteen bits at a time, integers of two digits lie whole, and lanes are channels: of keys
-//! in blocks each lane adds up its own. Integers of three digits would gain nothing.
+//! in blocks each lane adds up its own. Integers of three digits would gain nothing. SDOT on Arm takes keys as they
+//! lie, so that lanes are channels there, too, and the digits of a row lie apart.
 //!
 //! The only rounding that grows is that of the query: by at most `unit/2`, which is `2u` of the row's largest; with two
 //! digits, of `Precision::Fast`, 256 times as much. Queries in halves that are not more than some thousand times
@@ -25,7 +26,7 @@
 
 use super::ahead::Ahead;
 use super::{Integers, Rows, Stored, TILE, Tile, tiles_of};
-use crate::isa::{BLOCK, Bytes, Integer, Isa};
+use crate::isa::{BLOCK, Bytes, Integer, Isa, Order};
 use crate::prefetch::Into;
 
 pub(crate) mod values;
@@ -56,19 +57,20 @@ pub(crate) const fn floats(rows: usize, columns: usize) -> usize {
     rows * (columns.next_multiple_of(64) * DIGITS / 4 + BESIDE)
 }
 
-/// Floats of scratch for the integers of some rows; 0 if their keys are too wide, or the level multiplies no bytes.
-pub(crate) const fn scratch(lanes: usize, rows: usize, columns: usize) -> usize {
-    if lanes < 8 || columns > WIDEST { 0 } else { floats(rows, columns) }
+/// Floats of scratch for the integers of some rows at a level with so many [`Isa::DIGITS`]; 0 if their keys are too
+/// wide, or the level multiplies no bytes. Plans do not know the precision: at AVX2 Exact has the scratch, too.
+pub(crate) const fn scratch(most_digits: usize, rows: usize, columns: usize) -> usize {
+    if most_digits == 0 || columns > WIDEST { 0 } else { floats(rows, columns) }
 }
 
 /// The integers of the rows of one head in the scratch of all; nothing if the level has none.
 pub(crate) fn words_of_head(
     words: &mut [f32],
-    lanes: usize,
+    most_digits: usize,
     (head, rows): (usize, usize),
     columns: usize,
 ) -> &mut [f32] {
-    let len = scratch(lanes, rows, columns);
+    let len = scratch(most_digits, rows, columns);
     &mut words[head * len..][..len]
 }
 
@@ -133,27 +135,36 @@ fn write_row<I: Isa, const D: usize>(
         return;
     }
     let Integer { unit, scale } = Integer::of::<D>(largest);
+    beside[0] = unit;
+    let integer = |x: f32| {
+        // The product is exact or tiny.
+        let x = x * scale;
+        (x + 0.5f32.copysign(x)) as i32
+    };
+    let row = words.len() / count;
+    if const { matches!(I::ORDER, Order::Whole) } {
+        assert!(D == 2, "integers of 16 bits");
+        let to = words[r * row..][..row].as_flattened_mut().as_chunks_mut::<2>().0;
+        for (&x, to) in q.iter().zip(to) {
+            *to = (integer(x) as i16).to_le_bytes().map(u8::cast_signed);
+        }
+        return;
+    }
     let mut digits = [[0i8; WIDEST]; D];
     let per_sum = if kind == Integers::Blocks { BLOCK } else { WIDEST };
     for (column, &x) in q.iter().enumerate() {
-        // The product is exact or tiny.
-        let x = x * scale;
-        let mut n = (x + 0.5f32.copysign(x)) as i32;
+        let mut n = integer(x);
         for digit in (0..D).rev() {
             digits[digit][column] = n as i8;
             n = (n - i32::from(n as i8)) >> 8;
             beside[1 + column / per_sum * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
         }
     }
-    if const { I::WHOLE } {
-        let [high, low] = [&digits[0], &digits[D - 1]];
-        let row = words.len() / count;
-        for (n, to) in words[r * row..][..q.len() / 2].iter_mut().enumerate() {
-            let of = |n: usize| (256 * i16::from(high[n]) + i16::from(low[n])).to_le_bytes().map(u8::cast_signed);
-            let [[a, b], [c, d]] = [of(2 * n), of(2 * n + 1)];
-            *to = [a, b, c, d];
+    if const { matches!(I::ORDER, Order::Apart) } {
+        let to = words[r * row..][..row].as_flattened_mut();
+        for (to, digits) in to.chunks_exact_mut(4 * row / D).zip(&digits) {
+            to[..q.len()].copy_from_slice(&digits[..q.len()]);
         }
-        beside[0] = unit;
         return;
     }
     for word in 0..q.len().div_ceil(4) {
@@ -162,7 +173,6 @@ fn write_row<I: Isa, const D: usize>(
             *to = digits.as_chunks::<4>().0[word];
         }
     }
-    beside[0] = unit;
 }
 
 /// `s[r][j] = Σ_c q[r][c]·key_j[c]` for `rows` query rows, whose integers of D digits are in `scratch`, and each tile
@@ -239,6 +249,9 @@ unsafe fn dots_of<I: Isa, T: Stored, const R: usize, const D: usize>(
     };
     for (r, beside) in beside.chunks_exact(BESIDE).enumerate().take(R) {
         unit[r] = beside[0];
+        if const { !matches!(I::ORDER, Order::Words) } {
+            continue;
+        }
         for (start, beside) in start.iter_mut().zip(beside[1..].as_chunks::<D>().0) {
             start[r] = beside.map(
                 #[inline(always)]

@@ -532,7 +532,7 @@ mod tests {
                             let keys = Unchecked { data: halves, places, heads: Heads::ONE, columns, prefetch };
                             // The vectors of any machine, whatever those of this one.
                             if level == Level::portable() && columns.is_multiple_of(2 * level.lanes()) {
-                                let isa = Pairs(PairModel(Portable { _proof: () }));
+                                let isa = Pairs(PairModel(<Portable>::PROVEN));
                                 Products { rows, keys, data, group }.run(isa);
                             }
                             if level.uses_dot_products() {

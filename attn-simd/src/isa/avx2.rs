@@ -8,7 +8,7 @@ use core::mem::MaybeUninit;
 use attn_core::half::{bf16, f16};
 
 use super::unseen::unseen;
-use super::{Bytes, Isa, MAX_LANES, Values, Weights, address_ops, hint, lane_ops, words};
+use super::{Bytes, Isa, MAX_LANES, Order, Values, Weights, address_ops, hint, lane_ops, words};
 
 /// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ impl Isa for Avx2 {
     const CHAIN: usize = 32;
     const FUSED: bool = true;
     const DIGITS: usize = 2;
-    const WHOLE: bool = true;
+    const ORDER: Order = Order::Whole;
     type Floats = Self;
 
     #[inline(always)]

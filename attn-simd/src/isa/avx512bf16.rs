@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn lanes_of_pairs_are_the_models() {
         let Some(unit) = unit() else { return };
-        let (pairs, model) = (Pairs(unit), Pairs(PairModel(Portable { _proof: () })));
-        let (mut seed, lanes) = (11, Portable::LANES);
+        let (pairs, model) = (Pairs(unit), Pairs(PairModel(<Portable>::PROVEN)));
+        let (mut seed, lanes) = (11, <Portable>::LANES);
         for sizes in [Sizes::Any, Sizes::Alike, Sizes::Tiny].repeat(40) {
             let [a, b, c] = [(); 3].map(|()| operands(1, &mut seed, sizes)[0].0);
             let (mut ours, mut want) = ([0.0f32; 16], [0.0f32; 16]);

@@ -22,10 +22,10 @@ pub(crate) struct Bytes<'a, const R: usize, const D: usize> {
     /// Numbers of a key; at most 256, so that no sum overflows.
     pub(crate) columns: usize,
     /// Digits of integers, the highest first, as words of four channels: `[columns / 4][R][D]`. Each is −128 to 127,
-    /// and the highest at least −127. Or integers of 16 bits, `[R][columns]`, if the level takes them
-    /// [whole](super::Isa::WHOLE). Zeros pad them to a multiple of 64 columns.
+    /// and the highest at least −127. Or in another [order](super::Isa::ORDER). Zeros pad them to a multiple of 64
+    /// columns.
     pub(crate) digits: *const [i8; 4],
-    /// −128 times the sum of each digit over all columns, or over each block; of integers that lie whole, anything.
+    /// −128 times the sum of each digit over all columns, or over each block; in other orders than words, anything.
     pub(crate) start: &'a [[[i32; D]; R]],
     /// The factor of each row's sums.
     pub(crate) unit: &'a [f32; R],
@@ -37,8 +37,21 @@ pub(crate) struct Bytes<'a, const R: usize, const D: usize> {
     pub(crate) stride: usize,
 }
 
+/// How the digits of R rows of integers lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each architecture has some of them")]
+pub(crate) enum Order {
+    /// Four channels of a digit, then of the next digit, then of the next row: `[columns / 4][R][D]` words.
+    Words,
+    /// Integers of two digits in 16 bits, row by row: `[R][columns]`.
+    Whole,
+    /// All channels of a digit, then of the next: `[R][D][columns]`.
+    Apart,
+}
+
 /// The number that the sums over digits are: the lowest counts by itself, since more than 24 bits are rounded.
-fn joined<const D: usize>(sums: [i32; D]) -> f32 {
+#[inline(always)]
+pub(super) fn joined<const D: usize>(sums: [i32; D]) -> f32 {
     let (low, high) = (sums[D - 1], sums[..D - 1].iter().fold(0, |high, sum| 256 * high + sum));
     if D == 2 { (256 * high + low) as f32 } else { 256.0 * high as f32 + low as f32 }
 }
@@ -124,8 +137,8 @@ impl Integer {
     }
 }
 
-/// The weights of 64 values as integers of two digits from 0 to 255; or, at levels that take them
-/// [whole](super::Isa::WHOLE), as those pack them.
+/// The weights of 64 values as integers of two digits from 0 to 255; or, at levels with an [`Order`] of their own, as
+/// those pack them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights {
     /// The digits of four values in turn, the higher one first: those of value `v` begin at [`place`](Self::place).

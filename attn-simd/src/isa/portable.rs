@@ -7,17 +7,36 @@
 #![allow(unsafe_code, reason = "the leaf: reads and writes through the pointers that `gemm` and `gemv` have checked")]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
+use core::mem::MaybeUninit;
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 use attn_core::half::{bf16, f16};
 use wide::f32x4;
 
 use super::Isa;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
-use super::neon;
+use super::{Bytes, MAX_LANES, Order, Values, Weights, digits, dotprod, neon};
 
-/// Proof of nothing: every machine has this level.
+/// Proof of nothing: every machine has this level. With `DOT` proof of SDOT, made only by `level`, after asking the
+/// CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Portable {
-    pub(crate) _proof: (),
+pub struct Portable<const DOT: bool = false> {
+    _proof: (),
+}
+
+/// Proof of SDOT.
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+pub(crate) type Dotprod = Portable<true>;
+
+impl Portable {
+    /// The proof of nothing.
+    pub(crate) const PROVEN: Self = Self { _proof: () };
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+impl Dotprod {
+    /// The proof, for who has asked the CPU: [`level`](crate::level).
+    pub(crate) const WHERE_FOUND: Self = Self { _proof: () };
 }
 
 #[inline(always)]
@@ -25,7 +44,7 @@ fn lanes(x: &[f32]) -> [f32; 4] {
     [x[0], x[1], x[2], x[3]]
 }
 
-impl Isa for Portable {
+impl<const DOT: bool> Isa for Portable<DOT> {
     type F = f32x4;
     type M = f32x4;
     /// The exponent, and the number that was split.
@@ -149,6 +168,45 @@ impl Isa for Portable {
     #[inline(always)]
     fn store_f16(self, x: f32x4, dst: &mut [f16]) {
         neon::narrow_f16(x.to_array(), &mut dst.as_chunks_mut().0[0]);
+    }
+
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    const DIGITS: usize = if DOT { 3 } else { 0 };
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    const ORDER: Order = if DOT { Order::Apart } else { Order::Words };
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    unsafe fn dot_bytes<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) {
+        // SAFETY: the caller vouches for the bytes; the token proves SDOT.
+        unsafe { if const { DOT } { dotprod::dot_bytes(of) } else { digits::dot_bytes(of) } }
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) -> u64 {
+        // SAFETY: the caller vouches for the blocks; the token proves SDOT.
+        unsafe { if const { DOT } { dotprod::dot_blocks(of) } else { digits::dot_blocks(of) } }
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    fn most_weight(self, weights: &[f32; 64], scales: Option<&[f32; 64]>, some: u64) -> Option<f32> {
+        dotprod::values::most_weight(weights, scales, some)
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
+        dotprod::values::write_weights(weights, scale, scales, some, to);
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[inline(always)]
+    unsafe fn weigh_bytes<const R: usize, const C: usize>(
+        self,
+        of: &Values<'_>,
+        weights: (&[Weights; R], &[f32; R]),
+        out: &mut [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C],
+    ) {
+        assert!(DOT, "weights are packed for SDOT");
+        // SAFETY: the caller vouches for the bytes; the token proves SDOT.
+        unsafe { dotprod::values::weigh(of, weights, out) }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 //!
 //! The instruction multiplies sixteen pairs of 16 bits and adds two products to each lane: twice as many as a fused
 //! multiply-add has. Bytes are widened to 16 bits, which takes one instruction for sixteen, where floats take four. So
-//! integers of two digits lie whole ([`Isa::WHOLE`](crate::isa::Isa::WHOLE)), and lanes are channels. Integers of three
+//! integers of two digits lie whole ([`Order::Whole`](super::Order::Whole)), and lanes are channels. Integers of three
 //! digits would gain nothing.
 //!
 //! Sums are those of [`digits`](super::digits), but for keys in blocks: there each lane adds up the scaled sums of its

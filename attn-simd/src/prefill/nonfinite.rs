@@ -148,7 +148,7 @@ mod tests {
         if let Some(odd) = odd {
             data[(odd - keys.start) * COLUMNS + 2] = f32::NAN;
         }
-        finite.holds(Portable { _proof: () }, Panel::packed(&data, COLUMNS), ([0, head], keys), COLUMNS)
+        finite.holds(<Portable>::PROVEN, Panel::packed(&data, COLUMNS), ([0, head], keys), COLUMNS)
     }
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
                 let mut data = [1.0; 4 * 70];
                 data[2 * columns + at] = if columns % 2 == 0 { f32::NEG_INFINITY } else { -f32::NAN };
                 let panel = Panel::packed(&data[..4 * columns], columns);
-                let check = |bits: [u64; 4]| is_finite(Portable { _proof: () }, panel, &bits, columns);
+                let check = |bits: [u64; 4]| is_finite(<Portable>::PROVEN, panel, &bits, columns);
                 assert!(!check([0; 4]) && !check([u64::MAX, u64::MAX, 1, u64::MAX]), "{columns} columns, {at}");
                 assert!(check([0, 0, u64::MAX, 0]), "every query sees it");
             }

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::isa::portable::Portable;
 
-    const ISA: Portable = Portable { _proof: () };
+    const ISA: Portable = <Portable>::PROVEN;
 
     fn half_of(operands: &[Operand], operand: usize, row: usize, word: usize, high: bool) -> f64 {
         let bits = operands[operand].0[row * 16 + word].to_bits();

@@ -16,7 +16,7 @@ use super::{BLOCKS, WIDEST, block, requests};
 use crate::gemv::ahead::Ahead;
 use crate::gemv::weighted::{TileSums, add_tile, weighted as by_floats};
 use crate::gemv::{Integers, Rows, Stored, Sums, TILE};
-use crate::isa::{BLOCK, BLOCK_BYTES, Isa, Next, Values, Weights};
+use crate::isa::{BLOCK, BLOCK_BYTES, Isa, Next, Order, Values, Weights};
 
 /// The largest number of rows.
 const MOST: usize = 8;
@@ -95,7 +95,8 @@ fn of_tile<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES) && fit::<T>(columns) && rows <= MOST);
     assert!(sums.o.len().min(sums.rest.len()) >= rows * columns);
     let (ahead, values) = (Ahead::of::<I, T, 4>(values, false).at_least(I::LANES), values.tile(tile, 0));
-    let ahead = if const { I::WHOLE } { ahead.at_least(TILE) } else { ahead };
+    // There every value requests a line of another row of the tile: those of the next tile.
+    let ahead = if const { matches!(I::ORDER, Order::Whole) } { ahead.at_least(TILE) } else { ahead };
     let ahead = requests(isa, &values, &ahead);
     let (at, seen) = (values.addresses(), seen & u64::MAX >> (TILE - values.len()));
     let is_blocks = T::INTEGERS == Some(Integers::Blocks);
@@ -194,10 +195,11 @@ impl OneTile<'_> {
             }
             from += 2 * whole;
         }
-        let step = if is_blocks { BLOCK } else { whole };
+        let step = if is_blocks { BLOCK.min(whole) } else { whole };
         for from in (from..columns).step_by(step) {
             let bytes = (columns - from).min(step);
-            let (place, block) = if is_blocks { (from / BLOCK * BLOCK_BYTES + 2, from / BLOCK) } else { (from, 0) };
+            let block = if is_blocks { from / BLOCK } else { 0 };
+            let place = if is_blocks { block * BLOCK_BYTES + 2 + from % BLOCK } else { from };
             let of = Values { values: at, len, at: place, bytes, ahead, next: next(from) };
             let mut tile: [TileSums<R, 4>; 1] = [[[MaybeUninit::uninit(); 4]; R]];
             // SAFETY: the bytes of rows that `Rows` has checked; factors and sums of R rows, whose columns are whole

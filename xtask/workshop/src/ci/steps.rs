@@ -21,6 +21,42 @@ use crate::need::{MSRV, NIGHTLY, Need};
 const OVERFLOW: &str = "profile.dev.package.attn-simd.overflow-checks=true";
 const ASSERTIONS: &str = "profile.dev.package.attn-simd.debug-assertions=true";
 
+/// Tests of the libraries on 64-bit Arm.
+const ARM_TESTS: [&str; 16] = [
+    "test",
+    "-p",
+    "attn-core",
+    "-p",
+    "attn-simd",
+    "--lib",
+    "--tests",
+    "--target",
+    "aarch64-unknown-linux-musl",
+    "--config",
+    OVERFLOW,
+    "--config",
+    ASSERTIONS,
+    "--",
+    "--test-threads=1",
+    "--skip=amx_kernel",
+];
+
+/// Those of them that decode over bytes, by the same build.
+const ARM_TESTS_OF_BYTES: [&str; 22] = {
+    let mut all = [""; 22];
+    let mut n = 0;
+    while n < ARM_TESTS.len() {
+        all[n] = ARM_TESTS[n];
+        n += 1;
+    }
+    let some = ["dotprod", "quantized::", "stored::", "beside::", "guard::packed", "level::"];
+    while n < all.len() {
+        all[n] = some[n - ARM_TESTS.len()];
+        n += 1;
+    }
+    all
+};
+
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
     Step {
@@ -408,7 +444,7 @@ pub(super) const STEPS: &[Step] = &[
     },
     Step {
         name: "aarch64",
-        proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses",
+        proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses, and with SDOT",
         minutes: 25,
         one_core: true,
         needs: &[
@@ -416,32 +452,23 @@ pub(super) const STEPS: &[Step] = &[
             Need::Target("aarch64-unknown-linux-musl"),
             Need::Program("qemu-aarch64-static", "qemu-user-static"),
         ],
-        runs: &[cargo(&[
-            "test",
-            "-p",
-            "attn-core",
-            "-p",
-            "attn-simd",
-            "--lib",
-            "--tests",
-            "--target",
-            "aarch64-unknown-linux-musl",
-            "--config",
-            OVERFLOW,
-            "--config",
-            ASSERTIONS,
-            "--",
-            "--test-threads=1",
-            "--skip",
-            "amx_kernel",
-        ])
-        .with(&[
-            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
-            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
-            ("ATTN_EXPECT_LEVEL", "portable"),
-            ("ATTN_TEST_LEVELS", "portable"),
-            ("ATTN_EMULATED", "1"),
-        ])],
+        runs: &[
+            cargo(&ARM_TESTS).with(&[
+                ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+                ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
+                ("ATTN_EXPECT_LEVEL", "portable"),
+                ("ATTN_TEST_LEVELS", "portable"),
+                ("ATTN_EMULATED", "1"),
+            ]),
+            // The same programs: what a processor with SDOT computes in another way, decoding over bytes.
+            cargo(&ARM_TESTS_OF_BYTES).with(&[
+                ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+                ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a76"),
+                ("ATTN_EXPECT_LEVEL", "dotprod"),
+                ("ATTN_TEST_LEVELS", "dotprod"),
+                ("ATTN_EMULATED", "1"),
+            ]),
+        ],
     },
     Step {
         name: "wasm",
