@@ -30,7 +30,8 @@ pub enum Error {
     MixedLevels {
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// Number of the level of rank 0, in the order portable, avx2, avx512, avx512bf16, amx, dotprod, other.
+        /// Number of the level of rank 0, in the order portable, avx2, avx512, avx512bf16, amx, other. `dotprod`
+        /// counts as portable: no call of ranks decodes over bytes, and all else has the same bits.
         first: u64,
         /// Number of the level of that rank.
         found: u64,
@@ -65,4 +66,4 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Names of the levels in the order of their numbers in [`Error::MixedLevels`].
-pub(crate) const LEVELS: [&str; 6] = ["portable", "avx2", "avx512", "avx512bf16", "amx", "dotprod"];
+pub(crate) const LEVELS: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];

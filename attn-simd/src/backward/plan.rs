@@ -64,7 +64,7 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let amx = on_amx(&problem, level)
             .then(|| Layout::of_amx(shape, vectors(level).lanes(), options, fast))
             .transpose()?;
-        let level = if amx.is_some() { level } else { level.without_tiles() };
+        let level = if amx.is_some() || level.uses_dot_products() { level } else { level.vectors() };
         Ok(Self { problem, level, layout, amx, stop: None })
     }
 

@@ -157,7 +157,10 @@ fn write_row<I: Isa, const D: usize>(
         for digit in (0..D).rev() {
             digits[digit][column] = n as i8;
             n = (n - i32::from(n as i8)) >> 8;
-            beside[1 + column / per_sum * D + digit] -= 128.0 * f32::from(digits[digit][column]); // exact: below 2²³
+            if const { matches!(I::ORDER, Order::Words) } {
+                // Exact: below 2²³.
+                beside[1 + column / per_sum * D + digit] -= 128.0 * f32::from(digits[digit][column]);
+            }
         }
     }
     if const { matches!(I::ORDER, Order::Apart) } {

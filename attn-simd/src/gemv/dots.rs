@@ -67,22 +67,28 @@ pub(crate) fn dots<I: Isa, T: Stored>(
     assert!(columns.is_multiple_of(I::LANES * I::WORD));
     with_rows!(I, T, rows, [R, K, S, _C] => {
         let (keys, s) = ((keys, tiles.clone()), (&mut *s, stride));
-        // A constant condition, so that only one of the two is compiled.
-        if const { T::EVERY && unrolled::<I>() } {
-            match columns {
-                64 => dots_of_rows::<I, T, R, K, S, 64>(isa, keys, q, s),
-                128 => dots_of_rows::<I, T, R, K, S, 128>(isa, keys, q, s),
-                _ => dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s),
+        // SAFETY: both assertions above.
+        unsafe {
+            // A constant condition, so that only one of the two is compiled.
+            if const { T::EVERY && unrolled::<I>() } {
+                match columns {
+                    64 => dots_of_rows::<I, T, R, K, S, 64>(isa, keys, q, s),
+                    128 => dots_of_rows::<I, T, R, K, S, 128>(isa, keys, q, s),
+                    _ => dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s),
+                }
+            } else {
+                dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s);
             }
-        } else {
-            dots_of_rows::<I, T, R, K, S, 0>(isa, keys, q, s);
         }
     });
 }
 
 /// [`dots`] of R rows, compiled by itself. D is the number of columns or 0.
+///
+/// # Safety
+/// The number of columns is a multiple of LANES·WORD. The word of a product is a number, or a pair of T.
 #[inline(always)]
-fn dots_of_rows<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
+unsafe fn dots_of_rows<I: Isa, T: Stored, const R: usize, const K: usize, const S: usize, const D: usize>(
     isa: I,
     (keys, tiles): (&Rows<'_, T>, Range<usize>),
     q: &[f32],
@@ -103,8 +109,8 @@ fn dots_of_rows<I: Isa, T: Stored, const R: usize, const K: usize, const S: usiz
                         let q = &q[head * heads.rows * columns / I::WORD..][..R * columns / I::WORD];
                         let s = &mut s[n * stride + head * heads.rows * TILE..][..R * TILE];
                         let keys = (keys.tile(tile, head), ahead, head);
-                        // SAFETY: these slices: R rows of queries and of scores, and rows of keys in whole vectors,
-                        // which `Rows` has checked; D is their number of columns or 0.
+                        // SAFETY: these slices: R rows of queries and of scores, and rows of keys, which `Rows` has
+                        // checked; the caller vouches for whole vectors; D is the number of columns or 0.
                         unsafe {
                             dots_of::<I, T, R, K, S, D>(isa, keys, some.clone(), q.as_ptr(), s.as_mut_ptr());
                         }

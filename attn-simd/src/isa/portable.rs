@@ -194,7 +194,8 @@ impl<const DOT: bool> Isa for Portable<DOT> {
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     #[inline(always)]
     fn write_weights(self, weights: &[f32; 64], scale: f32, scales: Option<&[f32; 64]>, some: u64, to: &mut Weights) {
-        dotprod::values::write_weights(weights, scale, scales, some, to);
+        let write = if const { DOT } { dotprod::values::write_weights } else { digits::write_weights };
+        write(weights, scale, scales, some, to);
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     #[inline(always)]
@@ -204,7 +205,7 @@ impl<const DOT: bool> Isa for Portable<DOT> {
         weights: (&[Weights; R], &[f32; R]),
         out: &mut [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C],
     ) {
-        assert!(DOT, "weights are packed for SDOT");
+        assert!(DOT, "a level without products of bytes");
         // SAFETY: the caller vouches for the bytes; the token proves SDOT.
         unsafe { dotprod::values::weigh(of, weights, out) }
     }

@@ -504,7 +504,12 @@ fn explanations_say_which_products_run() {
         ("portable", &attn, 600, Bf16, Bf16, "computed in f32, widened tile by tile"),
         ("portable", &attn, 600, F32, F32, " parts of each key/value head, added up in order"),
         ("portable", &attn, 1, F32, F32, "one thread computes a key/value head and writes it"),
+        #[cfg(target_arch = "aarch64")]
+        ("dotprod", &attn, 600, F32, F32, "portable-f32-backward"),
     ] {
+        if level == "dotprod" && Level::by_name(level).is_err() {
+            continue; // a processor without SDOT
+        }
         let text = text(level, attn, q_len, inputs, outputs);
         assert!(text.contains(want), "{text}: no {want:?}");
     }

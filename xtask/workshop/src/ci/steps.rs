@@ -41,15 +41,15 @@ const ARM_TESTS: [&str; 16] = [
     "--skip=amx_kernel",
 ];
 
-/// Those of them that decode over bytes, by the same build.
-const ARM_TESTS_OF_BYTES: [&str; 22] = {
-    let mut all = [""; 22];
+/// Those of them that decode over bytes, and a few of other calls, by the same build.
+const ARM_TESTS_OF_BYTES: [&str; 24] = {
+    let mut all = [""; 24];
     let mut n = 0;
     while n < ARM_TESTS.len() {
         all[n] = ARM_TESTS[n];
         n += 1;
     }
-    let some = ["dotprod", "quantized::", "stored::", "beside::", "guard::packed", "level::"];
+    let some = ["dotprod", "quantized::", "stored::", "beside::", "guard::packed", "level::", "small::", "explan"];
     while n < all.len() {
         all[n] = some[n - ARM_TESTS.len()];
         n += 1;
