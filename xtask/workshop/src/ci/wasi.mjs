@@ -1,18 +1,30 @@
 // Runs one WASI program under node, with the rest of the arguments: cargo's runner for wasm32-wasip1 tests. The programs see the
 // file system, because some read the committed vectors.
 //
-// The program runs in a child, which tells its exit code before it ends: node 20 itself crashes now and then on its way
-// out (SIGSEGV after the last line of a long program), and that says nothing about the program.
+// The program runs in a child, which tells its exit code before it ends: node 20 itself crashes now and then (SIGSEGV,
+// often on its way out of a long program), and that says nothing about the program, which cannot end a process by a
+// signal. So a child that a signal ended is started again, twice at most, and a line says so. A trap of the program is an
+// exception, and an exit code.
 import { fork } from "node:child_process";
 import { readFile } from "node:fs/promises";
 import process, { argv, env, exit } from "node:process";
 import { WASI } from "node:wasi";
 
 if (process.send === undefined) {
-  let code;
-  const child = fork(argv[1], argv.slice(2));
-  child.on("message", (said) => (code = said));
-  child.on("exit", (status) => exit(code ?? status ?? 1));
+  const start = (left) => {
+    let code;
+    const child = fork(argv[1], argv.slice(2));
+    child.on("message", (said) => (code = said));
+    child.on("exit", (status, signal) => {
+      if (code === undefined && signal !== null && left > 0) {
+        console.error(`node itself was ended by ${signal}: the program starts again`);
+        start(left - 1);
+      } else {
+        exit(code ?? status ?? 1);
+      }
+    });
+  };
+  start(2);
 } else {
   const wasi = new WASI({ version: "preview1", args: argv.slice(2), env, preopens: { "/": "/" }, returnOnExit: true });
   const module = await WebAssembly.compile(await readFile(argv[2]));
