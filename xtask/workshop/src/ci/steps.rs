@@ -496,7 +496,10 @@ pub(super) const STEPS: &[Step] = &[
             "--no-capture", // a panic ends the program there, and with it what was captured
         ])
         .with(&[
-            ("CARGO_TARGET_WASM32_WASIP1_RUNNER", "node --no-warnings {root}/xtask/workshop/src/ci/wasi.mjs"),
+            (
+                "CARGO_TARGET_WASM32_WASIP1_RUNNER",
+                "node --no-warnings --single-threaded {root}/xtask/workshop/src/ci/wasi.mjs",
+            ),
             ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "-Ctarget-feature=+simd128"),
             ("ATTN_EXPECT_LEVEL", "portable"),
             ("ATTN_EMULATED", "1"),

@@ -1,6 +1,9 @@
 // Runs one WASI program under node, with the rest of the arguments: cargo's runner for wasm32-wasip1 tests. The programs see the
 // file system, because some read the committed vectors.
 //
+// CI starts it with `--single-threaded`: otherwise node 20 ends by SIGSEGV in the middle of a long program, always in the
+// same test, whatever compiler of node has made the machine code.
+//
 // The program runs in a child, which tells its exit code before it ends: node 20 itself crashes now and then (SIGSEGV,
 // often on its way out of a long program), and that says nothing about the program, which cannot end a process by a
 // signal. So a child that a signal ended is started again, twice at most, and a line says so. A trap of the program is an
