@@ -202,8 +202,8 @@ impl Level {
         Self::available().filter(|level| level.is_worth_it()).last().unwrap_or(Self::portable())
     }
 
-    /// Whether the level is faster than those before it, on this processor: as measured. (SDOT was not: but it takes
-    /// half the instructions, and processors that have it execute as many of them at once as multiply-adds.)
+    /// Whether the level was measured to be faster than those before it, on this processor. (SDOT was measured nowhere
+    /// yet. It runs where it is, because it takes fewer instructions.)
     fn is_worth_it(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", feature = "std"))]

@@ -133,6 +133,7 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
 #[cfg(test)]
 pub(super) mod testing {
     use crate::isa::avx512::Avx512;
+    pub(super) use crate::isa::digits::testing::numbers;
     use crate::level::Level;
 
     /// The proof of AVX-512, if it is here.
@@ -143,14 +144,6 @@ pub(super) mod testing {
         assert!(!attn_testing::is_demanded("avx512"));
         std::eprintln!("no AVX-512 here: nothing was compared");
         None
-    }
-
-    /// Numbers at random.
-    pub(in crate::isa) fn numbers(mut seed: u64) -> impl FnMut() -> u32 {
-        move || {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 40) as u32
-        }
     }
 }
 

@@ -5,6 +5,9 @@
 
 use attn_core::half::f16;
 
+#[cfg(all(test, any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri)))))]
+pub(super) mod testing;
+
 /// Numbers of a block of ggml's q8_0.
 pub(crate) const BLOCK: usize = 32;
 

@@ -178,26 +178,18 @@ mod tests {
 
     use super::*;
     use crate::isa::Order;
-    use crate::isa::digits;
+    use crate::isa::digits::{self, testing::numbers};
     use crate::isa::portable::Dotprod;
     use crate::level::Level;
 
-    /// Whether SDOT is here.
-    pub(super) fn is_here() -> bool {
-        if Level::by_name("dotprod").is_ok() {
-            return true;
+    /// The proof of SDOT, if it is here.
+    pub(super) fn dotprod() -> Option<Dotprod> {
+        if let Ok(Level::Dotprod(isa)) = Level::by_name("dotprod") {
+            return Some(isa);
         }
         assert!(!attn_testing::is_demanded("dotprod"));
         std::eprintln!("no SDOT here: nothing was compared");
-        false
-    }
-
-    /// Numbers that look random.
-    pub(super) fn numbers(mut state: u32) -> impl FnMut() -> u32 {
-        move || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state >> 8
-        }
+        None
     }
 
     /// Sums of bytes are those of plain Rust to the bit, those of blocks but for the last bits; odd scales are told.
@@ -252,7 +244,7 @@ mod tests {
                 assert!(near, "{R} rows, {D} digits, {columns} columns, {n}: {got} of {want}");
             }
         }
-        if !is_here() {
+        if dotprod().is_none() {
             return;
         }
         for columns in [4, 8, 12, 16, 20, 60, 64, 68, 128, 256] {

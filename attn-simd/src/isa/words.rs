@@ -272,7 +272,7 @@ unsafe fn write<const R: usize, const K: usize>(sums: __m256, unit: &[f32; R], s
 #[cfg(test)]
 mod testing {
     use crate::isa::avx2::Avx2;
-    pub(super) use crate::isa::bytes::testing::numbers;
+    pub(super) use crate::isa::digits::testing::numbers;
     use crate::level::Level;
 
     /// The proof of AVX2, if it is here.

@@ -200,10 +200,8 @@ unsafe fn sixteen<const R: usize, const FEW: bool>(
 
 #[cfg(test)]
 mod tests {
-    use std::vec::Vec;
-
     use super::*;
-    use crate::isa::digits;
+    use crate::isa::digits::testing::weights_and_sums_are_those_of_plain_rust;
     use crate::isa::words::testing;
 
     /// The integer of a weight.
@@ -212,75 +210,10 @@ mod tests {
         i32::from(i16::from_le_bytes([bytes[2 * value], bytes[2 * value + 1]])) + TAKEN
     }
 
-    /// Weights, their integers and sums of values, beside plain Rust.
     #[test]
     fn integers_and_sums_are_those_of_plain_rust() {
-        if testing::avx2().is_none() {
-            return;
-        }
-        let mut number = testing::numbers(5);
-        let data: Vec<i8> = (0..64 * 100).map(|n| if n % 7 == 3 { -128 } else { number() as i8 }).collect();
-        let values: [*const i8; 64] = core::array::from_fn(|n| data[n * 100..].as_ptr());
-        let rows: [[f32; 64]; 4] = core::array::from_fn(|r| core::array::from_fn(|_| (number() >> r) as f32 * 1e-7));
-        let scales: [f32; 64] = core::array::from_fn(|_| (number() % 99) as f32 / 64.0);
-        for len in [64, 1, 16, 17, 50, 63] {
-            // All of them, or all but one.
-            let [all, some] = [u64::MAX >> (64 - len), u64::MAX >> (64 - len) & !(1 << (len / 2))];
-            for scales in [None, Some(&scales)] {
-                for (row, odd) in rows.iter().flat_map(|row| [1.0, -1e-9, f32::NAN, f32::INFINITY].map(|x| (row, x))) {
-                    let mut row = *row;
-                    row[len / 2] *= odd;
-                    for seen in [all, some] {
-                        // SAFETY: the token proves AVX2.
-                        let most = unsafe { most_weight(&row, scales, seen) };
-                        assert_eq!(most, digits::most_weight(&row, scales, seen), "{len} {odd}");
-                    }
-                }
-            }
-            let (mut weights, mut wants) = ([Weights::ZERO; 4], [Weights::ZERO; 4]);
-            for (r, row) in rows.iter().enumerate() {
-                let mut scales = scales;
-                let seen = if r % 2 == 0 { all } else { some };
-                let most = digits::most_weight(row, (r > 1).then_some(&scales), all);
-                if r % 2 == 1 {
-                    scales[len / 2] = f32::NAN; // hidden
-                }
-                let (factor, scales) = (Weights::MOST / most.expect("weights"), (r > 1).then_some(&scales));
-                // SAFETY: the token proves AVX2.
-                unsafe { write_weights(row, factor, scales, seen, &mut weights[r]) };
-                digits::write_weights(row, factor, scales, seen, &mut wants[r]);
-                for n in 0..64 {
-                    let place = Weights::place(n / 4 * 4) + n % 4;
-                    let [high, low] = [0, 1].map(|digit| i32::from(wants[r].bytes[digit][place]));
-                    assert_eq!(integer(&weights[r], n), 256 * high + low, "{len}, row {r}, value {n}");
-                }
-            }
-            for bytes in [32, 24, 16, 8] {
-                let next = Next { row: 3, part: 1, parts: 3, step: 32 };
-                let of = Values { values: &values, len, at: 3, bytes, ahead: [0, 0], next };
-                check::<1, 1>(&of, &weights, &wants);
-                check::<2, 1>(&of, &weights, &wants);
-                check::<4, 1>(&of, &weights, &wants);
-                check::<1, 2>(&Values { at: 5, bytes: 64, ..of }, &weights, &wants);
-            }
-        }
-    }
-
-    fn check<const R: usize, const C: usize>(of: &Values<'_>, weights: &[Weights; 4], wants: &[Weights; 4]) {
-        let (weights, units) = (weights.first_chunk::<R>().expect("rows"), [0.25; R]);
-        let mut out: [[[MaybeUninit<[f32; MAX_LANES]>; 4]; R]; C] =
-            [[[MaybeUninit::new([f32::NAN; MAX_LANES]); 4]; R]; C];
-        // SAFETY: 100 bytes of each value; the token proves AVX2.
-        unsafe { weigh(of, (weights, &units), &mut out) };
-        for (c, r) in (0..C).flat_map(|c| (0..R).map(move |r| (c, r))) {
-            let (mut want, bytes) = ([0.0; 64], if C > 1 { 32 } else { of.bytes });
-            // SAFETY: the same.
-            unsafe { digits::weigh(&Values { at: of.at + 32 * c, bytes, ..*of }, &wants[r], units[r], &mut want) };
-            for n in 0..bytes {
-                // SAFETY: written above.
-                let got = unsafe { out[c][r][n / 8].assume_init() }[n % 8];
-                assert_eq!(got, want[n], "{R} rows, {C} times, row {r}, byte {n} of {bytes}");
-            }
+        if let Some(isa) = testing::avx2() {
+            weights_and_sums_are_those_of_plain_rust(isa, integer);
         }
     }
 }

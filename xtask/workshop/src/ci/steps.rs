@@ -21,41 +21,29 @@ use crate::need::{MSRV, NIGHTLY, Need};
 const OVERFLOW: &str = "profile.dev.package.attn-simd.overflow-checks=true";
 const ASSERTIONS: &str = "profile.dev.package.attn-simd.debug-assertions=true";
 
-/// Tests of the libraries on 64-bit Arm.
-const ARM_TESTS: [&str; 16] = [
-    "test",
-    "-p",
-    "attn-core",
-    "-p",
-    "attn-simd",
-    "--lib",
-    "--tests",
-    "--target",
-    "aarch64-unknown-linux-musl",
-    "--config",
-    OVERFLOW,
-    "--config",
-    ASSERTIONS,
-    "--",
-    "--test-threads=1",
-    "--skip=amx_kernel",
-];
-
-/// Those of them that decode over bytes, and a few of other calls, by the same build.
-const ARM_TESTS_OF_BYTES: [&str; 24] = {
-    let mut all = [""; 24];
-    let mut n = 0;
-    while n < ARM_TESTS.len() {
-        all[n] = ARM_TESTS[n];
-        n += 1;
-    }
-    let some = ["dotprod", "quantized::", "stored::", "beside::", "guard::packed", "level::", "small::", "explan"];
-    while n < all.len() {
-        all[n] = some[n - ARM_TESTS.len()];
-        n += 1;
-    }
-    all
-};
+/// The tests of core and simd for a target, with the checks of [`OVERFLOW`] and [`ASSERTIONS`], and then arguments of
+/// the test programs.
+macro_rules! tests_for {
+    ($target:literal, $($argument:literal),*) => {
+        cargo(&[
+            "test",
+            "-p",
+            "attn-core",
+            "-p",
+            "attn-simd",
+            "--lib",
+            "--tests",
+            "--target",
+            $target,
+            "--config",
+            OVERFLOW,
+            "--config",
+            ASSERTIONS,
+            "--",
+            $($argument),*
+        ])
+    };
+}
 
 /// All steps.
 pub(super) const STEPS: &[Step] = &[
@@ -453,15 +441,28 @@ pub(super) const STEPS: &[Step] = &[
             Need::Program("qemu-aarch64-static", "qemu-user-static"),
         ],
         runs: &[
-            cargo(&ARM_TESTS).with(&[
+            tests_for!("aarch64-unknown-linux-musl", "--test-threads=1", "--skip=amx_kernel").with(&[
                 ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
                 ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a53"),
                 ("ATTN_EXPECT_LEVEL", "portable"),
                 ("ATTN_TEST_LEVELS", "portable"),
                 ("ATTN_EMULATED", "1"),
             ]),
-            // The same programs: what a processor with SDOT computes in another way, decoding over bytes.
-            cargo(&ARM_TESTS_OF_BYTES).with(&[
+            // The same programs: decoding over bytes, which SDOT computes in another way, and a few other calls.
+            tests_for!(
+                "aarch64-unknown-linux-musl",
+                "--test-threads=1",
+                "--skip=amx_kernel",
+                "dotprod",
+                "quantized::",
+                "stored::",
+                "beside::",
+                "guard::packed",
+                "level::",
+                "small::",
+                "explan"
+            )
+            .with(&[
                 ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
                 ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64-static -cpu cortex-a76"),
                 ("ATTN_EXPECT_LEVEL", "dotprod"),
@@ -476,26 +477,8 @@ pub(super) const STEPS: &[Step] = &[
         minutes: 15,
         one_core: true,
         needs: &[Need::Target("wasm32-wasip1"), Need::Program("node", "nodejs")],
-        runs: &[cargo(&[
-            "test",
-            "-p",
-            "attn-core",
-            "-p",
-            "attn-simd",
-            "--lib",
-            "--tests",
-            "--target",
-            "wasm32-wasip1",
-            "--config",
-            OVERFLOW,
-            "--config",
-            ASSERTIONS,
-            "--",
-            "--skip",
-            "amx_kernel",
-            "--no-capture", // a panic ends the program there, and with it what was captured
-        ])
-        .with(&[
+        // Not captured: a panic ends the program there, and with it what was captured.
+        runs: &[tests_for!("wasm32-wasip1", "--skip=amx_kernel", "--no-capture").with(&[
             (
                 "CARGO_TARGET_WASM32_WASIP1_RUNNER",
                 "node --no-warnings --single-threaded {root}/xtask/workshop/src/ci/wasi.mjs",
