@@ -98,12 +98,14 @@ pub struct Kernel {
 }
 
 /// The rows that are of interest in other number types and precisions, in each of them: `NAME-bf16`, `NAME-f32-fast`
-/// and so on. `Precision::Fast` is another kernel on AMX and AVX512_BF16 only, and none of a backward call.
+/// and so on. `Precision::Fast` is another kernel on AMX and AVX512_BF16 only, and for gradients only those of bf16.
 ///
 /// ```
 /// use attn_bench::kernels::{SHAPES, parse, types};
 /// let rows = types(&parse(SHAPES).unwrap());
 /// assert!(rows.iter().any(|kernel| kernel.name == "pf2048d64-bf16-fast" && kernel.fast));
+/// assert!(rows.iter().any(|kernel| kernel.name == "bwd2048d64-bf16-fast"));
+/// assert!(!rows.iter().any(|kernel| kernel.name == "bwd2048d64-f32-fast"));
 /// ```
 pub fn types(rows: &[Kernel]) -> Vec<Kernel> {
     let ways = [
@@ -115,7 +117,7 @@ pub fn types(rows: &[Kernel]) -> Vec<Kernel> {
         (Number::Bf16, true),
     ];
     let all = rows.iter().filter(|row| row.types).flat_map(|row| ways.map(|way| (row, way)));
-    let all = all.filter(|(row, (_, fast))| !(*fast && row.what == What::Backward));
+    let all = all.filter(|(row, (number, fast))| !fast || row.what != What::Backward || *number == Number::Bf16);
     all.map(|(row, (number, fast))| Kernel {
         name: format!("{}-{number}{}", row.name, if fast { "-fast" } else { "" }),
         number,
