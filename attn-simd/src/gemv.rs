@@ -69,7 +69,8 @@ pub(crate) trait Stored: Copy + Default + Send + Sync + 'static {
     /// # Safety
     /// The row is valid for reading [`elements`](Self::elements) for these numbers.
     unsafe fn load<I: Isa>(isa: I, row: *const Self, from: usize) -> I::F;
-    /// Whether two vectors in one block are widened [together](Self::load_two) in fewer instructions.
+    /// Whether two vectors are widened [together](Self::load_two) in fewer instructions. Those of a format with blocks
+    /// are in one.
     const TOGETHER: bool = false;
     /// Widens `2·LANES` numbers of a row, from a multiple of as many on.
     ///

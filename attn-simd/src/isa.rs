@@ -325,6 +325,15 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         // SAFETY: the caller vouches for as many elements.
         self.load(&fallback::load_e4m3(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
     }
+    /// The same of `2·LANES` numbers.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `2·LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_two_e4m3_ptr(self, src: *const u8) -> [Self::F; 2] {
+        // SAFETY: the caller vouches for as many bytes.
+        unsafe { [self.load_e4m3_ptr(src), self.load_e4m3_ptr(src.add(Self::LANES))] }
+    }
     /// Widens `LANES` numbers in e5m2 at any address; exact.
     ///
     /// # Safety
@@ -333,6 +342,15 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     unsafe fn load_e5m2_ptr(self, src: *const u8) -> Self::F {
         // SAFETY: the caller vouches for as many elements.
         self.load(&fallback::load_e5m2(unsafe { core::slice::from_raw_parts(src, Self::LANES) }))
+    }
+    /// The same of `2·LANES` numbers.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `2·LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_two_e5m2_ptr(self, src: *const u8) -> [Self::F; 2] {
+        // SAFETY: the caller vouches for as many bytes.
+        unsafe { [self.load_e5m2_ptr(src), self.load_e5m2_ptr(src.add(Self::LANES))] }
     }
 
     /// The most digits of integers whose products with bytes are faster than those of floats: 3 of any precision, 2

@@ -288,43 +288,71 @@ unsafe fn keys_of<I: Isa, T: Stored, const R: usize, const K: usize>(
 ) -> [[I::F; K]; R] {
     let mut acc = [[isa.splat(0.0); K]; R];
     let (lanes, vectors) = const { (I::LANES * I::WORD, in_line::<T>(I::LANES * I::WORD)) };
-    for from in some.clone().step_by(vectors * lanes) {
+    let at_once = const { if T::TOGETHER { 2 } else { 1 } };
+    let whole = some.end - some.len() % (at_once * lanes);
+    for from in (some.start..whole).step_by(vectors * lanes) {
         for k in 0..K {
             requests.prefetch::<I, T, R>(isa, key[k].wrapping_add(T::elements(from)).cast::<u8>());
         }
         // The fence keeps the prefetches here: in a burst they would fill the buffers, and the processor would drop the
         // rest.
         compiler_fence(Ordering::SeqCst);
-        for v in (0..vectors).step_by(const { if T::TOGETHER { 2 } else { 1 } }) {
+        for v in (0..vectors).step_by(at_once) {
             let c = from + v * lanes;
-            if c >= some.end {
+            if c >= whole {
                 break;
             }
-            // SAFETY: the caller vouches for the columns. Blocks are two vectors or more.
+            // SAFETY: the caller vouches for the columns.
             unsafe {
                 // A loop: the closure of `from_fn` may be compiled by itself, without the level's instructions.
-                let mut words = [[isa.splat(0.0); 2]; K];
+                let mut words = [[isa.splat(0.0); K]; 2];
                 for k in 0..K {
                     if const { T::TOGETHER } {
-                        words[k] = T::load_two(isa, key[k], c);
+                        [words[0][k], words[1][k]] = T::load_two(isa, key[k], c);
                     } else {
-                        words[k][0] = T::load_words(isa, key[k], c);
+                        words[0][k] = T::load_words(isa, key[k], c);
                     }
                 }
-                for n in 0..const { if T::TOGETHER { 2 } else { 1 } } {
-                    let c = c + n * lanes;
-                    for r in 0..R {
-                        let x = match held {
-                            Some(held) => held[(r * columns + c) / lanes % HELD],
-                            None => isa.load_ptr(q.add((r * columns + c) / I::WORD)),
-                        };
-                        for k in 0..K {
-                            acc[r][k] = isa.step(x, words[k][n], acc[r][k]);
-                        }
-                    }
+                for n in 0..at_once {
+                    add_vector::<I, R, K>(isa, (q, held), (columns, c + n * lanes), words[n], &mut acc);
                 }
             }
         }
     }
+    // What is left over of two vectors; blocks have none.
+    if const { T::TOGETHER } && whole < some.end {
+        let mut words = [isa.splat(0.0); K];
+        // SAFETY: the caller vouches for the columns.
+        unsafe {
+            for k in 0..K {
+                words[k] = T::load(isa, key[k], whole);
+            }
+            add_vector::<I, R, K>(isa, (q, held), (columns, whole), words, &mut acc);
+        }
+    }
     acc
+}
+
+/// `acc[r][k] += q[r][c…]·words[k]`, a vector from column `c` on.
+///
+/// # Safety
+/// The vector is one of R readable rows of queries, `columns / WORD` floats apart.
+#[inline(always)]
+unsafe fn add_vector<I: Isa, const R: usize, const K: usize>(
+    isa: I,
+    (q, held): Queries<I::F>,
+    (columns, c): (usize, usize),
+    words: [I::F; K],
+    acc: &mut [[I::F; K]; R],
+) {
+    for r in 0..R {
+        let x = match held {
+            Some(held) => held[(r * columns + c) / (I::LANES * I::WORD) % HELD],
+            // SAFETY: the caller vouches for the vector.
+            None => unsafe { isa.load_ptr(q.add((r * columns + c) / I::WORD)) },
+        };
+        for k in 0..K {
+            acc[r][k] = isa.step(x, words[k], acc[r][k]);
+        }
+    }
 }

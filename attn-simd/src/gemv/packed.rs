@@ -120,8 +120,8 @@ macro_rules! packed {
 packed! {
     Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0 => Integers::Blocks;
     Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0, load_two_q4_0;
-    E4m3, E4m3, "OCP's e4m3fn.", load_e4m3;
-    E5m2, E5m2, "OCP's e5m2.", load_e5m2;
+    E4m3, E4m3, "OCP's e4m3fn.", load_e4m3, load_two_e4m3;
+    E5m2, E5m2, "OCP's e5m2.", load_e5m2, load_two_e5m2;
     F16, F16, "Half precision at any address.", load_f16;
     Bf16, Bf16, "bfloat16 at any address.", load_bf16;
 }
@@ -183,11 +183,27 @@ unsafe fn load_e4m3<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
 }
 
 /// # Safety
+/// As [`Stored::load_two`].
+#[inline(always)]
+unsafe fn load_two_e4m3<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
+    // SAFETY: the caller vouches for the numbers.
+    unsafe { isa.load_two_e4m3_ptr(row.add(c)) }
+}
+
+/// # Safety
 /// As [`Stored::load`].
 #[inline(always)]
 unsafe fn load_e5m2<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
     // SAFETY: the caller vouches for the numbers.
     unsafe { isa.load_e5m2_ptr(row.add(c)) }
+}
+
+/// # Safety
+/// As [`Stored::load_two`].
+#[inline(always)]
+unsafe fn load_two_e5m2<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
+    // SAFETY: the caller vouches for the numbers.
+    unsafe { isa.load_two_e5m2_ptr(row.add(c)) }
 }
 
 /// # Safety

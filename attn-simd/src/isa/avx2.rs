@@ -113,18 +113,30 @@ impl Isa for Avx2 {
             _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
         };
         load_e4m3_ptr(src: *const u8) -> __m256 = {
-            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
-            // sign fill the bits above the code, down to its place. The largest code is NaN.
+            // As below, of half as many.
             let bits = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(src.cast())));
-            let bits = _mm_and_si128(bits, _mm_set1_epi16(!0x4000));
-            let largest = _mm_set1_epi16(0x7f << 7);
-            let nan = _mm_cmpeq_epi16(_mm_and_si128(bits, largest), largest);
-            let bits = _mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-            _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0))
+            let nan = _mm_and_si128(_mm_add_epi16(bits, _mm_set1_epi16(0x80)), _mm_set1_epi16(0x4000));
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm_xor_si128(bits, nan)), _mm256_set1_ps(256.0))
+        };
+        load_two_e4m3_ptr(src: *const u8) -> [__m256; 2] = {
+            // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
+            // sign fill the two bits above the code. Adding 1 to it carries into the lower one: of the largest code,
+            // NaN, if it is positive, and of all others if it is negative. So that bit is set for NaN alone, whose
+            // exponent is the largest then.
+            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(src.cast())));
+            let nan = _mm256_and_si256(_mm256_add_epi16(bits, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0x4000));
+            let bits = _mm256_xor_si256(bits, nan);
+            let (low, high) = (_mm256_castsi256_si128(bits), _mm256_extracti128_si256::<1>(bits));
+            let bias = _mm256_set1_ps(256.0);
+            [_mm256_mul_ps(_mm256_cvtph_ps(low), bias), _mm256_mul_ps(_mm256_cvtph_ps(high), bias)]
         };
         load_e5m2_ptr(src: *const u8) -> __m256 = {
             // The byte is the upper one of an f16.
             _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(src.cast()))))
+        };
+        load_two_e5m2_ptr(src: *const u8) -> [__m256; 2] = {
+            let bits = _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast())));
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(bits))]
         };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
             // As in AVX-512: lane 0 holds row r, lane 1 row r + 4, columns 4g..4g+4; then 4×4 inside lanes.

@@ -120,18 +120,30 @@ impl Isa for Avx512 {
             [_mm512_permutexvar_ps(bytes, numbers), _mm512_permutexvar_ps(upper, numbers)]
         };
         load_e4m3_ptr(src: *const u8) -> __m512 = {
+            // As below, of half as many.
+            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(src.cast())));
+            let nan = _mm256_and_si256(_mm256_add_epi16(bits, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0x4000));
+            _mm512_mul_ps(_mm512_cvtph_ps(_mm256_xor_si256(bits, nan)), _mm512_set1_ps(256.0))
+        };
+        load_two_e4m3_ptr(src: *const u8) -> [__m512; 2] = {
             // Reads the number as an f16 of the same exponent and mantissa, whose bias is larger by 8. Copies of the
-            // sign fill the bits above the code, down to its place. The largest code is NaN.
-            let codes = _mm_loadu_si128(src.cast());
-            let nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
-            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
-            let bits = _mm256_and_si256(bits, _mm256_set1_epi16(!0x4000));
-            let bits = _mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7e00));
-            _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0))
+            // sign fill the two bits above the code. Adding 1 to it carries into the lower one: of the largest code,
+            // NaN, if it is positive, and of all others if it is negative. So that bit is set for NaN alone, whose
+            // exponent is the largest then.
+            let bits = _mm512_slli_epi16::<7>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(src.cast())));
+            let nan = _mm512_and_si512(_mm512_add_epi16(bits, _mm512_set1_epi16(0x80)), _mm512_set1_epi16(0x4000));
+            let bits = _mm512_xor_si512(bits, nan);
+            let (low, high) = (_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64::<1>(bits));
+            let bias = _mm512_set1_ps(256.0);
+            [_mm512_mul_ps(_mm512_cvtph_ps(low), bias), _mm512_mul_ps(_mm512_cvtph_ps(high), bias)]
         };
         load_e5m2_ptr(src: *const u8) -> __m512 = {
             // The byte is the upper one of an f16.
             _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(src.cast()))))
+        };
+        load_two_e5m2_ptr(src: *const u8) -> [__m512; 2] = {
+            let bits = _mm512_slli_epi16::<8>(_mm512_cvtepu8_epi16(_mm256_loadu_si256(src.cast())));
+            [_mm512_cvtph_ps(_mm512_castsi512_si256(bits)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(bits))]
         };
         transpose_ptr(src: *const f32, src_stride: isize, dst: *mut f32, dst_stride: isize) = {
             // Four quarter-rows at a time: register (g, r) holds columns 4g..4g+4 of the rows r, r+4, r+8, r+12, one

@@ -42,6 +42,11 @@ fn as_exact_as_on_the_decoded_numbers() {
             check::<f16>(level, shape((2, 4, 1, 2, 70, 32, 96)), [format, Format::Q8_0], ScaleOf::Token);
             check::<bf16>(level, shape((1, 4, 2, 3, 63, 32, 32)), [Format::Q4_0, format], ScaleOf::Head);
         }
+        // Odd numbers of vectors of 8 or 16 lanes, where two are widened together.
+        for (dim, wide) in [(40, 24), (48, 80), (8, 16), (16, 8)] {
+            check::<f32>(level, shape((1, 4, 2, 1, 70, dim, wide)), [Format::E4m3; 2], ScaleOf::Head);
+            check::<f32>(level, shape((1, 2, 2, 1, 70, dim, wide)), [Format::E5m2; 2], ScaleOf::Token);
+        }
         // Columns that fill no vector.
         check::<f32>(level, shape((1, 4, 2, 3, 130, 23, 7)), [Format::E4m3, Format::E5m2], ScaleOf::Token);
     }

@@ -144,9 +144,10 @@ const BOOTS: &[Boot] = &[
         name: "isa",
         tests: Tests::Unit,
         levels: "amx",
-        filters: &["isa::"],
+        filters: &["isa::", "gemv::packed::"],
         but: &[],
         among: &[
+            "gemv::packed::tests::numbers_are_those_of_the_core_at_every_level",
             "isa::amx::tests::the_processor_computes_what_the_model_says",
             "isa::amx::permission::tests::a_refused_permission_is_an_answer",
             "isa::amx::permission::tests::small_signal_stacks_and_the_permission_exclude_each_other",
