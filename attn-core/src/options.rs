@@ -86,19 +86,24 @@ pub enum Precision {
     /// and of both, 32 to 131 072 keys; `eta ≤ 6u(2 + S)` for random magnitudes. Inputs that we chose to err stay
     /// within 12u(2 + S): a value beside hundreds that each are half a unit of its last place. A half output is the
     /// exact result rounded once, but for about one element in a hundred that lies beside the middle of two: its root
-    /// mean square error is within 1.05 of correct rounding. Gradients have the bound of f32 before they are rounded to
-    /// their type; of bf16 into bf16 on AMX, `eta` may be 2⁻¹⁶ more. The lse is within `4u(2 + S + |lse|)`. Over int8
-    /// and q8_0 keys some kernels round queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    /// mean square error is within 1.05 of correct rounding. The lse is within `4u(2 + S + |lse|)`. Over int8 and q8_0
+    /// keys some kernels round queries: [`QuantizedView`](crate::int8::QuantizedView) says what `S` is there.
+    ///
+    /// Gradients are within `6u(2 + S)` before they are rounded to their type, and within `n·u/32` more if they are
+    /// sums over `n` queries or keys. The kernels add these up one by one, so that equal terms drift; random ones do
+    /// not. Of bf16 into bf16 on AMX, `eta` may be 2⁻¹⁶ more.
     #[default]
     Exact,
     /// Fewer products where a stated error is enough, whatever the number of keys. An f32 output, of inputs of any
     /// type, has `eta ≤ 2⁻¹⁶(1 + S)`. The root mean square error of a half output is within 1.4 of correct rounding
     /// (over many numbers; a small call may exceed it, and bf16 reaches 1.7 where a key without value, a sink, takes
     /// much of the weight), where peers' flash kernels are. The lse is as coarse as the weights it sums: from bf16 into
-    /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Gradients of bf16 may round each weight and each gradient of a
-    /// score to bf16 before they add it up: `eta ≤ 2⁻⁸` besides the bound of f32. Decoding over int8 and q8_0 rounds
-    /// queries and weights to 16 bits on AVX-512, AVX2 and Arm with SDOT, if heads share keys:
-    /// [`QuantizedView`](crate::int8::QuantizedView) says what outputs and lse may be off by.
+    /// bf16 it is off by up to 2⁻⁷, else by 2⁻¹⁶(1 + S). Decoding over int8 and q8_0 rounds queries and weights to 16
+    /// bits on AVX-512, AVX2 and Arm with SDOT, if heads share keys: [`QuantizedView`](crate::int8::QuantizedView) says
+    /// what outputs and lse may be off by.
+    ///
+    /// Gradients of bf16 may round each weight and each gradient of a score to bf16 before they add it up: `eta ≤ 2⁻⁸`
+    /// besides the bound of `Exact`. An lse from a call under `Fast` adds its own error, a share of every weight.
     Fast,
 }
 
@@ -187,7 +192,8 @@ impl<'a, M: Mods> Attention<'a, M> {
     /// when it is prefilled, at the same instruction-set level. Kernels that are faster for many queries at once are
     /// then not used.
     ///
-    /// Without it, which kernel runs may depend on the number of queries, and results differ by rounding.
+    /// Without it, which kernel runs may depend on the number of queries, and results differ by rounding. Of gradients
+    /// it promises nothing: their bits never depend on threads or strides, but on the number of queries.
     pub const fn reproducible(mut self) -> Self {
         self.reproducible = true;
         self

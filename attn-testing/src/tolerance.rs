@@ -66,6 +66,9 @@ pub const GRADIENT_ETA: Entry = Entry {
              attn-simd --test it backward_random`)",
 };
 
+/// `eta` of a gradient for each row, or key, that it is a sum over, besides [`GRADIENT_ETA`].
+pub const GRADIENT_DRIFT: f64 = U32 / 32.0;
+
 /// `eta` of a gradient of bf16 under `Precision::Fast`, besides [`GRADIENT_ETA`]: half a unit of the 8 bits of each
 /// weight and of each gradient of a score.
 pub const FAST_GRADIENT: f64 = 1.0 / 256.0;

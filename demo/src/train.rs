@@ -30,7 +30,7 @@ use candle_core::Tensor;
 use candle_nn::loss::cross_entropy;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, From};
 use model::Gpt;
 use optimiser::AdamW;
 use text::Text;
@@ -76,10 +76,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let gpt = Gpt::new(text.letters().len(), args.context)?;
     let mut optimiser = AdamW::new(gpt.variables())?;
     let mut done = Checkpoint::default();
+    let from = From { text: &text, pieces: [args.batch, args.context] };
     if args.fresh || !path.exists() {
         torch::write(&args.out, &gpt, &text, [args.steps, args.batch, args.context])?;
     } else {
-        done = Checkpoint::read(&path, &gpt, &mut optimiser, &text)?;
+        done = Checkpoint::read(&path, &gpt, &mut optimiser, from)?;
         println!("goes on after step {} of {}", done.losses.len(), path.display());
     }
 
@@ -103,11 +104,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bar.set_message(format!("loss {:.4}", done.losses[step]));
         bar.inc(1);
         if (step + 1) % KEPT_EVERY == 0 {
-            done.write(&path, &gpt, &optimiser, &text)?;
+            done.write(&path, &gpt, &optimiser, from)?;
         }
     }
     bar.finish_and_clear();
-    done.write(&path, &gpt, &optimiser, &text)?;
+    done.write(&path, &gpt, &optimiser, from)?;
     report(args, &done)?;
     if args.sample > 0 {
         println!("\n{}", sample::text(&gpt, &text, args.sample)?);
@@ -138,16 +139,17 @@ fn report(args: &Args, done: &Checkpoint) -> Result<()> {
         return Ok(());
     };
     let theirs = torch::train(python, &args.out, args.steps)?;
+    let both = done.losses.len().min(theirs.losses.len());
     let apart = |steps: usize| {
         let pairs = done.losses.iter().zip(&theirs.losses).take(steps);
         pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
     };
     println!(
-        "torch: loss {:.4}; {:.0} ms a step; largest difference {:.1e} in the first 100 steps, {:.1e} in all",
+        "torch: loss {:.4}; {:.0} ms a step; largest difference {:.1e} in the first 100 steps, {:.1e} in all {both}",
         theirs.losses.last().copied().unwrap_or(f32::NAN),
         middle(&theirs.times),
         apart(100),
-        apart(args.steps)
+        apart(both)
     );
     plot::draw(&picture, &[plot::Curve { name: "torch", losses: &theirs.losses }, ours])?;
     println!("picture: {}", picture.display());

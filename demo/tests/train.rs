@@ -39,6 +39,12 @@ fn a_run_that_goes_on_is_one_that_did_not_end() {
     let picture = std::fs::read_to_string(parts.join("loss.svg")).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("attn-candle") && picture.contains("<polyline"));
 
+    // A run of other pieces is another training.
+    let other = ["train", "--steps", "14", "--batch", "3", "--context", "32", "--sample", "0", "--out"];
+    let output = Command::new(env!("CARGO_BIN_EXE_attn-demo")).args(other).arg(&parts).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("pieces of other sizes"), "{text}");
+
     // Begun anew, it begins where the first one did.
     assert_eq!(train(&parts, 2, &["--sample", "0", "--fresh"]).0, losses[..2]);
     let _ = (std::fs::remove_dir_all(whole), std::fs::remove_dir_all(parts));

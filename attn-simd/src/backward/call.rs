@@ -36,9 +36,9 @@ impl Call<'_> {
         self.0.layout.parts
     }
 
-    /// Floats of `dq` of a part. Those of part `n` follow on those of part `n − 1`.
+    /// Floats of `dq` of a part; 0 if there is no such part. Those of part `n` follow on those of part `n − 1`.
     pub fn dq_len(&self, part: usize) -> usize {
-        self.0.dq_len(part)
+        if part < self.parts() { self.0.dq_len(part) } else { 0 }
     }
 
     /// Lines of the sums of `dk` and `dv` of a part, and of a head.

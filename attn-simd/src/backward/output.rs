@@ -168,7 +168,8 @@ fn is_middle_f16(x: f32) -> bool {
     among_small | (x.to_bits() & 0x1fff == 0x1000)
 }
 
-/// `dsink = −Σ p_sink·δ` over the rows of a head, in order.
+/// `dsink = −Σ p_sink·δ` over the rows of a head, in order, but for rows that see nothing: without a sink their lse is
+/// −∞, as a sink that is none.
 pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
     to.fill(0.0);
     let (shape, Some(sinks)) = (&job.forward.shape, job.forward.sinks) else { return };
@@ -177,6 +178,9 @@ pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
         for head in 0..q_heads {
             for query in 0..q_len {
                 let lse = f64::from(job.lse[shape.row(b, head, query)]);
+                if lse == f64::NEG_INFINITY {
+                    continue;
+                }
                 let product = |channel: usize| {
                     let at = [b, head, query, channel];
                     product(job.out.at(at), job.dy.at(at))

@@ -3,6 +3,7 @@
 mod amx_kernel;
 mod backward;
 mod backward_eta;
+mod backward_long;
 mod backward_random;
 mod beside;
 mod boxed;

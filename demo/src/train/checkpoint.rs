@@ -21,7 +21,7 @@ pub(super) struct Checkpoint {
 
 impl Checkpoint {
     /// Writes a new file, then puts it in the place of the old one: an interrupted run leaves a whole one.
-    pub(super) fn write(&self, path: &Path, gpt: &Gpt, optimiser: &AdamW, text: &Text) -> Result<()> {
+    pub(super) fn write(&self, path: &Path, gpt: &Gpt, optimiser: &AdamW, from: From<'_>) -> Result<()> {
         let mut tensors = HashMap::new();
         for ((name, var), [mean, square]) in gpt.named().iter().zip(&optimiser.moments) {
             tensors.insert(format!("weight.{name}"), var.as_tensor().clone());
@@ -31,18 +31,23 @@ impl Checkpoint {
         let numbers = |numbers: &[f32]| Tensor::new(numbers, &Device::Cpu);
         tensors.insert("losses".to_owned(), numbers(&self.losses)?);
         tensors.insert("times".to_owned(), numbers(&self.times)?);
-        tensors.insert("letters".to_owned(), letters(text)?);
+        tensors.insert("letters".to_owned(), from.letters()?);
+        tensors.insert("pieces".to_owned(), from.pieces()?);
         let new = path.with_extension("new");
         safetensors::save(&tensors, &new)?;
         std::fs::rename(&new, path).with_context(|| path.display().to_string())
     }
 
     /// Reads a file into the model and the optimiser.
-    pub(super) fn read(path: &Path, gpt: &Gpt, optimiser: &mut AdamW, text: &Text) -> Result<Self> {
+    pub(super) fn read(path: &Path, gpt: &Gpt, optimiser: &mut AdamW, from: From<'_>) -> Result<Self> {
         let tensors = safetensors::load(path, &Device::Cpu).with_context(|| path.display().to_string())?;
         let tensor = |name: &str| tensors.get(name).with_context(|| format!("{} lacks {name}", path.display()));
-        let same = tensor("letters")?.to_vec1::<u32>()? == letters(text)?.to_vec1::<u32>()?;
-        ensure!(same, "{} is of a text with other letters; --fresh begins anew", path.display());
+        let same = |name: &str, now: Tensor| Ok::<_, anyhow::Error>(tensor(name)?.to_vec1::<u32>()? == now.to_vec1()?);
+        ensure!(
+            same("letters", from.letters()?)? && same("pieces", from.pieces()?)?,
+            "{} learned another text, or pieces of other sizes; --fresh begins anew",
+            path.display()
+        );
         for ((name, var), moments) in gpt.named().iter().zip(&mut optimiser.moments) {
             var.set(tensor(&format!("weight.{name}"))?)?;
             *moments = [tensor(&format!("mean.{name}"))?.clone(), tensor(&format!("square.{name}"))?.clone()];
@@ -53,6 +58,23 @@ impl Checkpoint {
     }
 }
 
-fn letters(text: &Text) -> Result<Tensor> {
-    Ok(Tensor::from_iter(text.letters().iter().map(|&letter| u32::from(letter)), &Device::Cpu)?)
+/// What a run learns from.
+#[derive(Clone, Copy)]
+pub(super) struct From<'a> {
+    pub(super) text: &'a Text,
+    /// Pieces of a step, and letters of a piece.
+    pub(super) pieces: [usize; 2],
+}
+
+impl From<'_> {
+    fn letters(&self) -> Result<Tensor> {
+        let letters = self.text.letters().iter().map(|&letter| u32::from(letter));
+        Ok(Tensor::from_iter(letters, &Device::Cpu)?)
+    }
+
+    /// The sizes of the pieces, and of the text that they are cut from.
+    fn pieces(&self) -> Result<Tensor> {
+        let [batch, context] = self.pieces;
+        Ok(Tensor::from_iter([batch, context, self.text.len()].map(|n| n as u32), &Device::Cpu)?)
+    }
 }
