@@ -34,7 +34,7 @@ fn cases() -> impl Strategy<Value = Case> {
 pub fn random_calls_match_the_reference<E: Engine>(engine: &E) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = if crate::is_emulated() { 32 } else { 96 };
+        config.cases = if crate::is_emulated() { 16 } else { 96 };
     }
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, rng);

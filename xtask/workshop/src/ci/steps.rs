@@ -433,7 +433,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "aarch64",
         proves: "core and simd are right on 64-bit Arm, whose NEON the portable level uses, and with SDOT",
-        minutes: 25,
+        minutes: 35,
         one_core: true,
         needs: &[
             Need::Linux,
