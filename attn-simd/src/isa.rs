@@ -306,6 +306,15 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         // SAFETY: the caller vouches for as many elements.
         self.load(&fallback::load_nibbles(unsafe { core::slice::from_raw_parts(src, Self::LANES) }, shift))
     }
+    /// The same of `2·LANES` bytes.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `2·LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_nibbles_twice_ptr(self, src: *const u8, shift: i32) -> [Self::F; 2] {
+        // SAFETY: the caller vouches for as many bytes.
+        unsafe { [self.load_nibbles_ptr(src, shift), self.load_nibbles_ptr(src.add(Self::LANES), shift)] }
+    }
     /// The lower four bits of each of `LANES` bytes at any address, and then the upper ones: less 8, times a scale.
     ///
     /// # Safety

@@ -118,7 +118,7 @@ macro_rules! packed {
     )*};
 }
 packed! {
-    Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0 => Integers::Blocks;
+    Q8, Q8_0, "ggml's blocks of 32 int8.", load_q8_0, load_two_q8_0 => Integers::Blocks;
     Q4, Q4_0, "ggml's blocks of 32 numbers of four bits.", load_q4_0, load_two_q4_0;
     E4m3, E4m3, "OCP's e4m3fn.", load_e4m3, load_two_e4m3;
     E5m2, E5m2, "OCP's e5m2.", load_e5m2, load_two_e5m2;
@@ -149,6 +149,18 @@ unsafe fn load_q8_0<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
 }
 
 /// # Safety
+/// As [`Stored::load_two`].
+#[inline(always)]
+unsafe fn load_two_q8_0<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
+    // SAFETY: two vectors are in one block, whose size theirs divides.
+    unsafe {
+        let block = row.add(c / 32 * 34);
+        let (scale, numbers) = (scale(isa, block), block.add(2 + c % 32).cast());
+        [isa.mul(scale, isa.load_i8_ptr(numbers)), isa.mul(scale, isa.load_i8_ptr(numbers.add(I::LANES)))]
+    }
+}
+
+/// # Safety
 /// As [`Stored::load`].
 #[inline(always)]
 unsafe fn load_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
@@ -163,13 +175,16 @@ unsafe fn load_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> I::F {
 /// As [`Stored::load_two`].
 #[inline(always)]
 unsafe fn load_two_q4_0<I: Isa>(isa: I, row: *const u8, c: usize) -> [I::F; 2] {
-    // SAFETY: two vectors of sixteen lanes are a block, of a scale and sixteen bytes.
+    // SAFETY: two vectors of sixteen lanes are a block, of a scale and sixteen bytes. Two shorter ones are the lower
+    // halves of some of these bytes, or the upper ones.
     unsafe {
+        let block = row.add(c / 32 * 18);
+        let scale = scale(isa, block);
         if const { I::LANES == 16 } {
-            let block = row.add(c / 32 * 18);
-            isa.load_two_nibbles_ptr(block.add(2), scale(isa, block))
+            isa.load_two_nibbles_ptr(block.add(2), scale)
         } else {
-            [load_q4_0(isa, row, c), load_q4_0(isa, row, c + I::LANES)]
+            let [a, b] = isa.load_nibbles_twice_ptr(block.add(2 + c % 16), (c % 32 / 16 * 4) as i32);
+            [isa.mul(scale, a), isa.mul(scale, b)]
         }
     }
 }

@@ -112,6 +112,12 @@ impl Isa for Avx2 {
             let codes = _mm256_and_si256(_mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift)), _mm256_set1_epi32(15));
             _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
         };
+        load_nibbles_twice_ptr(src: *const u8, shift: i32) -> [__m256; 2] = {
+            let codes = _mm_srl_epi16(_mm_loadu_si128(src.cast()), _mm_cvtsi32_si128(shift));
+            let numbers = _mm_sub_epi8(_mm_and_si128(codes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+            let first = _mm256_cvtepi8_epi32(numbers);
+            [_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(numbers)))]
+        };
         load_e4m3_ptr(src: *const u8) -> __m256 = {
             // As below, of half as many.
             let bits = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(src.cast())));
