@@ -87,10 +87,10 @@ mod tests {
     fn heads_give_the_same_bits_together() {
         fn check<T: Stored>(level: Level, number: fn(f32) -> T) {
             let sizes = [(1, 8, 8, 128), (1, 3, 5, 64), (2, 5, 5, 48), (3, 8, 16, 64), (4, 8, 8, 128), (8, 4, 8, 32)];
-            // Miri takes hundreds of times as long, and looks for something else.
-            for &(rows, count, of, columns) in if cfg!(miri) { &sizes[1..2] } else { &sizes } {
+            // Miri takes thousands of times as long, and looks for something else.
+            for &(rows, count, of, columns) in if cfg!(miri) { &[(1, 3, 5, 16)][..] } else { &sizes } {
                 for &gap in if cfg!(miri) { &[16][..] } else { &[0, 16] } {
-                    let (step, tokens) = (columns + gap, if cfg!(miri) { 70 } else { 200 });
+                    let (step, tokens) = (columns + gap, if cfg!(miri) { 20 } else { 200 });
                     let data: Vec<T> = (0..tokens * of * step).map(|n| number((n as f32 * 0.7).sin())).collect();
                     let (group, mut places) = (Group::new(3, tokens, TILES), Places::NONE);
                     let found = places.find(&group, (of * step) as isize, |token| {
