@@ -42,7 +42,8 @@ impl Checkpoint {
     pub(super) fn read(path: &Path, gpt: &Gpt, optimiser: &mut AdamW, from: From<'_>) -> Result<Self> {
         let tensors = safetensors::load(path, &Device::Cpu).with_context(|| path.display().to_string())?;
         let tensor = |name: &str| tensors.get(name).with_context(|| format!("{} lacks {name}", path.display()));
-        let same = |name: &str, now: Tensor| Ok::<_, anyhow::Error>(tensor(name)?.to_vec1::<u32>()? == now.to_vec1()?);
+        let same =
+            |name: &str, now: Tensor| -> Result<bool> { Ok(tensor(name)?.to_vec1::<u32>()? == now.to_vec1::<u32>()?) };
         ensure!(
             same("letters", from.letters()?)? && same("pieces", from.pieces()?)?,
             "{} learned another text, or pieces of other sizes; --fresh begins anew",
