@@ -118,7 +118,7 @@ impl Encoder {
         let words = self.words.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?;
         let words = words.reshape((batch.len(), batch.seq, HIDDEN))?;
         let x = words.broadcast_add(&self.positions.narrow(0, 0, batch.seq)?)?.broadcast_add(&self.kind)?;
-        Ok(normed(&self.norm, &x)?)
+        normed(&self.norm, &x)
     }
 
     /// Every layer's output, `(sentences, longest, HIDDEN)`.
@@ -177,7 +177,7 @@ impl Layer {
         let y = self.out.forward(&y.transpose(1, 2)?.reshape((sentences, seq, HIDDEN))?)?;
         let x = normed(&self.norm, &(x + y)?)?;
         let y = self.down.forward(&self.up.forward(&x)?.gelu_erf()?)?;
-        Ok(normed(&self.last_norm, &(x + y)?)?)
+        normed(&self.last_norm, &(x + y)?)
     }
 }
 

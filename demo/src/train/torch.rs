@@ -22,7 +22,7 @@ const MOST_STEPS: usize = 10_000;
 pub(super) fn write(out: &Path, gpt: &Gpt, text: &Text, [steps, batch, context]: [usize; 3]) -> Result<()> {
     let mut tensors: HashMap<String, Tensor> =
         gpt.named().iter().map(|(name, var)| (format!("weight.{name}"), var.as_tensor().clone())).collect();
-    let starts = (0..steps.max(1000).min(MOST_STEPS)).flat_map(|step| text.starts(step, batch, context));
+    let starts = (0..steps.clamp(1000, MOST_STEPS)).flat_map(|step| text.starts(step, batch, context));
     let starts = Tensor::from_iter(starts.map(|start| start as u32), &Device::Cpu)?.reshape(((), batch))?;
     tensors.insert("starts".to_owned(), starts);
     tensors.insert("ids".to_owned(), Tensor::new(text.ids(), &Device::Cpu)?);
