@@ -66,7 +66,9 @@ pub const GRADIENT_ETA: Entry = Entry {
              attn-simd --test it backward_random`)",
 };
 
-/// `eta` of a gradient for each row, or key, that it is a sum over, besides [`GRADIENT_ETA`].
+/// `eta` of a gradient for each row, or key, that it is a sum over, besides [`GRADIENT_ETA`]. Equal terms round the
+/// same way at each addition, and a level adds up a block of eight rows or more at a time: 16 384 rows reach 0.86 of
+/// both (`cargo test -p attn-simd --test it backward_long`).
 pub const GRADIENT_DRIFT: f64 = U32 / 32.0;
 
 /// `eta` of a gradient of bf16 under `Precision::Fast`, besides [`GRADIENT_ETA`]: half a unit of the 8 bits of each
@@ -89,8 +91,8 @@ pub const LSE: Entry = Entry {
     quantity: "lse",
     factor: 4.0,
     reason: "it takes the error of a score undiminished, where an output takes a mean of many: one chain of additions \
-             over a head of 128 is off by up to 4u·S. Rounding it costs u times its own size, which S bounds but for the \
-             logarithm of the number of keys",
+             over a head of 128 is off by up to 4u·S. Rounding it costs u times its own size, which S bounds but for \
+             the logarithm of the number of keys",
 };
 
 /// One weight, as a share of itself.

@@ -30,7 +30,7 @@ use candle_core::Tensor;
 use candle_nn::loss::cross_entropy;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use checkpoint::{Checkpoint, From};
+use checkpoint::{Checkpoint, Lessons};
 use model::Gpt;
 use optimiser::AdamW;
 use text::Text;
@@ -76,11 +76,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let gpt = Gpt::new(text.letters().len(), args.context)?;
     let mut optimiser = AdamW::new(gpt.variables())?;
     let mut done = Checkpoint::default();
-    let from = From { text: &text, pieces: [args.batch, args.context] };
+    let lessons = Lessons { text: &text, pieces: [args.batch, args.context] };
     if args.fresh || !path.exists() {
         torch::write(&args.out, &gpt, &text, [args.steps, args.batch, args.context])?;
     } else {
-        done = Checkpoint::read(&path, &gpt, &mut optimiser, from)?;
+        done = Checkpoint::read(&path, &gpt, &mut optimiser, lessons)?;
         println!("goes on after step {} of {}", done.losses.len(), path.display());
     }
 
@@ -104,11 +104,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bar.set_message(format!("loss {:.4}", done.losses[step]));
         bar.inc(1);
         if (step + 1) % KEPT_EVERY == 0 {
-            done.write(&path, &gpt, &optimiser, from)?;
+            done.write(&path, &gpt, &optimiser, lessons)?;
         }
     }
     bar.finish_and_clear();
-    done.write(&path, &gpt, &optimiser, from)?;
+    done.write(&path, &gpt, &optimiser, lessons)?;
     report(args, &done)?;
     if args.sample > 0 {
         println!("\n{}", sample::text(&gpt, &text, args.sample)?);

@@ -21,8 +21,8 @@ fn off(found: &[f32], want: f64) -> f64 {
     found.iter().map(|x| (f64::from(*x).abs() / want - 1.0).abs()).fold(0.0, f64::max)
 }
 
-/// The gradients of `heads` heads, each of its own keys. A row of q, k, v and dy is one number each, and that of `v`
-/// has the other sign at every second key. Weights are equal, so that outputs are 0.
+/// The gradients of `heads` heads, each of its own keys: dq if `of_k` is not 0, else dk and dv. Each row is one number,
+/// and those of k and v have the other sign at every second key. Weights are equal, so that outputs are 0.
 fn gradients(level: Level, heads: usize, [q_len, kv_len]: [usize; 2], x: f32, of_k: f32) -> [Vec<f32>; 3] {
     let [dim, value_dim] = DIMS;
     let shape = AttnShape { batch: 1, q_heads: heads, kv_heads: heads, q_len, kv_len, head_dim: dim, value_dim };
@@ -58,10 +58,10 @@ fn gradients(level: Level, heads: usize, [q_len, kv_len]: [usize; 2], x: f32, of
 
 #[test]
 fn sums_of_equal_terms_drift_no_further_than_promised() {
-    let many = attn_testing::is_emulated();
+    let emulated = attn_testing::is_emulated();
     let mut worst = 0.0f64;
     for level in Level::available() {
-        for n in LENGTHS.into_iter().filter(|n| !many || *n <= 1024) {
+        for n in LENGTHS.into_iter().filter(|n| !emulated || *n <= 1024) {
             let bound = GRADIENT_ETA.bound(Dtype::F32, 0.0) + GRADIENT_DRIFT * n as f64;
             for x in TERMS {
                 let (wide, size) = (f64::from(x), DIMS[1] as f64);

@@ -21,7 +21,7 @@ pub(super) struct Checkpoint {
 
 impl Checkpoint {
     /// Writes a new file, then puts it in the place of the old one: an interrupted run leaves a whole one.
-    pub(super) fn write(&self, path: &Path, gpt: &Gpt, optimiser: &AdamW, from: From<'_>) -> Result<()> {
+    pub(super) fn write(&self, path: &Path, gpt: &Gpt, optimiser: &AdamW, lessons: Lessons<'_>) -> Result<()> {
         let mut tensors = HashMap::new();
         for ((name, var), [mean, square]) in gpt.named().iter().zip(&optimiser.moments) {
             tensors.insert(format!("weight.{name}"), var.as_tensor().clone());
@@ -31,21 +31,21 @@ impl Checkpoint {
         let numbers = |numbers: &[f32]| Tensor::new(numbers, &Device::Cpu);
         tensors.insert("losses".to_owned(), numbers(&self.losses)?);
         tensors.insert("times".to_owned(), numbers(&self.times)?);
-        tensors.insert("letters".to_owned(), from.letters()?);
-        tensors.insert("pieces".to_owned(), from.pieces()?);
+        tensors.insert("letters".to_owned(), lessons.letters()?);
+        tensors.insert("pieces".to_owned(), lessons.pieces()?);
         let new = path.with_extension("new");
         safetensors::save(&tensors, &new)?;
         std::fs::rename(&new, path).with_context(|| path.display().to_string())
     }
 
     /// Reads a file into the model and the optimiser.
-    pub(super) fn read(path: &Path, gpt: &Gpt, optimiser: &mut AdamW, from: From<'_>) -> Result<Self> {
+    pub(super) fn read(path: &Path, gpt: &Gpt, optimiser: &mut AdamW, lessons: Lessons<'_>) -> Result<Self> {
         let tensors = safetensors::load(path, &Device::Cpu).with_context(|| path.display().to_string())?;
         let tensor = |name: &str| tensors.get(name).with_context(|| format!("{} lacks {name}", path.display()));
         let same =
             |name: &str, now: Tensor| -> Result<bool> { Ok(tensor(name)?.to_vec1::<u32>()? == now.to_vec1::<u32>()?) };
         ensure!(
-            same("letters", from.letters()?)? && same("pieces", from.pieces()?)?,
+            same("letters", lessons.letters()?)? && same("pieces", lessons.pieces()?)?,
             "{} learned another text, or pieces of other sizes; --fresh begins anew",
             path.display()
         );
@@ -61,13 +61,13 @@ impl Checkpoint {
 
 /// What a run learns from.
 #[derive(Clone, Copy)]
-pub(super) struct From<'a> {
+pub(super) struct Lessons<'a> {
     pub(super) text: &'a Text,
     /// Pieces of a step, and letters of a piece.
     pub(super) pieces: [usize; 2],
 }
 
-impl From<'_> {
+impl Lessons<'_> {
     fn letters(&self) -> Result<Tensor> {
         let letters = self.text.letters().iter().map(|&letter| u32::from(letter));
         Ok(Tensor::from_iter(letters, &Device::Cpu)?)
