@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Element, Result, ViewMut};
-use attn_simd::backward::{BiasCall, Call, Inputs, Plan, Sweep};
+use attn_simd::backward::{BiasCall, Call, Inputs, Plan, SinksCall, Sweep};
 use attn_simd::{KernelElement, Level, Line, Workspace};
 
 use crate::scratch::{self, Round, Scratch};
@@ -36,6 +36,7 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
                 }),
                 Sweep::Parts(call, dq, sums) => parts(useful(call.parts()), &scratch, call, (dq, sums)),
                 Sweep::Bias(bias, to) => pieces(useful(bias.pieces()), &scratch, bias, to),
+                Sweep::Sinks(sinks, to) => heads(useful(sinks.heads()), &scratch, sinks, to),
                 Sweep::Write(writing) => on_threads(useful(usize::MAX), &|| {
                     writing.work();
                     Ok(())
@@ -79,6 +80,20 @@ fn pieces(threads: usize, scratch: &Round<'_>, bias: &BiasCall<'_, '_>, to: &mut
                 let Some(piece) = next else { return Ok(()) };
                 let piece = bias.compute(piece, lines)?;
                 piece.write(&mut lock(&to));
+            }
+        })
+    })
+}
+
+/// Computes the gradients of the sinks of all heads.
+fn heads(threads: usize, scratch: &Round<'_>, sinks: &SinksCall<'_>, to: &mut [f64]) -> Result<()> {
+    let left = Mutex::new(to.iter_mut().enumerate());
+    on_threads(threads, &|| {
+        scratch.with(sinks.scratch_lines(), |lines| {
+            loop {
+                let next = lock(&left).next();
+                let Some((head, to)) = next else { return Ok(()) };
+                *to = sinks.compute(head, lines)?;
             }
         })
     })

@@ -44,6 +44,7 @@ mod output;
 mod plan;
 mod prefetch;
 mod scores;
+mod sinks;
 mod sweep;
 mod weights;
 mod words;
@@ -53,6 +54,7 @@ pub use explain::Explain;
 pub use heads::Heads;
 pub use output::Writing;
 pub use plan::{Inputs, Plan};
+pub use sinks::SinksCall;
 
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;

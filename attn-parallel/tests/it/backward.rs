@@ -19,7 +19,7 @@ fn wave<T: Element>(sizes: [usize; 4], f: f64) -> Vec<T> {
     (0..sizes.iter().product::<usize>()).map(|n| T::from_f64((n as f64 * f).sin())).collect()
 }
 
-/// dq, dk, dv of a call, and the gradient of a bias that all heads share.
+/// dq, dk, dv of a call, and the gradients of a bias that all heads share and of the sinks.
 type All = ([Vec<f32>; 3], Vec<f64>);
 
 /// Those of a call of f32.
@@ -50,15 +50,17 @@ fn gradients_of_sizes<T: KernelElement, M: Mods + Sync>(
     let (mut out, mut lse) = (wave::<T>(of_q, 0.0), vec![0.0; batch * heads * q_len]);
     forward(attn, q, k, v, Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, of_q).unwrap()).lse(&mut lse)).unwrap();
     let [mut dq, mut dk, mut dv] = [of_q, of_k, of_k].map(|sizes| vec![f32::NAN; sizes.iter().product()]);
-    let mut dbias = vec![f64::NAN; q_len * of_k[2]];
+    let mut options = vec![f64::NAN; q_len * of_k[2] + heads];
+    let (dbias, dsinks) = options.split_at_mut(q_len * of_k[2]);
     let to = Gradients::new(
         ViewMut::new(&mut dq, Layout::Bhsd, of_q).unwrap(),
         ViewMut::new(&mut dk, Layout::Bhsd, of_k).unwrap(),
         ViewMut::new(&mut dv, Layout::Bhsd, of_k).unwrap(),
     )
-    .bias(ViewMut::matrix(&mut dbias, q_len, of_k[2]).unwrap());
+    .bias(ViewMut::matrix(dbias, q_len, of_k[2]).unwrap())
+    .sinks(dsinks);
     run(Inputs { q, k, v, out: View::new(&out, Layout::Bhsd, of_q).unwrap(), lse: &lse, dy }, to).unwrap();
-    ([dq, dk, dv], dbias)
+    ([dq, dk, dv], options)
 }
 
 /// Many heads are computed and written one by one, unless a `score_mod` may turn out to have no derivative: the bits
@@ -87,7 +89,7 @@ fn many_heads_have_the_bits_of_heads_that_wait() {
 
 #[test]
 fn bits_do_not_depend_on_threads() {
-    let attn = Attention::new().mask(Mask::causal(Align::BottomRight));
+    let attn = Attention::new().mask(Mask::causal(Align::BottomRight)).sinks(&[0.5, -1.0, 2.0, 0.0]);
     on_any_threads::<f32>(&attn, Level::available());
     let multiply_bf16 = || Level::available().filter(|level| level.multiplies_bf16());
     on_any_threads::<bf16>(&attn, multiply_bf16().chain(Level::by_name("amx-model")));

@@ -9,6 +9,7 @@ use super::buffers::{Buffers, Sums, of_keys};
 use super::heads::Heads;
 use super::job::Job;
 use super::output::Writing;
+use super::sinks::SinksCall;
 use super::sweep;
 use crate::queue::Rows;
 use crate::workspace::Line;
@@ -125,6 +126,8 @@ pub enum Sweep<'s, 'c> {
     Parts(&'s Call<'c>, &'s mut [f32], &'s mut [Line]),
     /// Call [`BiasCall::compute`] once for each piece, and write its result by [`BiasPiece::write`].
     Bias(&'s BiasCall<'s, 'c>, &'s mut ViewMut<'s, f64>),
+    /// Call [`SinksCall::compute`] once for each query head, and store its result in that head's place.
+    Sinks(&'s SinksCall<'s>, &'s mut [f64]),
     /// Call [`Writing::work`] on any number of threads: the calls share the rows of the gradients, and a call does
     /// nothing if none is left.
     Write(&'s Writing<'s>),

@@ -3,10 +3,10 @@
 use core::any::Any;
 use core::fmt;
 
+use attn_core::Element;
 use attn_core::backward::Gradients;
-use attn_core::{AttnShape, Element};
 
-use super::job::{Job, product};
+use super::job::Job;
 use super::layout::Layout;
 use crate::isa::{Isa, MAX_LANES};
 use crate::level::{Level, Run};
@@ -166,30 +166,6 @@ fn is_middle_f16(x: f32) -> bool {
     let nearest = (size + 0.5) - 0.5;
     let among_small = (size < UNIT * 1024.0) & ((size - nearest).abs() == UNIT / 2.0);
     among_small | (x.to_bits() & 0x1fff == 0x1000)
-}
-
-/// `dsink = −Σ p_sink·δ` over the rows of a head, in order, but for rows that see nothing: without a sink their lse is
-/// −∞, as a sink that is none.
-pub(super) fn sinks(job: &Job<'_>, to: &mut [f64]) {
-    to.fill(0.0);
-    let (shape, Some(sinks)) = (&job.forward.shape, job.forward.sinks) else { return };
-    let AttnShape { batch, q_heads, q_len, .. } = *shape;
-    for b in 0..batch {
-        for head in 0..q_heads {
-            for query in 0..q_len {
-                let lse = f64::from(job.lse[shape.row(b, head, query)]);
-                if lse == f64::NEG_INFINITY {
-                    continue;
-                }
-                let product = |channel: usize| {
-                    let at = [b, head, query, channel];
-                    product(job.out.at(at), job.dy.at(at))
-                };
-                let delta: f64 = (0..shape.value_dim).map(product).sum();
-                to[head] -= libm::exp(f64::from(sinks[head]) - lse) * delta;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

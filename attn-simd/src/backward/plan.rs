@@ -10,7 +10,8 @@ use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Precision, Resu
 use super::call::{BiasCall, Call, Sweep};
 use super::heads::{self, Heads};
 use super::layout::Layout;
-use super::output::{self, Output, Writing};
+use super::output::{Output, Writing};
+use super::sinks::SinksCall;
 use crate::amx::method::obstacle;
 use crate::dtype::KernelElement;
 use crate::level::Level;
@@ -180,6 +181,10 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
                 bias.compute(piece, scratch)?.write(to);
                 Ok(())
             }),
+            Sweep::Sinks(sinks, to) => to.iter_mut().enumerate().try_for_each(|(head, to)| {
+                *to = sinks.compute(head, scratch)?;
+                Ok(())
+            }),
             Sweep::Write(writing) => {
                 writing.work();
                 Ok(())
@@ -188,11 +193,12 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     }
 
     /// Computes the gradients on a caller's threads: calls `sweep` with [`Sweep::Heads`] or [`Sweep::Parts`], then with
-    /// [`Sweep::Bias`] if the gradient of a bias is requested, and after [`Sweep::Parts`] last with [`Sweep::Write`].
+    /// [`Sweep::Bias`] and [`Sweep::Sinks`] if those gradients are requested, and after [`Sweep::Parts`] last with
+    /// [`Sweep::Write`].
     ///
     /// # Errors
     /// As [`run`](Self::run), and those of `sweep`. Nothing has been written then but what `sweep` itself wrote: heads,
-    /// and pieces of the gradient of a bias.
+    /// and the gradients of a bias and of sinks.
     pub fn run_with<'c, T: KernelElement, G: KernelElement, O: Element>(
         &'c self,
         inputs: Inputs<'c, T, G>,
@@ -261,7 +267,10 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
             sweep(Sweep::Bias(&BiasCall::new(call, to.sizes()), &mut to))?;
         }
         if let Some(to) = sinks {
-            output::sinks(&call.0, to);
+            match SinksCall::of(&call.0) {
+                Some(sinks) => sweep(Sweep::Sinks(&sinks, to))?,
+                None => to.fill(0.0),
+            }
         }
         Ok(())
     }
