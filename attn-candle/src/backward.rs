@@ -19,30 +19,32 @@ pub(crate) struct Saved<'t> {
     pub(crate) dy: &'t Tensor,
 }
 
-/// Where the gradient of an additive mask goes, and its four sizes.
-pub(crate) struct MaskGradient<'g> {
-    pub(crate) sizes: [usize; 4],
-    pub(crate) to: &'g mut [f64],
+/// Where a fourth gradient goes.
+pub(crate) enum Learned<'g> {
+    /// That by an additive mask, of four sizes.
+    Mask { sizes: [usize; 4], to: &'g mut [f64] },
+    /// That by the sinks, one for each query head.
+    Sinks(&'g mut [f64]),
 }
 
-/// The gradients by q, k and v, in their dtype, contiguous; that of the mask too, if it is wanted.
+/// The gradients by q, k and v, in their dtype, contiguous; a fourth too, if it is wanted.
 pub(crate) fn backward<M: Mods + Sync>(
     attn: &Attention<'_, M>,
     saved: &Saved<'_>,
-    mask: Option<MaskGradient<'_>>,
+    learned: Option<Learned<'_>>,
 ) -> Result<[Tensor; 3]> {
     for (name, tensor) in [("the output", saved.out), ("its gradient", saved.dy)] {
         if tensor.dtype() != saved.q.dtype() {
             bail!("attn: {name} is {:?}, q is {:?}", tensor.dtype(), saved.q.dtype());
         }
     }
-    by_dtype!(saved.q.dtype(), |T| run::<T, M>(attn, saved, mask))
+    by_dtype!(saved.q.dtype(), |T| run::<T, M>(attn, saved, learned))
 }
 
 fn run<T: KernelElement + WithDType, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     Saved { q, k, v, out, lse, dy }: &Saved<'_>,
-    mask: Option<MaskGradient<'_>>,
+    learned: Option<Learned<'_>>,
 ) -> Result<[Tensor; 3]> {
     shape([q.layout(), k.layout(), v.layout()])?; // four axes each, that fit
     let [dq, dk, dv] = reading("q", q, |q, q_at| {
@@ -58,7 +60,7 @@ fn run<T: KernelElement + WithDType, M: Mods + Sync>(
                             lse,
                             dy: view_of("its gradient", dy, dy_at)?,
                         };
-                        compute(attn, inputs, mask).map_err(Error::wrap)
+                        compute(attn, inputs, learned).map_err(Error::wrap)
                     })
                 })
             })
@@ -72,11 +74,11 @@ fn run<T: KernelElement + WithDType, M: Mods + Sync>(
 fn compute<T: KernelElement, M: Mods + Sync>(
     attn: &Attention<'_, M>,
     inputs: Inputs<'_, T, T>,
-    mut mask: Option<MaskGradient<'_>>,
+    learned: Option<Learned<'_>>,
 ) -> attn_core::Result<[Vec<T>; 3]> {
     let sizes = [inputs.q, inputs.k, inputs.v].map(|x: View<'_, T>| x.sizes());
     let mut all = sizes.map(|sizes| vec![T::default(); sizes.iter().product()]);
-    attn_parallel::backward(attn, inputs, places(&mut all, sizes, mask.as_mut())?)?;
+    attn_parallel::backward(attn, inputs, places(&mut all, sizes, learned)?)?;
     Ok(all)
 }
 
@@ -84,12 +86,13 @@ fn compute<T: KernelElement, M: Mods + Sync>(
 fn places<'o, T: Element>(
     [dq, dk, dv]: &'o mut [Vec<T>; 3],
     [q, k, v]: [[usize; 4]; 3],
-    mask: Option<&'o mut MaskGradient<'_>>,
+    learned: Option<Learned<'o>>,
 ) -> attn_core::Result<Gradients<'o, T>> {
     use attn_core::Layout::Bhsd;
     let gradients = Gradients::new(ViewMut::new(dq, Bhsd, q)?, ViewMut::new(dk, Bhsd, k)?, ViewMut::new(dv, Bhsd, v)?);
-    Ok(match mask {
-        Some(MaskGradient { sizes, to }) => gradients.bias(ViewMut::new(to, Bhsd, *sizes)?),
+    Ok(match learned {
+        Some(Learned::Mask { sizes, to }) => gradients.bias(ViewMut::new(to, Bhsd, sizes)?),
+        Some(Learned::Sinks(to)) => gradients.sinks(to),
         None => gradients,
     })
 }

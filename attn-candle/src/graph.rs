@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, Bias, View};
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
-use crate::backward::{MaskGradient, Saved, backward, padded};
+use crate::backward::{Saved, backward};
 use crate::forward::forward;
-use crate::tensors::{reading, shape, view};
+use crate::tensors::{reading, view};
 
 /// Options that a graph keeps until its gradients are computed.
 pub(crate) trait Options {
@@ -31,13 +31,18 @@ impl<D, M, F: for<'a> Fn(&'a D) -> Attention<'a, M>> Kept<D, F, M> {
     pub(crate) fn new(data: D, options: F) -> Self {
         Self { data, options, mods: PhantomData }
     }
+
+    /// The options, which borrow from the data.
+    pub(crate) fn options(&self) -> Attention<'_, M> {
+        (self.options)(&self.data)
+    }
 }
 
 impl<D, M: Mods + Sync, F: for<'a> Fn(&'a D) -> Attention<'a, M>> Options for Kept<D, F, M> {
     type Mods = M;
 
     fn with<R>(&self, call: impl FnOnce(&Attention<'_, M>) -> Result<R>) -> Result<R> {
-        call(&(self.options)(&self.data))
+        call(&self.options())
     }
 }
 
@@ -59,7 +64,7 @@ impl Options for Masked {
 }
 
 /// Calls a function with the options and a bias.
-fn with_mask<R>(
+pub(crate) fn with_mask<R>(
     attn: Attention<'_>,
     storage: &CpuStorage,
     layout: &Layout,
@@ -82,7 +87,7 @@ fn with_mask<R>(
     }
 }
 
-/// Attention with gradients by q, k and v.
+/// Attention with gradients by q, k and v; [`learned`](crate::learned) has one more.
 pub(crate) struct Graph<O> {
     options: O,
     lse: Mutex<Vec<f32>>,
@@ -124,72 +129,5 @@ impl<O: Options> CustomOp3 for Graph<O> {
         let saved = Saved { q, k, v, out, lse: &lse, dy };
         let [dq, dk, dv] = self.options.with(|attn| backward(attn, &saved, None))?;
         Ok((Some(dq), Some(dk), Some(dv)))
-    }
-}
-
-/// Attention with gradients by q, k, v and the mask. candle has operations of three tensors at most: the second is k
-/// and v side by side.
-pub(crate) struct LearnedMask {
-    attn: Attention<'static>,
-    lse: Mutex<Vec<f32>>,
-    head_dim: usize,
-}
-
-impl LearnedMask {
-    /// Applies the operation.
-    pub(crate) fn apply(attn: Attention<'static>, [q, k, v]: [&Tensor; 3], mask: &Tensor) -> Result<Tensor> {
-        let head_dim = shape([q.layout(), k.layout(), v.layout()])?.head_dim;
-        let kv = Tensor::cat(&[k, v], 3)?;
-        q.apply_op3(&kv, mask, Self { attn, lse: Mutex::default(), head_dim })
-    }
-
-    /// Where k and v are in the second tensor.
-    fn parts(&self, kv: &Layout) -> Result<[Layout; 2]> {
-        let both = kv.dims()[3];
-        Ok([kv.narrow(3, 0, self.head_dim)?, kv.narrow(3, self.head_dim, both - self.head_dim)?])
-    }
-}
-
-impl CustomOp3 for LearnedMask {
-    fn name(&self) -> &'static str {
-        "attn with a learned mask"
-    }
-
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        kv: &CpuStorage,
-        kv_layout: &Layout,
-        mask: &CpuStorage,
-        mask_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let [k_layout, v_layout] = self.parts(kv_layout)?;
-        let mut lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        let layouts = [q_layout, &k_layout, &v_layout];
-        with_mask(self.attn, mask, mask_layout, |attn| forward(attn, [q, kv, kv], layouts, Some(&mut lse)))
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        kv: &Tensor,
-        mask: &Tensor,
-        out: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (storage, mask_layout) = mask.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { bail!("attn: mask is not on the CPU") };
-        let both = kv.dim(3)?;
-        let (k, v) = (kv.narrow(3, 0, self.head_dim)?, kv.narrow(3, self.head_dim, both - self.head_dim)?);
-        let lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        let saved = Saved { q, k: &k, v: &v, out, lse: &lse, dy };
-        let mut by_mask = vec![0.0; mask.elem_count()];
-        let to = MaskGradient { sizes: padded("mask", mask_layout)?, to: &mut by_mask };
-        let [dq, dk, dv] = with_mask(self.attn, storage, mask_layout, |attn| backward(attn, &saved, Some(to)))?;
-        let by_mask = Tensor::from_vec(by_mask, mask.shape(), mask.device())?;
-        // Through f32: candle's halves are converted from there.
-        let by_mask = by_mask.to_dtype(DType::F32)?.to_dtype(mask.dtype())?;
-        Ok((Some(dq), Some(Tensor::cat(&[dk, dv], 3)?), Some(by_mask)))
     }
 }

@@ -18,7 +18,8 @@
 //! # Training
 //!
 //! `loss.backward()` goes through attn's kernels too: [`sdpa`] has gradients by q, k, v and the mask,
-//! [`differentiable`] those by q, k and v with any options. Nothing of `q_len·kv_len` is kept between the passes.
+//! [`differentiable`] those by q, k and v with any options, [`with_sinks`] those by the sinks as well. Nothing of
+//! `q_len·kv_len` is kept between the passes.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -32,6 +33,7 @@
 mod backward;
 mod forward;
 mod graph;
+mod learned;
 mod tensors;
 
 use std::sync::{Mutex, PoisonError};
@@ -41,7 +43,9 @@ use attn_core::{Align, Attention, Mask};
 use candle_core::{Result, Tensor, bail};
 
 use forward::Op;
-use graph::{Graph, Kept, LearnedMask, Masked, Options};
+use graph::{Graph, Kept, Masked, Options};
+use learned::Taking;
+use tensors::reading;
 
 /// Attention with candle's arguments: `softmax(softcap(scale·q·kᵀ) + mask)·v`.
 ///
@@ -77,7 +81,7 @@ pub fn sdpa(
     }
     check_dtypes([q, k, v])?;
     match mask {
-        Some(mask) if mask.track_op() => LearnedMask::apply(attn, [q, k, v], mask),
+        Some(mask) if mask.track_op() => learned::Op::apply(learned::Mask(attn), [q, k, v], mask),
         mask => apply(Masked { attn, mask: mask.cloned() }, [q, k, v]),
     }
 }
@@ -135,6 +139,36 @@ where
 {
     check_dtypes([q, k, v])?;
     apply(Kept::new(data, options), [q, k, v])
+}
+
+/// As [`differentiable`], with sinks (`(q_heads)`, f32, f16 or bf16: a logit of each query head that takes part in the
+/// denominator only) and the gradient by them.
+///
+/// ```
+/// use attn_core::{Align, Attention, Mask};
+/// use candle_core::{DType, Device, Tensor, Var};
+/// let x = Tensor::randn(0f32, 1.0, (2, 4, 50, 16), &Device::Cpu)?;
+/// let sinks = Var::zeros(4, DType::F32, &Device::Cpu)?;
+/// let window = Attention::new().mask(Mask::window(15, 0, Align::TopLeft));
+/// let y = attn_candle::with_sinks(&sinks, window, |attn| *attn, &x, &x, &x)?;
+/// assert_eq!(y.sqr()?.sum_all()?.backward()?.get(&sinks).expect("sinks are a variable").dims(), [4]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`differentiable`]; sinks of another size or type, naming both.
+pub fn with_sinks<D, M, F>(sinks: &Tensor, data: D, options: F, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>
+where
+    D: Send + Sync + 'static,
+    M: Mods + Sync + 'static,
+    F: for<'a> Fn(&'a D) -> Attention<'a, M> + Send + Sync + 'static,
+{
+    check_dtypes([q, k, v])?;
+    let options = learned::Sinks(Kept::new(data, options));
+    if [sinks, q, k, v].iter().any(|x| x.track_op()) {
+        return learned::Op::apply(options, [q, k, v], sinks);
+    }
+    reading("sinks", sinks, |storage, layout| options.with(storage, layout, |attn| attention(attn, q, k, v)))
 }
 
 /// As [`attention`], with the log-sum-exp of each row: f32, `(batch, q_heads, q_len)`; −∞ for a row that sees no key.

@@ -24,7 +24,7 @@ struct Formula {
     added: Option<Tensor>,
     score: Option<fn(&Tensor) -> Result<Tensor>>,
     temperature: Option<f64>,
-    sinks: Option<Vec<f64>>,
+    sinks: Option<Tensor>,
     dropped: Option<Tensor>,
 }
 
@@ -51,7 +51,7 @@ impl Formula {
         }
         let (b, h, rows, keys) = scores.dims4()?;
         if let Some(sinks) = &self.sinks {
-            let sinks = Tensor::new(&sinks[..], &Device::Cpu)?.reshape((1, h, 1, 1))?.broadcast_as((b, h, rows, 1))?;
+            let sinks = sinks.reshape((1, h, 1, 1))?.broadcast_as((b, h, rows, 1))?;
             scores = Tensor::cat(&[&scores, &sinks], 3)?;
         }
         let mut weights = ops::softmax(&scores, D::Minus1)?.narrow(3, 0, keys)?.contiguous()?;
@@ -236,7 +236,8 @@ fn options_that_change_scores_and_weights() -> Result<()> {
     compare("score_mod", (), move |_| base().score_mod_with(|s, _| s + 0.05 * s * s, |s, _| 1.0 + 0.1 * s), formula)?;
 
     let sinks = [2.0, -1.0, 0.0, 3.0, f32::NEG_INFINITY, 0.5, 1.0, -2.0];
-    let formula = Formula { sinks: Some(sinks.iter().map(|&x| f64::from(x)).collect()), ..none() };
+    let logits = Tensor::new(&sinks, &Device::Cpu)?.to_dtype(DType::F64)?;
+    let formula = Formula { sinks: Some(logits), ..none() };
     compare("sinks", sinks.to_vec(), move |sinks| base().sinks(sinks), formula)?;
 
     let kept: Vec<bool> = (0..660).map(|n| n * 7 % 5 > 0).collect();
@@ -248,6 +249,47 @@ fn options_that_change_scores_and_weights() -> Result<()> {
         move |kept| base().dropout(Dropout::Keep { mask: View::matrix(kept, 20, 33).expect("660 bools"), p: 0.2 }),
         Formula { dropped: Some(dropped), ..none() },
     )
+}
+
+/// Sinks that are learned, of every dtype and strided, with options that are not plain; one is none.
+#[test]
+fn sinks_have_a_gradient() -> Result<()> {
+    let numbers = [2.0, -1.0, 0.0, 3.0, f32::NEG_INFINITY, 0.5, 1.0, -2.0];
+    let numbers = Tensor::new(&numbers, &Device::Cpu)?;
+    let causal = seen(|_, i, j| j <= i + 13)?;
+    for (dtype, bound) in DTYPES {
+        let inputs = Inputs::new(dtype)?;
+        let sinks = Var::from_tensor(&Tensor::stack(&[&numbers, &numbers], 1)?.to_dtype(dtype)?)?;
+        let [q, k, v] = inputs.views()?;
+        let with = |sinks: &Tensor, q: &Tensor, k: &Tensor, v: &Tensor| {
+            let causal = Attention::new().scale(SCALE).mask(Mask::causal(Align::BottomRight)).temperature(1.7);
+            attn_candle::with_sinks(&sinks.narrow(1, 1, 1)?.squeeze(1)?, causal, |attn| *attn, q, k, v)
+        };
+        let found = inputs.gradients(Some(&sinks), |q, k, v| with(&sinks, q, k, v))?;
+        let double = inputs.double()?;
+        let by = Var::from_tensor(&sinks.to_dtype(DType::F64)?)?;
+        let want = double.gradients(Some(&by), |q, k, v| {
+            let sinks = Some(by.narrow(1, 1, 1)?.squeeze(1)?);
+            Formula { added: Some(causal.clone()), temperature: Some(1.7), sinks, ..Formula::default() }.run(q, k, v)
+        })?;
+        assert!(want[3].abs()?.max(0)?.to_vec1::<f64>()?[1] > 0.01);
+        close(&format!("sinks, {dtype:?}"), &found, &want, bound)?;
+        // Without variables there is no graph, and the same numbers.
+        let plain = with(&sinks.detach(), &q.detach(), &k.detach(), &v.detach())?;
+        assert!(!plain.track_op());
+        assert_eq!(with(&sinks, &q, &k, &v)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?, {
+            plain.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?
+        });
+    }
+    let x = normal((1, 2, 5, 8))?;
+    let says = |sinks: &Tensor, words: &[&str]| {
+        let text = attn_candle::with_sinks(sinks, (), |_| Attention::new(), &x, &x, &x).expect_err("an error");
+        assert!(words.iter().all(|word| text.to_string().contains(word)), "{text}");
+    };
+    says(&Tensor::zeros(3, DType::F32, &Device::Cpu)?, &["sinks", "3", "2"]);
+    says(&Tensor::zeros((2, 1), DType::F32, &Device::Cpu)?, &["2 axes", "(q_heads)"]);
+    says(&Tensor::zeros(2, DType::U32, &Device::Cpu)?, &["U32"]);
+    Ok(())
 }
 
 /// Seeded dropout: the backward pass draws what the forward pass has drawn. `y` is linear in v, so that `dv·v = dy·y`.
