@@ -8,6 +8,7 @@
 mod gradients;
 mod inputs;
 mod measure;
+mod oracle;
 mod ours;
 mod result;
 mod shapes;

@@ -182,9 +182,9 @@ class Library:
         return (out, lse) if return_lse else out
 
     def sdpa_backward(self, q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None,
-                      threads=0, dtype=None, return_dmask=False):
+                      threads=0, precision="exact", dtype=None, return_dmask=False):
         """Gradients of q, k and v; see the module's sdpa_backward()."""
-        options = _options(causal, scale, mask, softcap, window, threads, "exact", dtype)
+        options = _options(causal, scale, mask, softcap, window, threads, precision, dtype)
         named = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
         given = [_tensor(array, name, dtype) for name, array in named.items()]
         if not isinstance(lse, np.ndarray) or lse.dtype != np.float32:
@@ -307,7 +307,7 @@ def sdpa(q, k, v, *, causal=None, scale=None, mask=None, softcap=None, window=No
 
 
 def sdpa_backward(q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None, softcap=None, window=None, threads=0,
-                  dtype=None, return_dmask=False):
+                  precision="exact", dtype=None, return_dmask=False):
     """Gradients of q, k and v, each of its tensor's shape and dtype.
 
     out, lse  what sdpa(..., return_lse=True) returned for these inputs and options
@@ -319,7 +319,8 @@ def sdpa_backward(q, k, v, out, lse, dout, *, causal=None, scale=None, mask=None
     if _library is None:
         raise RuntimeError("call load(path) first")
     return _library.sdpa_backward(q, k, v, out, lse, dout, causal=causal, scale=scale, mask=mask, softcap=softcap,
-                                  window=window, threads=threads, dtype=dtype, return_dmask=return_dmask)
+                                  window=window, threads=threads, precision=precision, dtype=dtype,
+                                  return_dmask=return_dmask)
 
 
 # --- What runs as a program: comparison with the formula ----------------------------------------------------------------

@@ -64,6 +64,9 @@ pub(crate) struct Args {
     torch: Option<PathBuf>,
 }
 
+/// How far the losses of the first hundred steps may differ from torch's by rounding.
+const LARGEST_DIFFERENCE: f32 = 1e-3;
+
 /// Steps between checkpoints.
 const KEPT_EVERY: usize = 100;
 
@@ -153,5 +156,10 @@ fn report(args: &Args, done: &Checkpoint) -> Result<()> {
     );
     plot::draw(&picture, &[plot::Curve { name: "torch", losses: &theirs.losses }, ours])?;
     println!("picture: {}", picture.display());
+    ensure!(
+        apart(100) <= LARGEST_DIFFERENCE,
+        "attn's loss and torch's differ by {:.1e} within 100 steps; {LARGEST_DIFFERENCE:.0e} would be rounding",
+        apart(100)
+    );
     Ok(())
 }

@@ -1,14 +1,15 @@
 //! Measures one shape in rounds of *probe, ours, probe, each peer*.
 
-use attn_core::{AttnError, Layout, View, ViewMut};
+use attn_core::AttnError;
 use attn_simd::Level;
 use rayon::ThreadPool;
 
 use super::inputs::Inputs;
+use super::oracle::Oracle;
 use super::ours::Ours;
 use super::result::{KernelResult, PeerResult};
 use super::shapes::{Kernel, What};
-use crate::case::{Case, Tensors, difference};
+use crate::case::difference;
 use crate::clock::{Repeat, SPIN, Samples};
 use crate::engine::{Engine, Runner};
 use crate::memory;
@@ -118,9 +119,9 @@ pub fn measure(
         });
     }
     let comparable = !matches!(kernel.what, What::Dropout(_));
-    let oracle = if kernel.what == What::Plain && pass == 0 { Some(last_rows(&inputs.tensors)?) } else { None };
+    let oracle = if pass == 0 { Oracle::of(kernel, &inputs)? } else { None };
     let written = inputs.out();
-    let error = |out: &[f32]| oracle.as_ref().map(|oracle| distance(&kernel.case, out, oracle));
+    let error = |out: &[f32]| oracle.as_ref().map(|oracle| oracle.distance(out));
     let results = others
         .into_iter()
         .map(|other| {
@@ -172,39 +173,6 @@ struct Other {
     calls: u32,
     resident: Option<usize>,
     samples: Vec<f64>,
-}
-
-/// Queries per head that are held against the reference, which is slow: the last ones, which see all keys even if
-/// causal.
-const ORACLE_ROWS: usize = 8;
-
-/// The reference engine's output in f64 for the last queries of each head, `[batch, heads, rows, dim]`.
-fn last_rows(tensors: &Tensors) -> Result<Vec<f64>, AttnError> {
-    let case = tensors.case;
-    let rows = case.q_len.min(ORACLE_ROWS);
-    let few = Case { q_len: rows, ..case };
-    let heads = tensors.q.chunks_exact((case.q_len * case.head_dim).max(1));
-    let q: Vec<f32> = heads.flat_map(|head| &head[(case.q_len - rows) * case.head_dim..]).copied().collect();
-    let mut out = vec![0.0f64; q.len()];
-    let view = |x| View::new(x, Layout::Bhsd, case.kv_sizes());
-    let (k, v) = (view(&tensors.k)?, view(&tensors.v)?);
-    let q = View::new(&q, Layout::Bhsd, few.q_sizes())?;
-    let to = ViewMut::new(&mut out, Layout::Bhsd, few.q_sizes())?;
-    attn_core::reference::forward(&few.attention(), q, k, v, to, &mut vec![0.0; case.kv_len])?;
-    Ok(out)
-}
-
-/// The largest distance of an output's last queries from the reference; infinite if it has another length or is not
-/// a number.
-fn distance(case: &Case, out: &[f32], oracle: &[f64]) -> f64 {
-    let (rows, dim) = (case.q_len.min(ORACLE_ROWS), case.head_dim);
-    let heads = out.chunks_exact((case.q_len * dim).max(1));
-    let got: Vec<f64> = heads.flat_map(|head| &head[(case.q_len - rows) * dim..]).map(|&x| f64::from(x)).collect();
-    if got.len() != oracle.len() {
-        return f64::INFINITY;
-    }
-    let off = got.iter().zip(oracle).map(|(x, y)| (x - y).abs());
-    off.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
 }
 
 #[cfg(test)]
@@ -261,16 +229,8 @@ mod tests {
                 assert!(off < 5e-6, "{what}, causal {causal}: {off}");
             }
         }
-        for causal in [false, true] {
-            let case = Case { batch: 2, q_heads: 4, kv_heads: 2, causal, ..Case::square(20, 8) };
-            let mut tensors = Tensors::<f32>::new(case, 1);
-            let oracle = last_rows(&tensors).unwrap();
-            let (q, k, v, out) = tensors.views().unwrap();
-            attn_core::reference::forward(&case.attention(), q, k, v, out, &mut [0.0; 20]).unwrap();
-            assert!(distance(&case, &tensors.out, &oracle) < 1e-6, "causal {causal}");
-            tensors.out[20 * 8 - 1] += 1.0; // the last query of the first head
-            assert!(distance(&case, &tensors.out, &oracle) > 0.9);
-            assert_eq!(distance(&case, &tensors.out[..8], &oracle), f64::INFINITY);
-        }
+        let kernel = parse("k 2 4 2 20 20 8 1 backward -").unwrap().remove(0);
+        let error = measure(&kernel, &setup, 0, &mut [], &mut Vec::new()).unwrap().error.unwrap();
+        assert!(error > 0.0 && error < 1e-5, "{error}");
     }
 }

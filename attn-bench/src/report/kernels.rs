@@ -45,7 +45,8 @@ const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys
     multiply-adds, measured beside each sample. NAME / ours: that library's time divided by ours on the same inputs, \
     in turn with it.";
 
-const ERROR: &str = "Largest error against the reference in f64 | growth of the resident set over a call.";
+const ERROR: &str = "Largest error against the reference in f64, in the outputs of each head's last queries or the \
+    gradients of the first key/value head | growth of the resident set over a call.";
 
 const METHOD: &str = "Samples are taken in rounds: probe, ours, probe, each peer on the same inputs. Times and \
     ratios are medians over the rounds of several passes. On one thread all times are those of the processor; on \

@@ -19,11 +19,12 @@ const WHEEL_BYTES: u64 = 5 << 20;
 /// Milliseconds that `import attn` may add to the interpreter's start.
 const IMPORT_MS: u64 = 50;
 /// Tests that need torch, or run more with it.
-const TORCH: [&str; 8] = [
+const TORCH: [&str; 9] = [
     "test_docs.py",
     "test_examples.py",
     "test_jax.py",
     "test_migrating.py",
+    "test_random_gradients.py",
     "test_short_way.py",
     "test_torch.py",
     "test_training.py",
