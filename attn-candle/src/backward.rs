@@ -5,7 +5,7 @@ use attn_core::score_mod::Mods;
 use attn_core::{Attention, Element, View, ViewMut};
 use attn_simd::KernelElement;
 use attn_simd::backward::Inputs;
-use candle_core::{Error, Layout, Result, Tensor, WithDType, bail};
+use candle_core::{Error, Result, Tensor, WithDType, bail};
 
 use crate::tensors::{by_dtype, reading, shape, view_of};
 
@@ -95,15 +95,4 @@ fn places<'o, T: Element>(
         Some(Learned::Sinks(to)) => gradients.sinks(to),
         None => gradients,
     })
-}
-
-/// The four sizes of a tensor of at most four axes; the missing ones stand first.
-pub(crate) fn padded(name: &str, layout: &Layout) -> Result<[usize; 4]> {
-    let dims = layout.dims();
-    let Some(missing) = 4usize.checked_sub(dims.len()) else {
-        bail!("attn: {name} has {} axes; at most 4 are wanted", dims.len());
-    };
-    let mut sizes = [1; 4];
-    sizes[missing..].copy_from_slice(dims);
-    Ok(sizes)
 }

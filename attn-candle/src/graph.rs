@@ -2,7 +2,7 @@
 //! pass. `forward` and `backward` compute them.
 
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, Bias, View};
@@ -90,12 +90,12 @@ pub(crate) fn with_mask<R>(
 /// Attention with gradients by q, k and v; [`learned`](crate::learned) has one more.
 pub(crate) struct Graph<O> {
     options: O,
-    lse: Mutex<Vec<f32>>,
+    lse: OnceLock<Vec<f32>>,
 }
 
 impl<O> Graph<O> {
     pub(crate) fn new(options: O) -> Self {
-        Self { options, lse: Mutex::default() }
+        Self { options, lse: OnceLock::new() }
     }
 }
 
@@ -113,8 +113,10 @@ impl<O: Options> CustomOp3 for Graph<O> {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let mut lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        self.options.with(|attn| forward(attn, [q, k, v], [q_layout, k_layout, v_layout], Some(&mut lse)))
+        let (layouts, mut lse) = ([q_layout, k_layout, v_layout], Vec::new());
+        let out = self.options.with(|attn| forward(attn, [q, k, v], layouts, Some(&mut lse)))?;
+        self.lse.get_or_init(|| lse);
+        Ok(out)
     }
 
     fn bwd(
@@ -125,8 +127,9 @@ impl<O: Options> CustomOp3 for Graph<O> {
         out: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        let saved = Saved { q, k, v, out, lse: &lse, dy };
+        // No lock: the kernels wait on rayon, which may run another backward pass through this operation meanwhile.
+        let lse = self.lse.get().map_or(&[][..], Vec::as_slice);
+        let saved = Saved { q, k, v, out, lse, dy };
         let [dq, dk, dv] = self.options.with(|attn| backward(attn, &saved, None))?;
         Ok((Some(dq), Some(dk), Some(dv)))
     }

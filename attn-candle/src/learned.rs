@@ -1,16 +1,16 @@
 //! Operations with a fourth gradient, by an additive mask or by the sinks. candle has operations of three tensors at
 //! most: the second is k and v side by side, the third is learned.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use attn_core::Attention;
 use attn_core::score_mod::Mods;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 
-use crate::backward::{Learned, Saved, backward, padded};
+use crate::backward::{Learned, Saved, backward};
 use crate::forward::forward;
-use crate::graph::{Kept, with_mask};
-use crate::tensors::{reading, shape};
+use crate::graph::{Kept, Options, with_mask};
+use crate::tensors::{padded, reading, shape};
 
 /// Options that take a tensor into them, which is learned.
 pub(crate) trait Taking {
@@ -60,7 +60,7 @@ impl<D, M: Mods + Sync, F: for<'a> Fn(&'a D) -> Attention<'a, M>> Taking for Sin
         call: impl FnOnce(&Attention<'_, M>) -> Result<R>,
     ) -> Result<R> {
         let sinks = sinks_of(sinks, layout)?;
-        call(&self.0.options().sinks(&sinks))
+        call(&with_sinks(&self.0, &sinks)?)
     }
 
     fn gradient<'g>(_: &Layout, to: &'g mut [f64]) -> Result<Learned<'g>> {
@@ -68,8 +68,34 @@ impl<D, M: Mods + Sync, F: for<'a> Fn(&'a D) -> Attention<'a, M>> Taking for Sin
     }
 }
 
+/// Options, and sinks that are not learned.
+pub(crate) struct WithSinks<D, F, M> {
+    pub(crate) options: Kept<D, F, M>,
+    pub(crate) sinks: Vec<f32>,
+}
+
+impl<D, M: Mods + Sync, F: for<'a> Fn(&'a D) -> Attention<'a, M>> Options for WithSinks<D, F, M> {
+    type Mods = M;
+
+    fn with<R>(&self, call: impl FnOnce(&Attention<'_, M>) -> Result<R>) -> Result<R> {
+        call(&with_sinks(&self.options, &self.sinks)?)
+    }
+}
+
+/// The options, which have no sinks, with these.
+fn with_sinks<'a, D, M: Mods, F: for<'d> Fn(&'d D) -> Attention<'d, M>>(
+    options: &'a Kept<D, F, M>,
+    sinks: &'a [f32],
+) -> Result<Attention<'a, M>> {
+    let attn = options.options();
+    if attn.get_sinks().is_some() {
+        bail!("attn: the options have sinks, too; with_sinks takes them as a tensor");
+    }
+    Ok(attn.sinks(sinks))
+}
+
 /// The logits of sinks, one for each query head.
-fn sinks_of(storage: &CpuStorage, layout: &Layout) -> Result<Vec<f32>> {
+pub(crate) fn sinks_of(storage: &CpuStorage, layout: &Layout) -> Result<Vec<f32>> {
     let (&[count], &[stride]) = (layout.dims(), layout.stride()) else {
         bail!("attn: sinks have {} axes; (q_heads) are wanted: {:?}", layout.dims().len(), layout.dims());
     };
@@ -86,29 +112,29 @@ fn sinks_of(storage: &CpuStorage, layout: &Layout) -> Result<Vec<f32>> {
 }
 
 /// Attention with gradients by q, k, v and the tensor that its options take.
-pub(crate) struct Op<O> {
+pub(crate) struct LearnedOp<O> {
     options: O,
-    lse: Mutex<Vec<f32>>,
+    lse: OnceLock<Vec<f32>>,
     head_dim: usize,
 }
 
-impl<O: Taking + Send + Sync + 'static> Op<O> {
+impl<O: Taking + Send + Sync + 'static> LearnedOp<O> {
     /// Applies the operation.
     pub(crate) fn apply(options: O, [q, k, v]: [&Tensor; 3], learned: &Tensor) -> Result<Tensor> {
         let head_dim = shape([q.layout(), k.layout(), v.layout()])?.head_dim;
         let kv = Tensor::cat(&[k, v], 3)?;
-        q.apply_op3(&kv, learned, Self { options, lse: Mutex::default(), head_dim })
+        q.apply_op3(&kv, learned, Self { options, lse: OnceLock::new(), head_dim })
     }
 }
 
-impl<O> Op<O> {
+impl<O> LearnedOp<O> {
     /// Where k and v are in the second tensor: start and length along the last axis.
     fn parts(&self, both: usize) -> [(usize, usize); 2] {
         [(0, self.head_dim), (self.head_dim, both - self.head_dim)]
     }
 }
 
-impl<O: Taking + Send + Sync> CustomOp3 for Op<O> {
+impl<O: Taking + Send + Sync> CustomOp3 for LearnedOp<O> {
     fn name(&self) -> &'static str {
         O::NAME
     }
@@ -124,9 +150,11 @@ impl<O: Taking + Send + Sync> CustomOp3 for Op<O> {
     ) -> Result<(CpuStorage, Shape)> {
         let [k, v] = self.parts(kv_layout.dims()[3]).map(|(start, len)| kv_layout.narrow(3, start, len));
         let (k, v) = (k?, v?);
-        let mut lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        let layouts = [q_layout, &k, &v];
-        self.options.with(learned, learned_layout, |attn| forward(attn, [q, kv, kv], layouts, Some(&mut lse)))
+        let (layouts, mut lse) = ([q_layout, &k, &v], Vec::new());
+        let out =
+            self.options.with(learned, learned_layout, |attn| forward(attn, [q, kv, kv], layouts, Some(&mut lse)))?;
+        self.lse.get_or_init(|| lse);
+        Ok(out)
     }
 
     fn bwd(
@@ -139,8 +167,8 @@ impl<O: Taking + Send + Sync> CustomOp3 for Op<O> {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let [k, v] = self.parts(kv.dim(3)?).map(|(start, len)| kv.narrow(3, start, len));
         let (k, v) = (k?, v?);
-        let lse = self.lse.lock().unwrap_or_else(PoisonError::into_inner);
-        let saved = Saved { q, k: &k, v: &v, out, lse: &lse, dy };
+        let lse = self.lse.get().map_or(&[][..], Vec::as_slice);
+        let saved = Saved { q, k: &k, v: &v, out, lse, dy };
         let mut gradient = vec![0.0; learned.elem_count()];
         let [dq, dk, dv] = reading("what is learned", learned, |storage, layout| {
             let to = O::gradient(layout, &mut gradient)?;

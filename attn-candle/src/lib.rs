@@ -30,6 +30,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+pub use attn_core;
+
 mod backward;
 mod forward;
 mod graph;
@@ -44,7 +46,7 @@ use candle_core::{Result, Tensor, bail};
 
 use forward::Op;
 use graph::{Graph, Kept, Masked, Options};
-use learned::Taking;
+use learned::{LearnedOp, WithSinks, sinks_of};
 use tensors::reading;
 
 /// Attention with candle's arguments: `softmax(softcap(scale·q·kᵀ) + mask)·v`.
@@ -81,7 +83,7 @@ pub fn sdpa(
     }
     check_dtypes([q, k, v])?;
     match mask {
-        Some(mask) if mask.track_op() => learned::Op::apply(learned::Mask(attn), [q, k, v], mask),
+        Some(mask) if mask.track_op() => LearnedOp::apply(learned::Mask(attn), [q, k, v], mask),
         mask => apply(Masked { attn, mask: mask.cloned() }, [q, k, v]),
     }
 }
@@ -156,7 +158,7 @@ where
 /// ```
 ///
 /// # Errors
-/// As [`differentiable`]; sinks of another size or type, naming both.
+/// As [`differentiable`]; sinks of another size or type, naming both; options that have sinks themselves.
 pub fn with_sinks<D, M, F>(sinks: &Tensor, data: D, options: F, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>
 where
     D: Send + Sync + 'static,
@@ -164,11 +166,12 @@ where
     F: for<'a> Fn(&'a D) -> Attention<'a, M> + Send + Sync + 'static,
 {
     check_dtypes([q, k, v])?;
-    let options = learned::Sinks(Kept::new(data, options));
-    if [sinks, q, k, v].iter().any(|x| x.track_op()) {
-        return learned::Op::apply(options, [q, k, v], sinks);
+    let options = Kept::new(data, options);
+    if sinks.track_op() {
+        return LearnedOp::apply(learned::Sinks(options), [q, k, v], sinks);
     }
-    reading("sinks", sinks, |storage, layout| options.with(storage, layout, |attn| attention(attn, q, k, v)))
+    let sinks = reading("sinks", sinks, sinks_of)?;
+    apply(WithSinks { options, sinks }, [q, k, v])
 }
 
 /// As [`attention`], with the log-sum-exp of each row: f32, `(batch, q_heads, q_len)`; −∞ for a row that sees no key.

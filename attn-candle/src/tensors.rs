@@ -38,16 +38,22 @@ pub(crate) fn shape([q, k, v]: [&Layout; 3]) -> Result<AttnShape> {
     AttnShape::new(sizes("q", q)?, sizes("k", k)?, sizes("v", v)?).map_err(Error::wrap)
 }
 
-/// A tensor where it lies. One of fewer axes broadcasts over the missing ones, which stand first.
-pub(crate) fn view<'a, T: Copy>(name: &str, data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
-    let (dims, strides) = (layout.dims(), layout.stride());
+/// The four sizes of a tensor of at most four axes; the missing ones stand first.
+pub(crate) fn padded(name: &str, layout: &Layout) -> Result<[usize; 4]> {
+    let dims = layout.dims();
     let Some(missing) = 4usize.checked_sub(dims.len()) else {
         bail!("attn: {name} has {} axes; at most 4 are wanted", dims.len());
     };
-    let (mut sizes, mut steps) = ([1; 4], [0; 4]);
-    for (axis, (&size, &stride)) in dims.iter().zip(strides).enumerate() {
-        sizes[missing + axis] = size;
-        steps[missing + axis] = isize::try_from(stride).map_err(Error::wrap)?;
+    let mut sizes = [1; 4];
+    sizes[missing..].copy_from_slice(dims);
+    Ok(sizes)
+}
+
+/// A tensor where it lies. One of fewer axes broadcasts over the missing ones, which stand first.
+pub(crate) fn view<'a, T: Copy>(name: &str, data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
+    let (sizes, mut steps) = (padded(name, layout)?, [0; 4]);
+    for (step, &stride) in steps.iter_mut().rev().zip(layout.stride().iter().rev()) {
+        *step = isize::try_from(stride).map_err(Error::wrap)?;
     }
     View::strided(data, sizes, steps, layout.start_offset()).map_err(Error::wrap)
 }

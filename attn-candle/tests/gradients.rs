@@ -287,6 +287,10 @@ fn sinks_have_a_gradient() -> Result<()> {
         assert!(words.iter().all(|word| text.to_string().contains(word)), "{text}");
     };
     says(&Tensor::zeros(3, DType::F32, &Device::Cpu)?, &["sinks", "3", "2"]);
+    let two = Tensor::zeros(2, DType::F32, &Device::Cpu)?;
+    let text = attn_candle::with_sinks(&two, vec![1.0, 2.0], |sinks| Attention::new().sinks(sinks), &x, &x, &x);
+    let text = text.expect_err("sinks twice").to_string();
+    assert!(text.contains("the options have sinks"), "{text}");
     says(&Tensor::zeros((2, 1), DType::F32, &Device::Cpu)?, &["2 axes", "(q_heads)"]);
     says(&Tensor::zeros(2, DType::U32, &Device::Cpu)?, &["U32"]);
     Ok(())

@@ -145,7 +145,8 @@ fn report(args: &Args, done: &Checkpoint) -> Result<()> {
     let both = done.losses.len().min(theirs.losses.len());
     let apart = |steps: usize| {
         let pairs = done.losses.iter().zip(&theirs.losses).take(steps);
-        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        let apart = pairs.map(|(a, b)| (a - b).abs());
+        apart.fold(0.0, |worst: f32, off| if off.is_nan() { f32::INFINITY } else { worst.max(off) })
     };
     println!(
         "torch: loss {:.4}; {:.0} ms a step; largest difference {:.1e} in the first 100 steps, {:.1e} in all {both}",

@@ -45,6 +45,18 @@ fn a_run_that_goes_on_is_one_that_did_not_end() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("pieces of other sizes"), "{text}");
 
+    // So is one of a text that differs in a letter.
+    for (text, fresh) in [("abcd".repeat(20), true), ("abdc".repeat(20), false)] {
+        let file = parts.join("text");
+        std::fs::write(&file, text).unwrap();
+        let same = ["train", "--steps", "1", "--batch", "2", "--context", "32", "--sample", "0", "--text"];
+        let mut again = Command::new(env!("CARGO_BIN_EXE_attn-demo"));
+        again.args(same).arg(&file).arg("--out").arg(&parts).args(fresh.then_some("--fresh"));
+        let output = again.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() == fresh && text.contains("another text") != fresh, "{text}");
+    }
+
     // Begun anew, it begins where the first one did.
     assert_eq!(train(&parts, 2, &["--sample", "0", "--fresh"]).0, losses[..2]);
     let _ = (std::fs::remove_dir_all(whole), std::fs::remove_dir_all(parts));

@@ -33,6 +33,7 @@ impl Checkpoint {
         tensors.insert("times".to_owned(), numbers(&self.times)?);
         tensors.insert("letters".to_owned(), lessons.letters()?);
         tensors.insert("pieces".to_owned(), lessons.pieces()?);
+        tensors.insert("text".to_owned(), lessons.ids()?);
         let new = path.with_extension("new");
         safetensors::save(&tensors, &new)?;
         std::fs::rename(&new, path).with_context(|| path.display().to_string())
@@ -45,7 +46,7 @@ impl Checkpoint {
         let same =
             |name: &str, now: Tensor| -> Result<bool> { Ok(tensor(name)?.to_vec1::<u32>()? == now.to_vec1::<u32>()?) };
         ensure!(
-            same("letters", lessons.letters()?)? && same("pieces", lessons.pieces()?)?,
+            same("letters", lessons.letters()?)? && same("pieces", lessons.pieces()?)? && same("text", lessons.ids()?)?,
             "{} learned another text, or pieces of other sizes; --fresh begins anew",
             path.display()
         );
@@ -73,9 +74,13 @@ impl Lessons<'_> {
         Ok(Tensor::from_iter(letters, &Device::Cpu)?)
     }
 
-    /// The sizes of the pieces, and of the text that they are cut from.
+    /// The sizes of the pieces.
     fn pieces(&self) -> Result<Tensor> {
-        let [batch, context] = self.pieces;
-        Ok(Tensor::from_iter([batch, context, self.text.len()].map(|n| n as u32), &Device::Cpu)?)
+        Ok(Tensor::from_iter(self.pieces.map(|n| n as u32), &Device::Cpu)?)
+    }
+
+    /// The text that they are cut from, letter by letter.
+    fn ids(&self) -> Result<Tensor> {
+        Ok(Tensor::new(self.text.ids(), &Device::Cpu)?)
     }
 }
