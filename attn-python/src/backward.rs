@@ -1,5 +1,7 @@
 //! Gradients from Python, by the kernels.
 
+use std::borrow::Cow;
+
 use attn_core::backward::Gradients;
 use attn_core::half::{bf16, f16};
 use attn_core::{AttnShape, Bias, Layout, ViewMut};
@@ -7,7 +9,7 @@ use attn_simd::KernelElement;
 use attn_simd::backward::Inputs as Saved;
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::call::{Inputs, same_kind, with_kind};
 use crate::fold::Fold;
@@ -42,7 +44,7 @@ pub(crate) fn backward<'py>(
         return Err(PyTypeError::new_err(format!("lse is {}, float32 is wanted", lse.kind.name())));
     }
     expect(&lse, &inputs.sizes(&[whole.q_len]))?;
-    let rows = contiguous(&lse)?;
+    let rows = &*side_by_side(&lse);
     let like = |tensor: &Tensor<'_>| empty(query, tensor.kind, false, shape(tensor));
     let objects = [like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?];
     let [dq, dk, dv] = [&objects[0], &objects[1], &objects[2]].map(|object| read("gradient", object));
@@ -58,15 +60,19 @@ pub(crate) fn backward<'py>(
     for object in objects {
         found.push(handed(query, object)?);
     }
-    if options.has_sinks() {
-        found.push(PyList::new(py, sinks)?.into_any());
-    }
-    if let (Some(mask), Some(bias)) = (mask, bias) {
-        let object = empty(query, Kind::F32, false, shape(mask))?;
+    let mut push = |shape: &[usize], numbers: Vec<f64>| -> PyResult<()> {
+        let object = empty(query, Kind::F32, false, shape)?;
         let mut to = Out::new(read("gradient", &object)?, &[])?;
         let to = to.slice_mut::<f32>().unwrap_or_default();
-        to.iter_mut().zip(bias).for_each(|(to, x)| *to = x as f32);
+        to.iter_mut().zip(numbers).for_each(|(to, x)| *to = x as f32);
         found.push(handed(query, object)?);
+        Ok(())
+    };
+    if options.has_sinks() {
+        push(&[whole.q_heads], sinks)?;
+    }
+    if let (Some(mask), Some(bias)) = (mask, bias) {
+        push(shape(mask), bias)?;
     }
     PyTuple::new(py, found)
 }
@@ -93,12 +99,18 @@ fn expect(tensor: &Tensor<'_>, wanted: &[usize]) -> PyResult<()> {
     Err(PyValueError::new_err(format!("{name} has the shape {found:?}, {wanted:?} is wanted")))
 }
 
-/// The numbers of an lse, which the kernels read side by side.
-fn contiguous<'a>(lse: &'a Tensor<'_>) -> PyResult<&'a [f32]> {
-    if !lse.is_contiguous() {
-        return Err(PyValueError::new_err("lse is not contiguous"));
+/// The numbers of an lse, in order: in a copy if they lie otherwise.
+fn side_by_side<'a>(lse: &'a Tensor<'_>) -> Cow<'a, [f32]> {
+    let all = lse.slice::<f32>().unwrap_or_default();
+    if lse.is_contiguous() {
+        return Cow::Borrowed(all);
     }
-    lse.slice::<f32>().ok_or_else(|| PyTypeError::new_err("lse is not float32"))
+    let mut places = vec![lse.offset];
+    for (&size, &stride) in lse.sizes.iter().zip(&lse.strides) {
+        let along = |&place: &usize| (0..size as isize).map(move |n| place.wrapping_add_signed(n * stride));
+        places = places.iter().flat_map(along).collect();
+    }
+    Cow::Owned(places.iter().filter_map(|&place| all.get(place)).copied().collect())
 }
 
 /// Computes all calls, without the interpreter's lock.

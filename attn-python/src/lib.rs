@@ -107,7 +107,7 @@ mod module {
         attn_mask: Option<&Bound<'py, PyAny>>,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -149,7 +149,7 @@ mod module {
         attn_mask: Option<&Bound<'py, PyAny>>,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -162,8 +162,8 @@ mod module {
     /// The gradients of Σ out·grad_out by query, key and value, and by the sinks if there are any.
     ///
     /// out and lse are those of `sdpa(..., return_lse=True)` with the same arguments; grad_out has the shape and type
-    /// of out. Returns (grad_query, grad_key, grad_value), of query's type, and with sinks a float64 list of (q_heads,)
-    /// behind. With return_dmask the gradient of attn_mask comes last: float32, of its shape, summed over the axes
+    /// of out. Returns (grad_query, grad_key, grad_value), of query's type. With sinks a fourth one follows, float32 of
+    /// (q_heads,). With return_dmask the gradient of attn_mask comes last: float32, of its shape, summed over the axes
     /// along which it is broadcast.
     ///
     /// >>> import attn, numpy as np
@@ -192,7 +192,7 @@ mod module {
         attn_mask: Option<&Bound<'py, PyAny>>,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
@@ -228,7 +228,7 @@ mod module {
         attn_mask: Option<&Bound<'py, PyAny>>,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<String> {
@@ -265,7 +265,7 @@ mod module {
         attn_mask: Option<&Bound<'py, PyAny>>,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         enable_gqa: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<String> {

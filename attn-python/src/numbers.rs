@@ -3,7 +3,7 @@
 use attn_core::Align;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::{PyBool, PyFloat, PyString};
 
 use crate::tensor::{Library, library, refuse_gradient, type_name};
 
@@ -50,8 +50,11 @@ pub(crate) fn seed(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     })
 }
 
-/// A number.
+/// A number. One of torch that records gradients is refused: there are none by it.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if !value.is_instance_of::<PyFloat>() && library(value) == Library::Torch {
+        refuse_gradient(name, value)?;
+    }
     value.extract().map_err(|_| PyTypeError::new_err(format!("{name} is {}, a number is wanted", type_name(value))))
 }
 

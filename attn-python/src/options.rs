@@ -67,10 +67,11 @@ impl Options {
         function: &str,
         dropout_p: f64,
         is_causal: bool,
-        scale: Option<f64>,
+        scale: Option<&Bound<'py, PyAny>>,
         keywords: Option<&Bound<'py, PyDict>>,
         mut own: impl FnMut(&str, &Bound<'py, PyAny>) -> PyResult<bool>,
     ) -> PyResult<Self> {
+        let scale = scale.map(|scale| number("scale", scale)).transpose()?;
         let mut this = Self { scale, dropout_p: dropout_p as f32, ..Self::default() };
         if is_causal {
             this.causal = Some(Align::TopLeft);

@@ -115,6 +115,19 @@ def test_gradients_are_not_lost():
     alibi = torch.zeros(q.shape[1], requires_grad=True)
     with pytest.raises(NotImplementedError, match="the gradient of alibi"):
         attn.torch.sdpa(q, k, v, alibi=alibi, is_causal=True)
+    for name in ("scale", "softcap", "temperature"):
+        learned = {name: torch.tensor(0.5, requires_grad=True)}
+        with pytest.raises(NotImplementedError, match=f"the gradient of {name}"):
+            attn.torch.sdpa(q, k, v, **learned)
+        with pytest.raises(ValueError, match=f"{name} requires grad"):
+            attn.sdpa(q.detach(), k, v, **learned)
+        with torch.no_grad():
+            assert torch.equal(attn.torch.sdpa(q, k, v, **learned), attn.sdpa(q, k, v, **{name: 0.5}))
+    sinks = [torch.tensor(0.1 * head, requires_grad=True) for head in range(q.shape[1])]
+    attn.torch.sdpa(q, k, v, sinks=sinks).sum().backward()
+    one = torch.tensor([float(sink) for sink in sinks], requires_grad=True)
+    attn.torch.sdpa(q, k, v, sinks=one).sum().backward()
+    assert torch.equal(torch.stack([sink.grad for sink in sinks]), one.grad) and one.grad.abs().max() > 0
     with torch.no_grad():  # none are recorded, so none are lost
         assert torch.equal(attn.sdpa(q, k, v), attn.sdpa(q.detach(), k, v))
 

@@ -70,7 +70,7 @@ def _backward(grad_out, query, key, value, out, lse, *given, **named):
     with torch.no_grad():
         found = _attn.sdpa_backward(grad_out, query, key, value, out, lse, **options)
     sinks, mask = options.get("sinks"), options.get("attn_mask")
-    dsinks = query.new_empty(0) if sinks is None else torch.tensor(found[3], dtype=sinks.dtype)
+    dsinks = query.new_empty(0) if sinks is None else found[3].to(sinks.dtype)
     dmask = found[-1].to(mask.dtype) if options.get("return_dmask") else query.new_empty(0)
     return *found[:3], dsinks, dmask
 

@@ -56,7 +56,7 @@ def _gradients(ctx, grad_out, _):
         return *found, dmask if by_mask else None, dsinks if by_sinks else None, None
     found = _attn.sdpa_backward(*tensors, mask, sinks=sinks, return_dmask=by_mask, **ctx.options)
     return (*found[:3], found[-1].to(mask.dtype) if by_mask else None,
-            torch.tensor(found[3], dtype=sinks.dtype) if by_sinks else None, None)
+            found[3].to(sinks.dtype) if by_sinks else None, None)
 
 
 class Attention(torch.autograd.Function):

@@ -51,14 +51,17 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
                      cu_seqlens_k=cu_seqlens_k, seed=seed, threads=threads, dropout_p=dropout_p, precision=precision,
                      reproducible=reproducible)
         options.update((name, option) for name, option in named.items() if option is not None)
-        if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("not supported: the gradient of alibi")
+        for name, option in (("alibi", alibi), ("softcap", softcap), ("temperature", temperature)):
+            _refuse_gradient(name, option)
         if isinstance(alibi, bool):
             options["alibi"] = _slopes(query.shape[-3] if query.dim() > 2 else 1) if alibi else None
         if dropout_p > 0.0 and seed is None:
             options["seed"] = torch.randint(2**62, ())
+    if isinstance(scale, torch.Tensor):
+        _refuse_gradient("scale", scale)
     if sinks is not None and not isinstance(sinks, torch.Tensor):
-        sinks = torch.as_tensor(sinks)
+        each = any(isinstance(sink, torch.Tensor) for sink in sinks)
+        sinks = torch.stack([torch.as_tensor(sink) for sink in sinks]) if each else torch.as_tensor(sinks)
     lead = query.shape[:-3]
     if len(lead) > 1:
         query, key, value = (_folded(name, tensor, lead) for name, tensor in
@@ -97,6 +100,12 @@ def _computed(query, key, value, mask, sinks, options, return_lse):
         return _recorded.Attention.apply(*tensors, options)
     found = _attn.sdpa(query, key, value, mask, sinks=sinks, return_lse=return_lse, **options)
     return found if return_lse else (found, None)
+
+
+def _refuse_gradient(name: str, option) -> None:
+    """Refuses a tensor that would silently not be trained."""
+    if isinstance(option, torch.Tensor) and option.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"not supported: the gradient of {name}")
 
 
 def _called(query, key, value, mask, sinks, options):
