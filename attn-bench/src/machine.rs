@@ -6,6 +6,8 @@ use std::process::Command;
 use attn_simd::Level;
 use serde::{Deserialize, Serialize};
 
+use crate::probe;
+
 /// The machine, the build and the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
@@ -35,7 +37,15 @@ pub struct Machine {
     pub date: String,
     /// Average number of busy threads over the minute before the run, if known: above 0, others were using the machine.
     pub load_before: Option<String>,
+    /// How much of its best rate of multiply-adds this thread had in half of the moments before the run, in percent.
+    /// Far below 100, something that no load shows slows the processor: another thread of the same core, as the
+    /// neighbours of a virtual machine have, or a clock that moves.
+    #[serde(default)]
+    pub steady_before: Option<u32>,
 }
+
+/// Below this share of its best rate a processor is not steady, in percent.
+const STEADY: u32 = 90;
 
 impl Machine {
     /// Reads the facts of this machine. A fact that cannot be read is left out.
@@ -56,15 +66,22 @@ impl Machine {
             load_before: std::fs::read_to_string("/proc/loadavg")
                 .ok()
                 .and_then(|s| s.split_whitespace().next().map(str::to_string)),
+            steady_before: Some((100.0 * probe::steadiness(level, 0.1)) as u32),
         }
     }
 
     /// A warning if others were using the machine before the run: then times are too high and shares too low.
     pub fn disturbed(&self) -> Option<String> {
-        let load: f64 = self.load_before.as_ref()?.parse().ok()?;
-        let text =
-            format!("Other programs were using this machine (load {load:.1} before the run): times may be too high.");
-        (load > 0.5).then_some(text)
+        let load = self.load_before.as_ref().and_then(|load| load.parse::<f64>().ok()).filter(|&load| load > 0.5);
+        if let Some(load) = load {
+            let by = format!("Other programs were using this machine (load {load:.1} before the run)");
+            return Some(format!("{by}: times may be too high."));
+        }
+        let steady = self.steady_before.filter(|&steady| steady < STEADY)?;
+        Some(format!(
+            "The processor was not steady: before the run its multiply-adds had {steady} % of their best rate in half of \
+             the moments. Another thread of the core may be busy, as in a virtual machine: times may be too high."
+        ))
     }
 
     /// Name and value of each fact, for tables.
@@ -79,6 +96,7 @@ impl Machine {
             ("Level measured", self.level.clone()),
             ("Threads (parallel)", self.threads.to_string()),
             ("Load before", self.load_before.clone().unwrap_or_else(unknown)),
+            ("Steadiness before", self.steady_before.map_or_else(unknown, |steady| format!("{steady} %"))),
             ("Compiler", self.rustc.clone()),
             ("Build", self.flags.clone()),
             ("Revision", self.revision.clone().unwrap_or_else(unknown)),
@@ -158,5 +176,8 @@ mod tests {
         for calm in [None, Some("0.20"), Some("?")] {
             assert_eq!(with_load(calm).disturbed(), None);
         }
+        let steady = |steady| Machine { steady_before: steady, ..with_load(Some("0.10")) };
+        assert!(steady(Some(55)).disturbed().unwrap().contains("55 %"));
+        assert_eq!([steady(Some(97)).disturbed(), steady(None).disturbed()], [None, None]);
     }
 }

@@ -32,3 +32,26 @@ pub fn read_rate(level: Level, bytes: usize, seconds: f64) -> f64 {
 pub fn fma_peak_of_pool(level: Level, pool: &ThreadPool, seconds: f64) -> f64 {
     pool.broadcast(|_| fma_peak(level, seconds)).iter().sum()
 }
+
+/// The median rate of multiply-adds over about `seconds`, in pieces of some tens of microseconds, as a share of the
+/// best.
+pub fn steadiness(level: Level, seconds: f64) -> f64 {
+    fma_peak(level, 0.2 * seconds); // the clock rises first
+    let (start, mut rates) = (Instant::now(), Vec::new());
+    while rates.is_empty() || start.elapsed().as_secs_f64() < seconds {
+        rates.push(fma_peak(level, 0.0)); // one piece
+    }
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2] / rates[rates.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_at_most_the_best() {
+        let share = steadiness(Level::detect(), 0.001);
+        assert!(share > 0.0 && share <= 1.0, "{share}");
+    }
+}

@@ -322,7 +322,8 @@ typedef struct AttnOptions {
 } AttnOptions;
 
 /* Where attn_backward() writes gradients: all are overwritten, not added to. dq, dk and dv share one dtype: f32, f16
- * or bf16. */
+ * or bf16. They may have any strides, but the memory from the first to the last element of one must not meet that of
+ * another: dq, dk and dv side by side in each token of one buffer are ATTN_STATUS_OVERLAP. */
 typedef struct AttnGradients {
   /* sizeof(AttnGradients) */
   size_t struct_size;
@@ -332,7 +333,7 @@ typedef struct AttnGradients {
   const struct AttnTensor *dk;
   /* The shape of v: summed over the query heads of a group. */
   const struct AttnTensor *dv;
-  /* One per query head, for AttnOptions.sinks; null for none. */
+  /* One per query head, for AttnOptions.sinks: zeros if these are null. Null for none. */
   double *dsinks;
   /* Entries in dsinks: q_heads. */
   size_t dsinks_len;

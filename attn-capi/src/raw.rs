@@ -259,7 +259,9 @@ pub(crate) unsafe fn backward<'a>(
         measured([dq, dk, dv, dbias])?;
         let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
         let [out, dout] = [input("out", out, extents)?, input("dout", dout, extents)?];
-        address("lse", lse)?;
+        if lse_len > 0 {
+            address("lse", lse)?;
+        }
         let lse = table("lse", lse, lse_len, extents)?.unwrap_or_default();
         let [dq, dk, dv] = [output("dq", dq, extents)?, output("dk", dk, extents)?, output("dv", dv, extents)?];
         let dsinks = table_mut("dsinks", dsinks, dsinks_len, extents)?;

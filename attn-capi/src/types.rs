@@ -272,7 +272,8 @@ pub struct AttnQueries {
 }
 
 /// Where attn_backward() writes gradients: all are overwritten, not added to. dq, dk and dv share one dtype: f32, f16
-/// or bf16.
+/// or bf16. They may have any strides, but the memory from the first to the last element of one must not meet that of
+/// another: dq, dk and dv side by side in each token of one buffer are ATTN_STATUS_OVERLAP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttnGradients {
@@ -284,7 +285,7 @@ pub struct AttnGradients {
     pub dk: *const AttnTensor,
     /// The shape of v: summed over the query heads of a group.
     pub dv: *const AttnTensor,
-    /// One per query head, for AttnOptions.sinks; null for none.
+    /// One per query head, for AttnOptions.sinks: zeros if these are null. Null for none.
     pub dsinks: *mut f64,
     /// Entries in dsinks: q_heads.
     pub dsinks_len: usize,

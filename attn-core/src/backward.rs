@@ -47,12 +47,13 @@ use crate::error::{AttnError, Result};
 use crate::options::Attention;
 use crate::score::Problem;
 use crate::score_mod::Mods;
-use crate::shape::{At, AttnShape, check_same};
+use crate::shape::{At, AttnShape, check_axes};
 use crate::view::View;
 
 use accumulate::Saved;
 use inputs::Inputs;
 pub use outputs::Gradients;
+use outputs::{DY, OUT};
 
 /// Elements of scratch that [`gradients`] needs: one row of `dq`, and `dk` and `dv` of one key/value head.
 ///
@@ -88,7 +89,7 @@ pub fn gradients<T: Element, G: Element, O: Element, M: Mods>(
 ) -> Result<()> {
     let problem = Problem::new(attn, q.sizes(), k.sizes(), v.sizes())?;
     let shape = *problem.shape();
-    check_same("dy against the output", shape.output(), dy.sizes())?;
+    check_axes(DY, shape.output(), dy.sizes())?;
     gradients.check(&shape)?;
     AttnError::check_len("backward scratch", scratch_len(&shape)?, scratch.len())?;
     let inputs = Inputs { q, k, v, dy };
@@ -112,8 +113,8 @@ pub fn gradients_saved<T: Element, G: Element, R: Real, O: Element, M: Mods>(
 ) -> Result<()> {
     let problem = Problem::new(attn, inputs.q.sizes(), inputs.k.sizes(), inputs.v.sizes())?;
     let shape = *problem.shape();
-    check_same("dy against the output", shape.output(), inputs.dy.sizes())?;
-    check_same("out against the output", shape.output(), saved.out.sizes())?;
+    check_axes(DY, shape.output(), inputs.dy.sizes())?;
+    check_axes(OUT, shape.output(), saved.out.sizes())?;
     AttnError::check_size("lse against the rows", shape.rows(), saved.lse.len())?;
     gradients.check(&shape)?;
     AttnError::check_len("backward scratch", scratch_len(&shape)?, scratch.len())?;

@@ -179,5 +179,11 @@ pub const fn product(sizes: &[usize]) -> Option<usize> {
 
 /// `Ok` if two shapes are the same.
 pub fn check_same(what: &'static str, expected: [usize; 4], found: [usize; 4]) -> Result<()> {
-    expected.into_iter().zip(found).try_for_each(|(expected, found)| AttnError::check_size(what, expected, found))
+    check_axes([what; 4], expected, found)
+}
+
+/// As [`check_same`], with a text for each axis.
+pub fn check_axes(what: [&'static str; 4], expected: [usize; 4], found: [usize; 4]) -> Result<()> {
+    let sizes = expected.into_iter().zip(found);
+    what.into_iter().zip(sizes).try_for_each(|(what, (expected, found))| AttnError::check_size(what, expected, found))
 }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attn_core::backward::Gradients;
 use attn_core::score_mod::Mods;
-use attn_core::{Attention, AttnShape, Element, Result, ViewMut};
-use attn_simd::backward::{BiasCall, Call, Inputs, Plan, SinksCall, Sweep};
+use attn_core::{Attention, AttnShape, Element, Result};
+use attn_simd::backward::{Call, Inputs, Plan, Sweep};
 use attn_simd::{KernelElement, Level, Line, Workspace};
 
 use crate::scratch::{self, Round, Scratch};
@@ -35,8 +35,22 @@ pub(crate) fn run<T: KernelElement, G: KernelElement, O: Element, M: Mods + Sync
                     scratch.with(heads.scratch_lines(), |lines| heads.work(lines))
                 }),
                 Sweep::Parts(call, dq, sums) => parts(useful(call.parts()), &scratch, call, (dq, sums)),
-                Sweep::Bias(bias, to) => pieces(useful(bias.pieces()), &scratch, bias, to),
-                Sweep::Sinks(sinks, to) => heads(useful(sinks.heads()), &scratch, sinks, to),
+                Sweep::Bias(bias, to) => {
+                    let to = Mutex::new(to);
+                    each(useful(bias.pieces()), (&scratch, bias.scratch_lines()), 0..bias.pieces(), |piece, lines| {
+                        let piece = bias.compute(piece, lines)?;
+                        piece.write(&mut lock(&to));
+                        Ok(())
+                    })
+                }
+                Sweep::Sinks(sinks, to) => {
+                    let bytes = shape.rows() as f64 * shape.value_dim as f64 * 2.0 * size_of::<G>() as f64;
+                    let threads = worth::in_pool(threads.min(to.len()).min(worth::reading_bytes(bytes)));
+                    each(threads, (&scratch, sinks.scratch_lines()), to.iter_mut().enumerate(), |(head, to), lines| {
+                        *to = sinks.compute(head, lines)?;
+                        Ok(())
+                    })
+                }
                 Sweep::Write(writing) => on_threads(useful(usize::MAX), &|| {
                     writing.work();
                     Ok(())
@@ -61,39 +75,30 @@ fn parts(threads: usize, scratch: &Round<'_>, call: &Call<'_>, (dq, sums): (&mut
                     left.1 = rest;
                     (part, dq)
                 };
-                let done = heads.part(call, part, dq, &mut own, lines);
-                heads.failed.fetch_or(done.is_err(), Ordering::Relaxed);
-                done?;
+                // If this part panics, the others end, too.
+                let ended = Ended(&heads.failed);
+                heads.part(call, part, dq, &mut own, lines)?;
+                std::mem::forget(ended);
             }
             Ok(())
         })
     })
 }
 
-/// Computes and writes all pieces of the gradient of a bias.
-fn pieces(threads: usize, scratch: &Round<'_>, bias: &BiasCall<'_, '_>, to: &mut ViewMut<'_, f64>) -> Result<()> {
-    let (left, to) = (Mutex::new(0..bias.pieces()), Mutex::new(to));
+/// Hands each item to one of the threads, with `lines` of scratch.
+fn each<I>(
+    threads: usize,
+    (scratch, lines): (&Round<'_>, usize),
+    items: impl Iterator<Item = I> + Send,
+    work: impl Fn(I, &mut [Line]) -> Result<()> + Sync,
+) -> Result<()> {
+    let left = Mutex::new(items);
     on_threads(threads, &|| {
-        scratch.with(bias.scratch_lines(), |lines| {
+        scratch.with(lines, |lines| {
             loop {
                 let next = lock(&left).next();
-                let Some(piece) = next else { return Ok(()) };
-                let piece = bias.compute(piece, lines)?;
-                piece.write(&mut lock(&to));
-            }
-        })
-    })
-}
-
-/// Computes the gradients of the sinks of all heads.
-fn heads(threads: usize, scratch: &Round<'_>, sinks: &SinksCall<'_>, to: &mut [f64]) -> Result<()> {
-    let left = Mutex::new(to.iter_mut().enumerate());
-    on_threads(threads, &|| {
-        scratch.with(sinks.scratch_lines(), |lines| {
-            loop {
-                let next = lock(&left).next();
-                let Some((head, to)) = next else { return Ok(()) };
-                *to = sinks.compute(head, lines)?;
+                let Some(item) = next else { return Ok(()) };
+                work(item, lines)?;
             }
         })
     })
@@ -104,7 +109,7 @@ struct Heads<'s> {
     all: Vec<Mutex<Head<'s>>>,
     /// Memory of sums that were early.
     spare: Mutex<Vec<Workspace>>,
-    /// Whether a part has failed: no other need be begun.
+    /// Whether a part has failed or panicked: no other need be begun.
     failed: AtomicBool,
 }
 
@@ -189,6 +194,15 @@ impl Head<'_> {
             lock(spare).push(sums);
         }
         Ok(())
+    }
+}
+
+/// Sets its flag when it is dropped.
+struct Ended<'f>(&'f AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

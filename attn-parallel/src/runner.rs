@@ -187,7 +187,8 @@ impl<'w> Runner<'w> {
 
     /// Computes in scratch of the caller's, one workspace for each thread, and on no more threads than there are
     /// workspaces (none: [`AttnError::TooShort`]). A workspace that is large enough is not allocated again: with one,
-    /// or after a first call, a forward call allocates nothing but what the pool takes to wake its threads.
+    /// or after a first call, a forward call allocates nothing but what the pool takes to wake its threads. Gradients
+    /// are summed in memory of the threads' own.
     pub const fn workspaces(mut self, workspaces: &'w mut [Workspace]) -> Self {
         self.workspaces = Some(workspaces);
         self

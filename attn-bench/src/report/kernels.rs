@@ -20,8 +20,10 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
     });
     for level in levels {
         let results: Vec<&KernelResult> = report.results.iter().filter(|r| r.level == level).collect();
-        parts.push(Section::part(Weight::Main, format!("Level {level}"), SPEED, speed(&results)));
-        if results.iter().any(|r| !r.peers.is_empty()) {
+        let beside = if results.iter().any(|r| !r.peers.is_empty()) { BESIDE } else { "" };
+        let text = format!("{SPEED}{beside}");
+        parts.push(Section::part(Weight::Main, format!("Level {level}"), text, speed(&results)));
+        if results.iter().any(|r| !r.peers.is_empty() || r.error.is_some()) {
             let title = format!("Error and memory, level {level}");
             parts.push(Section::part(Weight::Detail, title, ERROR, errors(&results)));
         }
@@ -32,7 +34,10 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
     let subject = if report.results.iter().any(|r| r.kernel.what == What::Backward) { "Gradients" } else { "Kernels" };
     Document {
         title: format!("{subject}, {threads} thread{}", if threads == 1 { "" } else { "s" }),
-        subject: format!("{} cases", report.results.len()),
+        subject: match report.results.len() {
+            1 => "1 case".into(),
+            count => format!("{count} cases"),
+        },
         cards: Vec::new(),
         parts,
         machine: report.machine.clone(),
@@ -42,8 +47,9 @@ pub fn document(report: &KernelReport, earlier: Option<&Comparison>) -> Document
 
 const SPEED: &str = "Sizes are batch × heads (key/value heads) × queries (keys) × head_dim. Rates count \
     4·B·H·Sq·Skv·D FLOPs, those of backward calls 10·B·H·Sq·Skv·D, halved where causal. The peak is a loop of \
-    multiply-adds, measured beside each sample. NAME / ours: that library's time divided by ours on the same inputs, \
-    in turn with it.";
+    multiply-adds, measured beside each sample.";
+
+const BESIDE: &str = " NAME / ours: that library's time divided by ours on the same inputs, in turn with it.";
 
 const ERROR: &str = "Largest error against the reference in f64, in the outputs of each head's last queries or the \
     gradients of the first key/value head | growth of the resident set over a call.";

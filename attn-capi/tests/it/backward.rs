@@ -150,6 +150,19 @@ fn a_mask_function_is_heeded() {
     case.agree("mask_mod", &attn, attn_testing::tolerance::GRADIENT_F32);
 }
 
+/// As tensors without elements, the lse of no rows may be null.
+#[test]
+fn no_rows_need_no_lse() {
+    let case = Case::<f32>::new(options(), AttnDtype::F32);
+    let nothing = [Q, OUT].map(|[batch, heads, _, dim]| tensor::<f32>(&[], AttnDtype::F32, [batch, heads, 0, dim]));
+    let empty = |call: &mut c::Backward, to: &mut AttnGradients| {
+        (call.q, call.out, call.dout, to.dq) = (nothing[0], nothing[1], nothing[1], &raw const nothing[0]);
+        call.lse = (std::ptr::null(), 0);
+    };
+    let [_, dk, dv, dsinks] = case.run(empty).unwrap_or_else(|status| panic!("{status:?}, {}", c::last_error()));
+    assert!(dk.iter().chain(&dv).chain(&dsinks).all(|&x| x == 0.0));
+}
+
 /// The square of a score, times tenths that the address of `user_data` counts.
 extern "C-unwind" fn squared(score: f64, _: usize, _: usize, _: usize, _: usize, data: *mut std::ffi::c_void) -> f64 {
     score * score * data.addr() as f64 / 10.0
@@ -233,12 +246,13 @@ fn what_does_not_fit_is_refused_and_nothing_is_written() {
         2.0 * score
     }
     let null = std::ptr::null();
-    refuses(AttnStatus::NullPointer, &["lse is null"], |call, _| call.lse = (null, 0));
+    refuses(AttnStatus::NullPointer, &["lse is null"], |call, _| call.lse.0 = null);
+    refuses(AttnStatus::Shape, &["lse", "56", "0"], |call, _| call.lse = (null, 0));
     refuses(AttnStatus::NullPointer, &["dq is null"], |_, to| to.dq = std::ptr::null());
     refuses(AttnStatus::Shape, &["lse", "56", "55"], |call, _| call.lse.1 -= 1);
-    refuses(AttnStatus::Shape, &["out", "7", "6"], |call, _| call.out.shape[2] = 6);
-    refuses(AttnStatus::Shape, &["dy", "5", "4"], |call, _| call.dout.shape[3] = 4);
-    refuses(AttnStatus::Shape, &["dk", "9", "8"], |_, to| {
+    refuses(AttnStatus::Shape, &["out seq", "7", "6"], |call, _| call.out.shape[2] = 6);
+    refuses(AttnStatus::Shape, &["output gradient dim", "5", "4"], |call, _| call.dout.shape[3] = 4);
+    refuses(AttnStatus::Shape, &["dk seq", "9", "8"], |_, to| {
         let dk = AttnTensor { shape: [2, 2, 8, 8], ..*c::borrowed(to.dk) };
         to.dk = Box::leak(Box::new(dk));
     });

@@ -1,6 +1,6 @@
 //! The loops: every row of a key/value head's group into its `dk` and `dv`, each row's own `dq`.
 
-use super::inputs::{Inputs, dot};
+use super::inputs::Inputs;
 use super::outputs::Gradients;
 use super::row::Facts;
 use crate::element::{Element, Real};
@@ -50,7 +50,10 @@ impl<R: Real> Saved<'_, R> {
         (batch, head, query): (usize, usize, usize),
     ) -> Option<Facts> {
         let lse = self.lse.get(shape.row(batch, head, query)).map_or(f64::NEG_INFINITY, |lse| lse.to_f64());
-        Facts::saved(lse, dot(dy.row(batch, head, query), self.out.row(batch, head, query)))
+        // An output of 0 counts nothing, whatever dy holds: a row that sees nothing has no gradient.
+        let product = |(y, dy): (R, G)| if y.to_f64() == 0.0 { 0.0 } else { y.to_f64() * dy.to_f64() };
+        let rows = self.out.row(batch, head, query).iter().zip(dy.row(batch, head, query).iter());
+        Facts::saved(lse, rows.map(product).sum())
     }
 }
 

@@ -2,8 +2,25 @@
 
 use crate::element::Element;
 use crate::error::{AttnError, Result};
-use crate::shape::{AttnShape, check_same};
+use crate::shape::{AttnShape, check_axes};
 use crate::view::ViewMut;
+
+/// What is compared, axis by axis.
+macro_rules! axes {
+    ($name:literal, $with:literal) => {
+        [
+            concat!($name, " batch against ", $with),
+            concat!($name, " heads against ", $with),
+            concat!($name, " seq against ", $with),
+            concat!($name, " dim against ", $with),
+        ]
+    };
+}
+
+/// An output that was saved against that of the shape, for [`check_axes`].
+pub const OUT: [&str; 4] = axes!("out", "the output");
+/// The gradient by the output, which C calls `dout` and Python `grad_out`.
+pub const DY: [&str; 4] = axes!("output gradient", "the output");
 
 /// Where the gradients go. All are written, not added to.
 #[derive(Debug)]
@@ -45,9 +62,9 @@ impl<'o, O: Element> Gradients<'o, O> {
     /// [`AttnError::Size`] if two sizes disagree, or a gradient of a bias does not broadcast.
     pub fn check(&self, shape: &AttnShape) -> Result<()> {
         let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
-        check_same("dq against q", [batch, q_heads, q_len, head_dim], self.dq.sizes())?;
-        check_same("dk against k", [batch, kv_heads, kv_len, head_dim], self.dk.sizes())?;
-        check_same("dv against v", [batch, kv_heads, kv_len, value_dim], self.dv.sizes())?;
+        check_axes(axes!("dq", "q"), [batch, q_heads, q_len, head_dim], self.dq.sizes())?;
+        check_axes(axes!("dk", "k"), [batch, kv_heads, kv_len, head_dim], self.dk.sizes())?;
+        check_axes(axes!("dv", "v"), [batch, kv_heads, kv_len, value_dim], self.dv.sizes())?;
         check_options(shape, self.bias.as_ref(), self.sinks.as_deref())
     }
 }

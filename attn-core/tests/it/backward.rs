@@ -2,6 +2,7 @@
 
 use attn_core::backward::{self, Gradients};
 use attn_core::dropout::Dropout;
+use attn_core::engine::{Inputs, Saved};
 use attn_core::half::f16;
 use attn_core::mask::Term;
 use attn_core::mask::{Lengths, Window};
@@ -247,6 +248,29 @@ fn half_gradients_are_the_exact_ones_rounded_once() {
     }
     for (narrow, exact) in narrow.iter().flatten().zip(exact.iter().flatten()) {
         assert_eq!(*narrow, <f16 as Element>::from_f64(*exact));
+    }
+}
+
+/// A row that sees nothing but a sink has no gradient, whatever `dy` holds: from a saved output, too.
+#[test]
+fn a_row_that_sees_a_sink_alone_has_no_gradient() {
+    let (x, dy, out) = ([0.5f32; 4], [f32::NAN, 1.0], [0.0f32; 2]);
+    let (row, key) = (View::matrix(&x[..2], 1, 2).unwrap(), View::matrix(&x, 2, 2).unwrap());
+    let (dy, out) = (View::matrix(&dy, 1, 2).unwrap(), View::matrix(&out, 1, 2).unwrap());
+    let (sinks, lens) = ([0.5], [0]);
+    let attn = Attention::new().sinks(&sinks).mask(Mask::kv_lens(&lens));
+    for saved in [false, true] {
+        let (mut by_q, mut by_kv, mut by_sinks) = ([7.0f32; 2], [[7.0f32; 4]; 2], [7.0]);
+        let [dk, dv] = by_kv.each_mut().map(|to| ViewMut::matrix(to, 2, 2).unwrap());
+        let to = Gradients::new(ViewMut::matrix(&mut by_q, 1, 2).unwrap(), dk, dv).sinks(&mut by_sinks);
+        let scratch = &mut [0.0; 10];
+        if saved {
+            let (inputs, saved) = (Inputs { q: row, k: key, v: key, dy }, Saved { out, lse: &[0.5] });
+            backward::gradients_saved(&attn, &inputs, saved, to, scratch).unwrap();
+        } else {
+            backward::gradients(&attn, row, key, key, dy, to, scratch).unwrap();
+        }
+        assert_eq!((by_q, by_kv, by_sinks), ([0.0; 2], [[0.0; 4]; 2], [0.0]), "saved: {saved}");
     }
 }
 

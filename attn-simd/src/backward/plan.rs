@@ -3,6 +3,7 @@
 use core::sync::atomic::AtomicBool;
 
 use attn_core::backward::Gradients;
+use attn_core::engine::{DY, OUT, check_axes, check_same};
 use attn_core::score::Problem;
 use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnError, AttnShape, Dtype, Element, Precision, Result, View, ViewMut};
@@ -131,17 +132,11 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
         let AttnShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *self.shape();
         let (q, k) = ([batch, q_heads, q_len, head_dim], [batch, kv_heads, kv_len, head_dim]);
         let (v, out) = ([batch, kv_heads, kv_len, value_dim], self.shape().output());
-        for (what, expected, found) in [
-            ("q against the plan", q, inputs.q.sizes()),
-            ("k against the plan", k, inputs.k.sizes()),
-            ("v against the plan", v, inputs.v.sizes()),
-            ("out against the output", out, inputs.out.sizes()),
-            ("dy against the output", out, inputs.dy.sizes()),
-        ] {
-            for (expected, found) in expected.into_iter().zip(found) {
-                AttnError::check_size(what, expected, found)?;
-            }
-        }
+        check_same("q against the plan", q, inputs.q.sizes())?;
+        check_same("k against the plan", k, inputs.k.sizes())?;
+        check_same("v against the plan", v, inputs.v.sizes())?;
+        check_axes(OUT, out, inputs.out.sizes())?;
+        check_axes(DY, out, inputs.dy.sizes())?;
         AttnError::check_size("lse against the rows", self.shape().rows(), inputs.lse.len())?;
         gradients.check(self.shape())
     }
@@ -150,7 +145,8 @@ impl<'p, 'a, M: Mods + Sync> Plan<'p, 'a, M> {
     ///
     /// # Errors
     /// As [`check`](Self::check), and [`AttnError::TooShort`]; [`AttnError::Unsupported`] if a `score_mod` has no
-    /// derivative (see [`Attention::score_mod_with`]). Nothing has been written then.
+    /// derivative (see [`Attention::score_mod_with`]). Nothing has been written then. [`AttnError::Stopped`] as
+    /// [`stop_when`](Self::stop_when) says.
     pub fn run<T: KernelElement, G: KernelElement, O: Element>(
         &self,
         inputs: Inputs<'_, T, G>,

@@ -1,10 +1,12 @@
 //! Gradients of random calls against `attn_core::backward` in `f64`: all options, layouts and lengths that
-//! `attn_testing::cases` draws, with the gradients of sinks and of a bias of any sizes, at every level.
+//! `attn_testing::cases` draws, functions of the caller, and the gradients of sinks and of a bias of any sizes, at
+//! every level.
 //! `ATTN_RANDOM_CALLS=10000 cargo test -p attn-simd --test it backward_random` draws more.
 
 use attn_core::backward::{self as oracle, Gradients};
 use attn_core::half::bf16;
-use attn_core::score::Problem;
+use attn_core::score::{At, Problem};
+use attn_core::score_mod::Mods;
 use attn_core::{Attention, AttnShape, Dtype, Element, Layout, Outputs, Precision, View, ViewMut, reference};
 use attn_simd::backward::{self, Inputs as Saved};
 use attn_simd::{Level, Workspace};
@@ -37,8 +39,8 @@ fn gradients<O: Element>(
 
 /// For each gradient the sum of the sizes of what it adds up: what rounding is measured by, whatever cancels; and the
 /// `S` of the bound, of all rows.
-fn sizes_of_terms<T: Element>(
-    attn: &Attention<'_>,
+fn sizes_of_terms<T: Element, M: Mods>(
+    attn: &Attention<'_, M>,
     shape: AttnShape,
     bias: [usize; 4],
     [q, k, v, dy, out]: [View<'_, T>; 5],
@@ -69,7 +71,8 @@ fn sizes_of_terms<T: Element>(
             let kept = problem.dropout_factor(at);
             let dots: f64 =
                 (0..of_dv).map(|d| (number(dy, [b, head, i, d]) * number(v, [b, kv_head, at.key, d])).abs()).sum();
-            let size = weight * (kept * dots + delta);
+            let size =
+                weight * (kept * dots + delta) * if attn.get_mods().has_score_mod() { factor(at).abs() } else { 1.0 };
             for d in 0..rows {
                 sums[0][q_row + d] += size * by_score * number(k, [b, kv_head, at.key, d]).abs();
                 sums[1][(first + at.key) * rows + d] += size * by_score * number(q, [b, head, i, d]).abs();
@@ -97,6 +100,11 @@ fn bias_of(Case { shape, seed, .. }: &Case) -> [usize; 4] {
     bias
 }
 
+/// What functions of the caller multiply a score by, of either sign.
+fn factor(at: At) -> f64 {
+    [1.0, -0.5, 0.25][(at.head + at.query + at.key) % 3]
+}
+
 #[test]
 fn gradients_of_random_calls_match_the_reference() {
     let calls = calls();
@@ -105,38 +113,45 @@ fn gradients_of_random_calls_match_the_reference() {
         let mut case = Case::random(90_000 + n);
         // Sharper weights show the rounding of scores, which grows with them, and not that of gradients.
         case.sigma = case.sigma.min(1.0);
-        let (shape, attn) = (case.shape, case.options.attention());
-        let inputs: Inputs<f32> = case.inputs();
-        let dy = Tensor4::<f32>::painted(shape.output(), case.memory, case.seed + 3, 1.0);
-        let (q, k, v, dy) = (inputs.q.view(), inputs.k.view(), inputs.v.view(), dy.view());
-        let bias = bias_of(&case);
-
-        let mut scratch = vec![0.0; oracle::scratch_len(&shape).unwrap()];
-        let want = gradients::<f64>(&shape, bias, |to| oracle::gradients(&attn, q, k, v, dy, to, &mut scratch));
-        let (mut out, mut lse) = (vec![0.0f32; shape.output().iter().product()], vec![0.0f32; shape.rows()]);
-        let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
-        reference::forward(&attn, q, k, v, to, &mut vec![0.0; shape.kv_len]).unwrap();
-        let out = View::new(&out, Layout::Bhsd, shape.output()).unwrap();
-        let (sizes, largest) = sizes_of_terms(&attn, shape, bias, [q, k, v, dy, out], &lse);
-        let bound = GRADIENT_ETA.bound(Dtype::F32, largest);
-        for level in Level::available() {
-            let saved = Saved { q, k, v, out, lse: &lse, dy };
-            let mut workspace = Workspace::new();
-            let found =
-                gradients::<f32>(&shape, bias, |to| backward::gradients_at(level, &attn, saved, to, &mut workspace));
-            for which in 0..5 {
-                for ((found, want), size) in found[which].iter().zip(&want[which]).zip(&sizes[which]) {
-                    let off = (found - want).abs() / (size + 1e-30) / bound;
-                    if off > worst.0 || off.is_nan() {
-                        let name = ["dq", "dk", "dv", "dsinks", "dbias"][which];
-                        worst = (off, format!("{name} at {}: {found}, not {want}; {case:?}", level.name()));
-                    }
-                }
-            }
+        let attn = case.options.attention();
+        match n % 4 {
+            1 => compare(&case, &attn.mask_mod(|at| (7 * at.key + 3 * at.query + at.head) % 5 > 0), &mut worst),
+            2 => compare(&case, &attn.score_mod_with(|s, at| factor(at) * s, |_, at| factor(at)), &mut worst),
+            _ => compare(&case, &attn, &mut worst),
         }
     }
     eprintln!("{calls} calls, worst {} of the tolerance: {}", worst.0, worst.1);
     assert!(worst.0 <= 1.0, "{} of the tolerance: {}", worst.0, worst.1);
+}
+
+/// Compares a case at every level; `worst` is the largest share of the tolerance so far, and where it was found.
+fn compare<M: Mods + Sync>(case: &Case, attn: &Attention<'_, M>, worst: &mut (f64, String)) {
+    let (shape, bias) = (case.shape, bias_of(case));
+    let inputs: Inputs<f32> = case.inputs();
+    let dy = Tensor4::<f32>::painted(shape.output(), case.memory, case.seed + 3, 1.0);
+    let (q, k, v, dy) = (inputs.q.view(), inputs.k.view(), inputs.v.view(), dy.view());
+    let mut scratch = vec![0.0; oracle::scratch_len(&shape).unwrap()];
+    let want = gradients::<f64>(&shape, bias, |to| oracle::gradients(attn, q, k, v, dy, to, &mut scratch));
+    let (mut out, mut lse) = (vec![0.0f32; shape.output().iter().product()], vec![0.0f32; shape.rows()]);
+    let to = Outputs::new(ViewMut::new(&mut out, Layout::Bhsd, shape.output()).unwrap()).lse(&mut lse);
+    reference::forward(attn, q, k, v, to, &mut vec![0.0; shape.kv_len]).unwrap();
+    let out = View::new(&out, Layout::Bhsd, shape.output()).unwrap();
+    let (sizes, largest) = sizes_of_terms(attn, shape, bias, [q, k, v, dy, out], &lse);
+    let bound = GRADIENT_ETA.bound(Dtype::F32, largest);
+    for level in Level::available() {
+        let saved = Saved { q, k, v, out, lse: &lse, dy };
+        let mut workspace = Workspace::new();
+        let found = gradients::<f32>(&shape, bias, |to| backward::gradients_at(level, attn, saved, to, &mut workspace));
+        for which in 0..5 {
+            for ((found, want), size) in found[which].iter().zip(&want[which]).zip(&sizes[which]) {
+                let off = (found - want).abs() / (size + 1e-30) / bound;
+                if off > worst.0 || off.is_nan() {
+                    let name = ["dq", "dk", "dv", "dsinks", "dbias"][which];
+                    *worst = (off, format!("{name} at {}: {found}, not {want}; {case:?}", level.name()));
+                }
+            }
+        }
+    }
 }
 
 /// Calls of bf16 where bf16 is multiplied, beside those of floats at another level, from the same output and lse.
