@@ -37,9 +37,9 @@ pub struct Machine {
     pub date: String,
     /// Average number of busy threads over the minute before the run, if known: above 0, others were using the machine.
     pub load_before: Option<String>,
-    /// How much of its best rate of multiply-adds this thread had in half of the moments before the run, in percent.
-    /// Far below 100, something that no load shows slows the processor: another thread of the same core, as the
-    /// neighbours of a virtual machine have, or a clock that moves.
+    /// How much of its best rate a small call had in half of the moments before the run, in percent. Far below 100,
+    /// something that no load shows slows the processor: another thread of the same core, as the neighbours of a
+    /// virtual machine have, or a clock that moves.
     #[serde(default)]
     pub steady_before: Option<u32>,
 }
@@ -72,16 +72,16 @@ impl Machine {
 
     /// A warning if others were using the machine before the run: then times are too high and shares too low.
     pub fn disturbed(&self) -> Option<String> {
-        let load = self.load_before.as_ref().and_then(|load| load.parse::<f64>().ok()).filter(|&load| load > 0.5);
-        if let Some(load) = load {
-            let by = format!("Other programs were using this machine (load {load:.1} before the run)");
-            return Some(format!("{by}: times may be too high."));
+        if let Some(steady) = self.steady_before.filter(|&steady| steady < STEADY) {
+            return Some(format!(
+                "The processor was not steady: before the run a small call had {steady} % of its best rate in half of \
+                 the moments. Another thread of the core may be busy, as in a virtual machine: times may be too high."
+            ));
         }
-        let steady = self.steady_before.filter(|&steady| steady < STEADY)?;
-        Some(format!(
-            "The processor was not steady: before the run its multiply-adds had {steady} % of their best rate in half of \
-             the moments. Another thread of the core may be busy, as in a virtual machine: times may be too high."
-        ))
+        let load: f64 = self.load_before.as_ref()?.parse().ok()?;
+        let text =
+            format!("Other programs were using this machine (load {load:.1} before the run): times may be too high.");
+        (load > 0.5).then_some(text)
     }
 
     /// Name and value of each fact, for tables.

@@ -23,7 +23,8 @@ fn block(document: &Document) -> String {
     let what = format!("{}. `{}`, {}, {}.", escape(&document.subject), machine.command, machine.date, machine.rustc);
     let mut out = format!("### {}\n\n{}\n", escape(&document.title), wrapped(&what));
     if let Some(warning) = machine.disturbed() {
-        let _ = write!(out, "\n> {}\n", escape(&warning));
+        let quoted = wrapped(&escape(&warning)).replace('\n', "\n> ");
+        let _ = write!(out, "\n> {quoted}\n");
     }
     if !document.cards.is_empty() {
         out.push('\n');
