@@ -259,7 +259,12 @@ pub(crate) unsafe fn backward<'a>(
         measured([dq, dk, dv, dbias])?;
         let [q, k, v] = [input("q", q, extents)?, input("k", k, extents)?, input("v", v, extents)?];
         let [out, dout] = [input("out", out, extents)?, input("dout", dout, extents)?];
-        if lse_len > 0 {
+        let no_rows = match &out {
+            Input::F32(out) => out.sizes()[..3].contains(&0),
+            Input::F16(out) => out.sizes()[..3].contains(&0),
+            Input::Bf16(out) => out.sizes()[..3].contains(&0),
+        };
+        if lse_len > 0 || !no_rows {
             address("lse", lse)?;
         }
         let lse = table("lse", lse, lse_len, extents)?.unwrap_or_default();

@@ -247,7 +247,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_written() {
     }
     let null = std::ptr::null();
     refuses(AttnStatus::NullPointer, &["lse is null"], |call, _| call.lse.0 = null);
-    refuses(AttnStatus::Shape, &["lse", "56", "0"], |call, _| call.lse = (null, 0));
+    refuses(AttnStatus::NullPointer, &["lse is null"], |call, _| call.lse = (null, 0));
     refuses(AttnStatus::NullPointer, &["dq is null"], |_, to| to.dq = std::ptr::null());
     refuses(AttnStatus::Shape, &["lse", "56", "55"], |call, _| call.lse.1 -= 1);
     refuses(AttnStatus::Shape, &["out seq", "7", "6"], |call, _| call.out.shape[2] = 6);
