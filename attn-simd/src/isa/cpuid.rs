@@ -50,7 +50,8 @@ pub(crate) fn second_cache() -> usize {
 pub(crate) enum Maker {
     /// AMD: family and model, extended parts added as its manuals say.
     Amd(u32, u32),
-    Intel,
+    /// Intel, likewise.
+    Intel(u32, u32),
     Other,
 }
 
@@ -62,12 +63,11 @@ pub(crate) fn maker() -> Maker {
     let (vendor, signature) = unsafe { (__cpuid(0), __cpuid(1).eax) };
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
     let (base, model) = (signature >> 8 & 0xf, signature >> 4 & 0xf);
-    let extended = base == 0xf;
-    let family = base + if extended { signature >> 20 & 0xff } else { 0 };
-    let model = model | if extended { signature >> 12 & 0xf0 } else { 0 };
+    let family = base + if base == 0xf { signature >> 20 & 0xff } else { 0 };
+    let model = model | if matches!(base, 6 | 0xf) { signature >> 12 & 0xf0 } else { 0 };
     match name.as_flattened() {
         b"AuthenticAMD" => Maker::Amd(family, model),
-        b"GenuineIntel" => Maker::Intel,
+        b"GenuineIntel" => Maker::Intel(family, model),
         _ => Maker::Other,
     }
 }
@@ -83,6 +83,10 @@ pub(crate) const fn is_model_of_zen4(model: u32) -> bool {
 pub(crate) const fn is_model_of_zen5(model: u32) -> bool {
     matches!(model, 0..=0x2f | 0x40..=0x4f | 0x60..=0x7f)
 }
+
+/// The model of family 6 that is Skylake's servers, and Cascade Lake's and Cooper Lake's.
+#[cfg(feature = "std")]
+pub(crate) const SKYLAKE_SERVER: u32 = 0x55;
 
 /// Whether a product of pairs of bf16 takes as long as one of f32: AMD's Zen 4 and Zen 5. Measured on EPYCs, models 17
 /// of family 25 and 2 of family 26.
@@ -112,6 +116,6 @@ mod tests {
         assert!(fast(25, 0x11) && fast(25, 0x61) && fast(26, 2) && fast(26, 0x24) && fast(26, 0x44));
         // Milan, and the first models after Zen 5.
         assert!(!fast(25, 1) && !fast(26, 0x50) && !fast(26, 0x80) && !fast(27, 2));
-        assert!(!multiplies_pairs_at_once(Maker::Intel) && !multiplies_pairs_at_once(Maker::Other));
+        assert!(!multiplies_pairs_at_once(Maker::Intel(6, SKYLAKE_SERVER)) && !multiplies_pairs_at_once(Maker::Other));
     }
 }
