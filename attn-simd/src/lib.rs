@@ -58,7 +58,7 @@
 //! All levels add in `f32`, and divide outputs by the sum of the weights at the end. So values must stay below 3.4·10³⁸
 //! divided by the number of keys that a row sees (a sum can reach `Σ |v|`), and `q·k` and scores below 3.4·10³⁸.
 //! [`attn_core`] says what happens beyond these limits. As in every engine, if the weight of a visible key is 0 (below
-//! 2⁻¹²⁶ of the largest), a ±∞ in its value gives NaN (0·∞). A hidden key never does.
+//! 2⁻¹⁰⁰ of the largest), a ±∞ in its value gives NaN (0·∞). A hidden key never does.
 //!
 //! The kernels do not change the processor's rounding and flush modes. With flush-to-zero or denormals-are-zero,
 //! numbers below 2⁻¹²⁶ in inputs and results count as 0, and results have the bits of that mode.

@@ -3,7 +3,8 @@
 //! `2ˣ = 2ⁿ·2ᶠ` with `n` the nearest integer and `|f| ≤ ½`; `2ᶠ = 1 + f·g(f)` with `g` a polynomial of degree 5. Its
 //! coefficients are a relative minimax fit (Remez exchange in 50 digits, constant term of `2ᶠ` held at 1 so that the
 //! largest score of a row gets the weight 1 exactly). The fit's relative error is 2.6e-9; the rest is the rounding of
-//! `f32`. Results below 2⁻¹²⁶ are exactly 0: subnormal numbers would be slow, and change no sum with a weight of 1.
+//! `f32`. Results below 2⁻¹⁰¹ are exactly 0: they change no sum with a weight of 1, and their products with values
+//! would be subnormal, which is slow.
 
 use crate::isa::Isa;
 
@@ -26,7 +27,7 @@ fn polynomial<I: Isa>(isa: I, f: I::F) -> I::F {
     g
 }
 
-/// 2ʸ for `y ≤ 127` (weights have `y ≤ 0`): below −126 exactly 0, NaN stays NaN, 2⁰ is 1.
+/// 2ʸ for `y ≤ 127` (weights have `y ≤ 0`): below [`LEAST_POWER`](crate::isa::LEAST_POWER) exactly 0, NaN stays NaN, 2⁰ is 1.
 #[inline(always)]
 pub(crate) fn exp2<I: Isa>(isa: I, y: I::F) -> I::F {
     let (pow, f) = isa.split(y);
@@ -67,9 +68,9 @@ const EXP2_FAIR: [f32; 5] = [0.999999261446, 0.693121814737, 0.240247448279, 0.0
 /// The factor of [`exp2_raised`], 2²⁴: every bit of the smallest result is a normal number.
 pub(crate) const RAISE: f32 = 16_777_216.0;
 
-/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below `y = −126` exactly 0. By a polynomial of
-/// `DEGREE` 3 (relative error 7.5e-5) or 4 (2.6e-6), whose 2⁰ is 1 only within that error; any other degree means that
-/// of `exp2`.
+/// [`RAISE`]`·2ʸ` for `y ≤ 103`, for weights that are split into parts: below
+/// [`LEAST_POWER`](crate::isa::LEAST_POWER) exactly 0. By a polynomial of `DEGREE` 3 (relative error 7.5e-5) or 4
+/// (2.6e-6), whose 2⁰ is 1 only within that error; any other degree means that of `exp2`.
 #[inline(always)]
 pub(crate) fn exp2_raised<I: Isa, const DEGREE: usize>(isa: I, y: I::F) -> I::F {
     let (pow, f) = isa.split(y);
@@ -155,6 +156,7 @@ pub(crate) fn finite_or_zero<I: Isa>(isa: I, x: I::F) -> I::F {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::LEAST_POWER;
     use crate::level::Level;
     use crate::level::Run;
 
@@ -192,7 +194,7 @@ mod tests {
             for (&y, &got) in input.iter().zip(&chunk) {
                 if y.is_nan() {
                     assert!(got.is_nan(), "{level:?}: exp2(NaN {:#x}) = {got}", y.to_bits());
-                } else if y < -126.0 {
+                } else if y < LEAST_POWER {
                     assert_eq!(got.to_bits(), 0, "{level:?}: exp2({y})");
                 } else if y <= 127.0 {
                     worst = worst.max(ulps(got, f64::from(y).exp2()));
@@ -267,12 +269,12 @@ mod tests {
             let input: [f32; 16] = [
                 f32::NEG_INFINITY,
                 -127.0,
-                -126.5,
                 -126.0,
-                -125.7,
-                -103.0,
-                -102.0,
                 -101.5,
+                -101.0,
+                -100.7,
+                -78.0,
+                -76.0,
                 -60.2,
                 -1.5,
                 -0.3,

@@ -118,13 +118,13 @@ pub const FAST_F32: f64 = 1.0 / 65536.0;
 /// up to 2⁻⁸ and a little. Elsewhere it is off by as much as an output in f32.
 pub const FAST_LSE_BF16: f64 = 1.0 / 128.0;
 
-/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹²⁶`.
+/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹⁰⁰`.
 /// Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.
-pub const TOO_SMALL: f64 = f32::MIN_POSITIVE as f64;
+pub const TOO_SMALL: f64 = 1.0 / (1u128 << 100) as f64;
 
 /// The smallest f32 above 0. Below `2⁻¹²⁶` numbers are its multiples, so that a product of a weight and a tiny value
 /// may lose half of it: for each visible key, another part of an output's bound.
-pub const LEAST: f64 = TOO_SMALL / (1u64 << 23) as f64;
+pub const LEAST: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
 
 /// All rows of the table, for reports.
 pub const TABLE: [Entry; 7] = [ETA, ETA_ANY, ETA_CHOSEN, GRADIENT_ETA, TWICE, LSE, WEIGHT];

@@ -8,7 +8,7 @@ use core::mem::MaybeUninit;
 use attn_core::half::{bf16, f16};
 
 use super::unseen::unseen;
-use super::{Bytes, Isa, MAX_LANES, Order, Values, Weights, address_ops, hint, lane_ops, words};
+use super::{Bytes, Isa, LEAST_POWER, MAX_LANES, Order, Values, Weights, address_ops, hint, lane_ops, words};
 
 /// Proof that the CPU has AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,12 +72,12 @@ impl Isa for Avx2 {
         split(y: __m256) -> (__m256, __m256) = {
             // Smaller powers vanish in any case. So nothing is infinite here, and no later product is subnormal. A NaN
             // stays.
-            let x = _mm256_max_ps(_mm256_set1_ps(-126.0), y);
+            let x = _mm256_max_ps(_mm256_set1_ps(LEAST_POWER), y);
             // Between 2²³ and 2²⁴ floats are integers: the addition rounds, and its low bits are n + 127.
             let n = _mm256_add_ps(x, _mm256_set1_ps(ROUND));
             // n + 127 becomes an exponent. The power is computed here, so that y and n need no registers any longer.
             let pow = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(n)));
-            let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(-126.0));
+            let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(y, _mm256_set1_ps(LEAST_POWER));
             (_mm256_and_ps(keep, pow), _mm256_sub_ps(x, _mm256_sub_ps(n, _mm256_set1_ps(ROUND))))
         };
         scale_by_pow2(p: __m256, pow: __m256) -> __m256 = _mm256_mul_ps(p, pow);

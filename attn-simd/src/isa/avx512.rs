@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 
 use attn_core::half::{bf16, f16};
 
-use super::{Bytes, Isa, MAX_LANES, Values, Weights, address_ops, bytes, hint, lane_ops};
+use super::{Bytes, Isa, LEAST_POWER, MAX_LANES, Values, Weights, address_ops, bytes, hint, lane_ops};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C. Made only by `level`, after asking the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,8 +69,8 @@ impl Isa for Avx512 {
         split(x: __m512) -> ((__m512, __mmask16), __m512) = {
             // Immediate 8: no fraction bits, round to nearest even, no exceptions.
             let f = _mm512_reduce_ps::<8>(x);
-            // Not less than −126, or unordered: a subnormal result would cost an assist.
-            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
+            // Not less, or unordered.
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LEAST_POWER));
             ((_mm512_sub_ps(x, f), keep), f)
         };
         scale_by_pow2(p: __m512, (n, keep): (__m512, __mmask16)) -> __m512 = _mm512_maskz_scalef_ps(keep, p, n);

@@ -13,9 +13,9 @@ use core::mem::MaybeUninit;
 use attn_core::half::{bf16, f16};
 use wide::f32x4;
 
-use super::Isa;
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 use super::{Bytes, MAX_LANES, Order, Values, Weights, digits, dotprod, neon};
+use super::{Isa, LEAST_POWER};
 
 /// Proof of nothing: every machine has this level. With `DOT` proof of SDOT, made only by `level`, after asking the
 /// CPU.
@@ -137,7 +137,7 @@ impl<const DOT: bool> Isa for Portable<DOT> {
     fn split(self, y: f32x4) -> ((f32x4, f32x4), f32x4) {
         // Smaller powers vanish in any case. So nothing is infinite here, and no later product is subnormal, which most
         // processors compute slowly. A NaN is restored at the end.
-        let x = f32x4::splat(-126.0).fast_max(y);
+        let x = f32x4::splat(LEAST_POWER).fast_max(y);
         // Adding 1.5·2²³ leaves no bits for a fraction, so that the sum rounds to an integer.
         let magic = f32x4::splat(12_582_912.0);
         let n = (x + magic) - magic;
@@ -148,7 +148,7 @@ impl<const DOT: bool> Isa for Portable<DOT> {
         // 127 is the exponent's bias.
         let pow: f32x4 = wide::bytemuck::cast((n + f32x4::splat(127.0)).fast_trunc_int() << 23);
         let scaled = p * pow;
-        let scaled = y.simd_lt(f32x4::splat(-126.0)).bitselect(f32x4::ZERO, scaled);
+        let scaled = y.simd_lt(f32x4::splat(LEAST_POWER)).bitselect(f32x4::ZERO, scaled);
         y.simd_ge(y).bitselect(scaled, y)
     }
 

@@ -246,7 +246,7 @@ fn tiny_numbers_stay_on_amx_and_within_the_gate() {
 }
 
 /// A value that is tiny itself and has a tiny weight, where nothing else covers what is lost of it: down to where an
-/// f32 has no bits left. And the heaviest keys' values being 0, a light key's large value: weights count down to 2⁻¹²⁶
+/// f32 has no bits left. And the heaviest keys' values being 0, a light key's large value: weights count down to 2⁻¹⁰⁰
 /// of the largest, as on vectors.
 #[test]
 fn light_weights_count_down_to_the_same_floor_as_on_vectors() {
@@ -254,11 +254,11 @@ fn light_weights_count_down_to_the_same_floor_as_on_vectors() {
         for (exponent, value) in [
             (69.0, 1.23 * 2.0f64.powi(-50)),
             (30.0, 1.23 * 2.0f64.powi(-90)),
-            (101.0, 1.23 * 2.0f64.powi(-20)),
-            (115.0, 1.7e9),
-            (125.0, 1.1e-1),
+            (96.0, 1.23 * 2.0f64.powi(-24)),
+            (89.0, 1.7e9),
+            (99.0, 1.1e-1),
             (1.0, 1.0 * 2.0f64.powi(-125)),
-            (127.0, 1e9),
+            (103.0, 1e9),
         ] {
             // One channel: a key of score 0 whose value is 0, and one of score −exponent (in powers of 2).
             let mut inputs = Inputs::<f32>::plain(shape((1, 1, 1, 20, 40, 1, 1)), 40);
@@ -271,7 +271,7 @@ fn light_weights_count_down_to_the_same_floor_as_on_vectors() {
             let (ours, exact) = (attend::<f32, f32>(level, &attn, &inputs), oracle(&attn, &inputs));
             let vectors = attend::<f32, f32>(level.vectors(), &attn, &inputs);
             for (n, x) in ours.out.iter().enumerate() {
-                if exponent > 126.0 {
+                if exponent > 100.0 {
                     assert!(*x == 0.0 && vectors.out[n] == 0.0, "{level:?}: {x:e} at 2^-{exponent}");
                     continue;
                 }
