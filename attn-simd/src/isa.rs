@@ -112,9 +112,9 @@ macro_rules! address_ops {
 #[cfg(target_arch = "x86_64")]
 use {address_ops, lane_ops};
 
-/// Smaller powers of two count as 0: weights below 2⁻¹⁰⁰ of their row's largest (the reference of weights may be twice as
-/// large). So neither weights nor their products with values of usual sizes are subnormal: an Intel processor takes some
-/// 150 cycles for an instruction that makes or reads such a number. With −126, where f32 ends, a call whose scores
+/// Smaller powers of two count as 0: weights below 2⁻¹⁰⁰ of their row's largest (the reference of weights may be twice
+/// as large). So neither weights nor their products with values of usual sizes are subnormal: an Intel processor takes
+/// some 150 cycles for an instruction that makes or reads such a number. With −126, where f32 ends, a call whose scores
 /// spread by 20 took 3.4 times as long on Skylake (2048 × 64, AVX-512), and 1.9 times at AVX2.
 pub(crate) const LEAST_POWER: f32 = -101.0;
 
@@ -221,7 +221,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     }
     /// Lane `n` is true where bit `n` is set.
     fn mask_from_bits(self, bits: u64) -> Self::M;
-    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`: `2ⁿ`, or 0 for `x <` [`LEAST_POWER`], and `f`. `x < 2²²`.
+    /// `x = n + f` with `n` the nearest integer and `|f| ≤ ½`: `2ⁿ`, or 0 for `x <` [`LEAST_POWER`], and `f`.
+    /// `x < 2²²`.
     fn split(self, x: Self::F) -> (Self::Pow, Self::F);
     /// `p·2ⁿ` for `n ≤ 127` from [`split`](Self::split); exactly 0 where `x <` [`LEAST_POWER`] was split.
     /// A NaN in `p` stays one.
