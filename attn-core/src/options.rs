@@ -68,10 +68,11 @@ pub struct Attention<'a, M = ()> {
 ///
 /// # What is too small
 /// A weight below 2⁻¹⁰⁰ of its row's largest may count as 0 in the engines that compute in f32, for outputs and for
-/// gradients, however large its value is: below 2⁻¹²⁶ f32 has no normal numbers, and many processors take long for a
-/// product that gets there. So the whole bound is `eta` as stated below, and 2⁻¹⁰⁰·Σ|v| over the visible keys, times
-/// dropout's 1/(1 − p), and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which products of
-/// weights and tiny values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on AMX either.
+/// gradients, however large its value is: below 2⁻¹²⁶ f32 has no normal numbers, and many processors take long for
+/// a product that gets there. So the whole bound is `eta` as stated below, and 2⁻¹⁰⁰·Σ|v| over the visible keys,
+/// times dropout's 1/(1 − p), and 2⁻¹⁴⁹ for each of them: below 2⁻¹²⁶ numbers are multiples of that, to which
+/// products of weights and tiny values are rounded. Tiny inputs (subnormal ones included) cost nothing else, on AMX
+/// either.
 ///
 /// ```
 /// use attn_core::{Attention, Precision};

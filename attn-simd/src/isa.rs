@@ -113,9 +113,9 @@ macro_rules! address_ops {
 use {address_ops, lane_ops};
 
 /// Smaller powers of two count as 0: weights below 2⁻¹⁰⁰ of their row's largest (the reference of weights may be twice
-/// as large). So neither weights nor their products with values of usual sizes are subnormal: an Intel processor takes
-/// some 150 cycles for an instruction that makes or reads such a number. With −126, where f32 ends, a call whose scores
-/// spread by 20 took 3.4 times as long on Skylake (2048 × 64, AVX-512), and 1.9 times at AVX2.
+/// as large). So neither weights nor their products with values of usual sizes are subnormal: Intel's processors are
+/// very slow at an instruction that makes or reads such a number. With −126, where f32 ends, a call whose scores spread
+/// by 20 took 3.4 times as long on Skylake (2048 × 64, AVX-512), and 1.9 times at AVX2.
 pub(crate) const LEAST_POWER: f32 = -101.0;
 
 /// Proof that an instruction set is present, and its operations on lanes of `f32`.

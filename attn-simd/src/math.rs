@@ -27,8 +27,8 @@ fn polynomial<I: Isa>(isa: I, f: I::F) -> I::F {
     g
 }
 
-/// 2ʸ for `y ≤ 127` (weights have `y ≤ 0`): below [`LEAST_POWER`](crate::isa::LEAST_POWER) exactly 0, NaN stays NaN, 2⁰
-/// is 1.
+/// 2ʸ for `y ≤ 127` (weights have `y ≤ 0`): below [`LEAST_POWER`](crate::isa::LEAST_POWER) exactly 0, NaN stays NaN,
+/// 2⁰ is 1.
 #[inline(always)]
 pub(crate) fn exp2<I: Isa>(isa: I, y: I::F) -> I::F {
     let (pow, f) = isa.split(y);

@@ -118,8 +118,8 @@ pub const FAST_F32: f64 = 1.0 / 65536.0;
 /// up to 2⁻⁸ and a little. Elsewhere it is off by as much as an output in f32.
 pub const FAST_LSE_BF16: f64 = 1.0 / 128.0;
 
-/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32: `2⁻¹⁰⁰`.
-/// Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.
+/// What a weight may be, as a share of its row's largest, to count as 0 in the engines that compute in f32:
+/// `2⁻¹⁰⁰`. Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.
 pub const TOO_SMALL: f64 = 1.0 / (1u128 << 100) as f64;
 
 /// What a gradient may lose by weights that are [`TOO_SMALL`], absolutely: each is multiplied by a gradient of some
