@@ -181,8 +181,7 @@ def check(seed):
         eta = 6 * 2.0**-24 * (2 + bound)  # that of Precision::Exact for gradients
         # A half output is rounded, and so is a half gradient; f16 has no numbers between multiples of 2⁻²⁴.
         half = ROUNDING[q.dtype] if q.dtype != torch.float32 else 0.0
-        # A weight below 2⁻¹⁰⁰ of the largest counts as 0; it is multiplied by some tens.
-        least = 2.0**-20 if q.dtype == torch.float16 else 2.0**-93
+        least = 2.0**-20 if q.dtype == torch.float16 else 1e-30
         for name, x, y, size in zip(["q", "k", "v", "mask or sinks", "sinks"], learned, exact, sizes):
             off = ((x.grad.double() - y.grad).abs() - (eta + half) * size - half * y.grad.abs()).max().item()
             assert off <= least, f"seed {seed}: the gradient by {name} is off by {off} more, {options}"

@@ -122,10 +122,6 @@ pub const FAST_LSE_BF16: f64 = 1.0 / 128.0;
 /// `2⁻¹⁰⁰`. Times `Σ|v|` it is part of an output's bound, as [`attn_core::Precision`] says.
 pub const TOO_SMALL: f64 = 1.0 / (1u128 << 100) as f64;
 
-/// What a gradient may lose by weights that are [`TOO_SMALL`], absolutely: each is multiplied by a gradient of some
-/// tens, in a call of ordinary sizes.
-pub const LIGHT_GRADIENT: f64 = 128.0 * TOO_SMALL;
-
 /// The smallest f32 above 0. Below `2⁻¹²⁶` numbers are its multiples, so that a product of a weight and a tiny value
 /// may lose half of it: for each visible key, another part of an output's bound.
 pub const LEAST: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
