@@ -17,14 +17,15 @@
 use core::arch::asm;
 use core::marker::PhantomData;
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
 mod permission;
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
 use permission::{cpu_and_system, permission, verdict};
 
 use super::avx512::Avx512;
 use crate::amx::product::{AmxUnit, Operand, Products, Square, with_products};
+#[cfg(feature = "std")]
 use crate::isa::LevelError;
 
 /// Proof that the CPU has AMX-TILE and AMX-BF16, and that this process may use them; and AVX-512 for everything else.
@@ -38,7 +39,7 @@ pub struct Amx {
 impl Amx {
     /// Why this process cannot use AMX, if it cannot. Asks the CPU and the system, and requests permission: callers
     /// keep the answer and do not ask again.
-    #[cfg(all(target_os = "linux", not(miri)))]
+    #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         let (cpu, system) = cpu_and_system();
         verdict(cpu, system, permission)
@@ -52,7 +53,7 @@ impl Amx {
     }
 
     /// No other system is known to give permission in the same way; Miri runs no assembly.
-    #[cfg(not(all(target_os = "linux", not(miri))))]
+    #[cfg(all(feature = "std", not(all(target_os = "linux", not(miri)))))]
     pub(crate) fn obstacle() -> Option<LevelError> {
         Some(LevelError::Disabled)
     }
