@@ -10,6 +10,7 @@ mod parts;
 mod tile;
 mod turns;
 
+use self::halves::half_by_half;
 use self::parts::part_by_part;
 use self::tile::{Tile, add_to};
 use super::reach::Reach;
@@ -73,6 +74,10 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
                 let end = columns.min(first + parts::CHANNELS);
                 part_by_part::<I, NQ, M>(isa, &tile, first..end, factors, o, between);
                 first = end;
+            } else if const { I::LANES == 16 } {
+                let end = columns.min(first + halves::GROUPS * M);
+                half_by_half::<I, NQ, M>(isa, &tile, first..end, factors, o, between);
+                first = end;
             } else {
                 between();
                 // A call of its own for each: with one for all kinds of places, each costs a register or a load. Eight
@@ -105,16 +110,9 @@ unsafe fn value_group<I: Isa, const NQ: usize, const M: usize, const OFTEN: bool
 ) -> usize {
     // SAFETY: the caller vouches for these addresses.
     unsafe {
-        let sum = if const { I::LANES == 16 } {
-            match tile.reach {
-                None => halves::sums(isa, a, tile),
-                Some(reach) => halves::sums_within(isa, a, tile, reach),
-            }
-        } else {
-            match tile.reach {
-                None => turns::sums::<I, NQ, M, OFTEN>(isa, a, tile),
-                Some(reach) => turns::sums_within(isa, a, tile, reach),
-            }
+        let sum = match tile.reach {
+            None => turns::sums::<I, NQ, M, OFTEN>(isa, a, tile),
+            Some(reach) => turns::sums_within(isa, a, tile, reach),
         };
         add_to(isa, &sum, factors, o);
     }

@@ -51,11 +51,9 @@ pub(super) unsafe fn part<I: Isa, const NQ: usize, const M: usize>(
     let mut acc = [[isa.splat(0.0); NQ]; M];
     // SAFETY: the caller vouches for these addresses.
     unsafe {
-        // Loops whose length is known. A whole part begins a pair.
+        // A loop whose length is known. A whole part begins a pair.
         if part.len() == part_len::<I>() {
             steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + part_len::<I>(), &mut acc);
-        } else if I::LANES == 16 && part.len() == HALF % PART {
-            steps::<I, NQ, M, 0, 0>(isa, a, stride, p, part.start..part.start + HALF % PART, &mut acc);
         } else {
             chain::<I, NQ, M, 0, 0>(isa, a, stride, p, (phase, part), &mut acc);
         }
