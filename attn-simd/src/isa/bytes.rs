@@ -1,4 +1,4 @@
-//! Products of integers with the bytes of sixteen keys, by AVX512_VNNI or, with the same sums, by AVX512BW.
+//! Products of integers with the bytes of sixteen keys, by AVX512_VNNI or, with the same sums, by AVX512BW (`pairs`).
 //!
 //! VPDPBUSD adds four products of bytes to each lane: 64 a cycle on Zen 4, where a fused multiply-add has sixteen. A
 //! lane is a key, so that no sum goes across lanes. For that a square of 16 keys × 64 channels is transposed as words
@@ -10,14 +10,16 @@
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
 use core::arch::x86_64::*;
-use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::Bytes;
-use dot::{Dot, Pairs, Vnni, add_word, joined, started, transposed};
+use dot::{Dot, Vnni, request, transposed};
+use pairs::Pairs;
 
 mod blocks;
 mod dot;
+mod pairs;
 pub(super) mod values;
+mod width;
 
 /// Compiles `$sums` with AVX512_VNNI and without.
 macro_rules! compiled {
@@ -70,14 +72,18 @@ compiled! {
 #[inline(always)]
 unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) {
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
+    // SAFETY: words of digits up to a multiple of 64 columns, for all rows; the caller vouches for them.
+    let digits = unsafe { unit.digits::<R, D>(digits, columns.next_multiple_of(64) / 4) };
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
-        // SAFETY: 64 bytes of each key below `columns`, or as many as the mask has bits; words of digits up to a
-        // multiple of 64 columns, for all rows. The caller vouches for both.
+        // Opaque: else a compiler would broadcast all digits beforehand, and keep those in memory.
+        let digits = core::hint::black_box(&digits);
+        // SAFETY: 64 bytes of each key below `columns`, or as many as the mask has bits; the caller vouches for them.
+        // There are words of digits up to a multiple of 64 columns.
         unsafe {
             let flip = _mm512_set1_epi8(-128);
-            let mut sums = started(&start[0]);
+            let mut sums = unit.started(&start[0]);
             for from in (0..columns).step_by(64) {
-                let mut x = [flip; 16];
+                let (mut x, mut square) = ([flip; 16], [flip; 16]);
                 if columns - from >= 64 {
                     for k in 0..16 {
                         x[k] = _mm512_xor_si512(_mm512_loadu_si512(keys[k].add(from).cast()), flip);
@@ -95,7 +101,6 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
                         x[4 * k + n] = four[n];
                     }
                 }
-                let digits = digits.add(from / 4 * R * D);
                 // Quarters: the words n, 4 + n, 8 + n and 12 + n of all keys. Written out by a macro, so that the
                 // square stays in registers.
                 macro_rules! words {
@@ -110,21 +115,28 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
                             _mm512_shuffle_i32x4::<0xdd>(high[0], high[1]),
                         ];
                         for g in 0..4 {
-                            let key = keys[4 * $n + g].wrapping_add(from);
-                            _mm_prefetch::<_MM_HINT_T1>(key.wrapping_add(ahead[1]));
-                            _mm_prefetch::<_MM_HINT_T0>(key.wrapping_add(ahead[0]));
-                            // The fence keeps the prefetches here: in a burst, the processor would drop some.
-                            compiler_fence(Ordering::SeqCst);
-                            let digits = digits.add((4 * g + $n) * R * D);
-                            add_word(unit, &mut sums, words[g], digits);
+                            if const { U::AT_ONCE } {
+                                request(keys[4 * $n + g].wrapping_add(from), ahead);
+                                unit.add_word(&mut sums, words[g], (digits, from / 4 + 4 * g + $n));
+                            } else {
+                                square[4 * g + $n] = words[g];
+                            }
                         }
                     )*};
                 }
                 words!(0 1 2 3);
+                if const { !U::AT_ONCE } {
+                    // A loop that compilers do not unroll.
+                    let square = core::hint::black_box(&square);
+                    for (n, word) in square[..core::hint::black_box(16)].iter().enumerate() {
+                        request(keys[n].wrapping_add(from), ahead);
+                        unit.add_word(&mut sums, *word, (digits, from / 4 + n));
+                    }
+                }
             }
             for r in 0..R {
                 let line = &mut s[r * stride + 16 * n..][..16];
-                _mm512_storeu_ps(line.as_mut_ptr(), _mm512_mul_ps(joined(sums[r]), _mm512_set1_ps(units[r])));
+                _mm512_storeu_ps(line.as_mut_ptr(), _mm512_mul_ps(unit.joined(sums[r]), _mm512_set1_ps(units[r])));
             }
         }
     }

@@ -5,9 +5,8 @@
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
 use core::arch::x86_64::*;
-use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::dot::{Dot, add_word, joined, started, transposed};
+use super::dot::{Dot, request, transposed};
 use crate::isa::digits::{BLOCK, BLOCK_BYTES, Bytes};
 
 /// # Safety
@@ -16,8 +15,12 @@ use crate::isa::digits::{BLOCK, BLOCK_BYTES, Bytes};
 pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R, D>) -> u64 {
     let Bytes { keys, columns, digits, start, unit: units, ahead, s, stride } = of;
     let (start, mut odd) = (&start[..columns / BLOCK], 0);
+    // SAFETY: words of digits up to a multiple of 64 columns, for all rows; the caller vouches for them.
+    let digits = unsafe { unit.digits::<R, D>(digits, columns.next_multiple_of(64) / 4) };
     for (n, keys) in keys.as_chunks::<16>().0.iter().enumerate() {
-        // SAFETY: the blocks of each key; words of digits for all of them and all rows. The caller vouches for both.
+        // Opaque: else a compiler would broadcast all digits beforehand, and keep those in memory.
+        let digits = core::hint::black_box(&digits);
+        // SAFETY: the blocks of each key, which the caller vouches for; there are words of digits for all of them.
         unsafe {
             let flip = _mm512_set1_epi8(-128);
             let mut scores = [_mm512_setzero_ps(); R];
@@ -42,8 +45,7 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
                         x[4 * k + n] = four[n];
                     }
                 }
-                let mut sums = started(start);
-                let digits = digits.add(block * BLOCK / 4 * R * D);
+                let mut sums = unit.started(start);
                 // Written out by a macro, so that the square stays in registers.
                 macro_rules! words {
                     ($($n:literal)*) => {$(
@@ -52,22 +54,15 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
                             _mm512_shuffle_i32x4::<0xdd>(x[$n], x[4 + $n]),
                         ];
                         for g in 0..2 {
-                            let key = keys[4 * $n + g].wrapping_add(at);
-                            _mm_prefetch::<_MM_HINT_T1>(key.wrapping_add(ahead[1]));
-                            _mm_prefetch::<_MM_HINT_T0>(key.wrapping_add(ahead[0]));
-                            let other = keys[4 * $n + 2 + g].wrapping_add(at);
-                            _mm_prefetch::<_MM_HINT_T1>(other.wrapping_add(ahead[1]));
-                            _mm_prefetch::<_MM_HINT_T0>(other.wrapping_add(ahead[0]));
-                            // The fence keeps the prefetches here: in a burst, the processor would drop some.
-                            compiler_fence(Ordering::SeqCst);
-                            let digits = digits.add((4 * g + $n) * R * D);
-                            add_word(unit, &mut sums, words[g], digits);
+                            request(keys[4 * $n + g].wrapping_add(at), ahead);
+                            request(keys[4 * $n + 2 + g].wrapping_add(at), ahead);
+                            unit.add_word(&mut sums, words[g], (digits, block * BLOCK / 4 + 4 * g + $n));
                         }
                     )*};
                 }
                 words!(0 1 2 3);
                 for r in 0..R {
-                    scores[r] = _mm512_fmadd_ps(joined(sums[r]), scales, scores[r]);
+                    scores[r] = _mm512_fmadd_ps(unit.joined(sums[r]), scales, scores[r]);
                 }
             }
             for r in 0..R {

@@ -1,80 +1,114 @@
-//! Products of bytes, by AVX512_VNNI and without, and what their sums are.
+//! Products of the bytes of keys: what they are, and how AVX512_VNNI makes them. [`pairs`](super::pairs) has the other
+//! way.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
 use core::arch::x86_64::*;
+use core::sync::atomic::{Ordering, compiler_fence};
 
-/// Adds the products of four unsigned bytes with four signed ones to each lane.
+/// Products of the bytes of sixteen keys with the integers of R rows of D digits.
+///
+/// # Safety
+/// The CPU has the instructions where a function is called.
 pub(super) trait Dot: Copy {
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i;
-    /// The same in half as many lanes.
-    fn dot_half(self, sum: __m256i, keys: __m256i, digits: __m256i) -> __m256i;
+    /// Whether a word is multiplied as soon as a square of keys has been transposed so far. If it takes many
+    /// instructions, the whole square is transposed first, and a short loop multiplies its words: all of them written
+    /// out are more than a processor keeps decoded.
+    const AT_ONCE: bool;
+    /// What is made of the digits of R rows beforehand.
+    type Digits<const R: usize>;
+
+    /// Of so many words of four channels: a multiple of 16.
+    ///
+    /// # Safety
+    /// As many words of digits are readable, for all rows, as long as the result lives.
+    unsafe fn digits<const R: usize, const D: usize>(self, digits: *const [i8; 4], words: usize) -> Self::Digits<R>;
+
+    /// Where the sums of R rows start, in all lanes.
+    unsafe fn started<const R: usize, const D: usize>(self, start: &[[i32; D]; R]) -> [[__m512i; D]; R];
+
+    /// Adds the products of a word of each key, whose bytes are 128 too large.
+    ///
+    /// # Safety
+    /// There is such a word.
+    unsafe fn add_word<const R: usize, const D: usize>(
+        self,
+        sums: &mut [[__m512i; D]; R],
+        keys: __m512i,
+        digits: (&Self::Digits<R>, usize),
+    );
+
+    /// The numbers that the sums of a row are.
+    unsafe fn joined<const D: usize>(self, sums: [__m512i; D]) -> __m512;
 }
 
-/// By AVX512_VNNI.
+/// By AVX512_VNNI: sums of each digit.
 #[derive(Clone, Copy)]
 pub(super) struct Vnni;
 
 impl Dot for Vnni {
+    const AT_ONCE: bool = true;
+    type Digits<const R: usize> = *const [i8; 4];
+
     #[inline(always)]
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i {
-        // SAFETY: used only in functions with the features.
-        unsafe { _mm512_dpbusd_epi32(sum, keys, digits) }
+    unsafe fn digits<const R: usize, const D: usize>(self, digits: *const [i8; 4], _: usize) -> *const [i8; 4] {
+        digits
     }
 
     #[inline(always)]
-    fn dot_half(self, sum: __m256i, keys: __m256i, digits: __m256i) -> __m256i {
-        // SAFETY: used only in functions with the features.
-        unsafe { _mm256_dpbusd_epi32(sum, keys, digits) }
+    unsafe fn started<const R: usize, const D: usize>(self, start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
+        // SAFETY: the caller vouches for the instruction.
+        let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
+        for r in 0..R {
+            for digit in 0..D {
+                // SAFETY: the same.
+                sums[r][digit] = unsafe { _mm512_set1_epi32(start[r][digit]) };
+            }
+        }
+        sums
     }
-}
 
-/// By products of pairs of 16 bits: even bytes, then odd ones.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs;
-
-impl Dot for Pairs {
     #[inline(always)]
-    fn dot(self, sum: __m512i, keys: __m512i, digits: __m512i) -> __m512i {
-        // SAFETY: used only in functions with the features.
-        unsafe {
-            let (even, odd) = (_mm512_and_si512(keys, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(keys));
-            let of_even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(digits));
-            let of_odd = _mm512_srai_epi16::<8>(digits);
-            let sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, of_even));
-            _mm512_add_epi32(sum, _mm512_madd_epi16(odd, of_odd))
+    unsafe fn add_word<const R: usize, const D: usize>(
+        self,
+        sums: &mut [[__m512i; D]; R],
+        keys: __m512i,
+        (digits, word): (&*const [i8; 4], usize),
+    ) {
+        for r in 0..R {
+            for digit in 0..D {
+                // SAFETY: the caller vouches for the word and the instructions.
+                unsafe {
+                    let digits = digits.add((word * R + r) * D + digit).read();
+                    let digits = _mm512_set1_epi32(i32::from_ne_bytes(digits.map(|x| x as u8)));
+                    sums[r][digit] = _mm512_dpbusd_epi32(sums[r][digit], keys, digits);
+                }
+            }
         }
     }
 
     #[inline(always)]
-    fn dot_half(self, sum: __m256i, keys: __m256i, digits: __m256i) -> __m256i {
-        // SAFETY: used only in functions with the features.
+    unsafe fn joined<const D: usize>(self, sums: [__m512i; D]) -> __m512 {
+        const { assert!(D == 2 || D == 3) }
+        let (high, low) = (sums[0], sums[D - 1]);
+        // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let (even, odd) = (_mm256_and_si256(keys, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(keys));
-            let of_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(digits));
-            let of_odd = _mm256_srai_epi16::<8>(digits);
-            let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, of_even));
-            _mm256_add_epi32(sum, _mm256_madd_epi16(odd, of_odd))
+            if const { D == 2 } {
+                return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
+            }
+            whole(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), sums[1]), low)
         }
     }
 }
 
-/// The numbers that sums over digits are, in floats.
+/// `256·high + low`, both rounded before.
 ///
 /// # Safety
 /// The CPU has AVX-512F.
 #[inline(always)]
-pub(super) unsafe fn joined<const D: usize>(sums: [__m512i; D]) -> __m512 {
-    const { assert!(D == 2 || D == 3) }
-    let (high, low) = (sums[0], sums[D - 1]);
+pub(super) unsafe fn whole(high: __m512i, low: __m512i) -> __m512 {
     // SAFETY: the caller vouches for the instructions.
-    unsafe {
-        if const { D == 2 } {
-            return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
-        }
-        let high = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), sums[1]));
-        _mm512_fmadd_ps(high, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(low))
-    }
+    unsafe { _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(low)) }
 }
 
 /// Words of four vectors, within quarters: the nth result has the nth words of each.
@@ -92,40 +126,14 @@ pub(super) unsafe fn transposed([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     }
 }
 
-/// Adds the products of a word of sixteen keys with the words of R rows of D digits.
-///
-/// # Safety
-/// As many words of digits are readable; the CPU has AVX-512F.
+/// Requests the lines at two distances from a byte.
 #[inline(always)]
-pub(super) unsafe fn add_word<U: Dot, const R: usize, const D: usize>(
-    unit: U,
-    sums: &mut [[__m512i; D]; R],
-    keys: __m512i,
-    digits: *const [i8; 4],
-) {
-    for r in 0..R {
-        for digit in 0..D {
-            // SAFETY: the caller vouches for the word and the instruction.
-            let word =
-                unsafe { _mm512_set1_epi32(i32::from_ne_bytes(digits.add(r * D + digit).read().map(|x| x as u8))) };
-            sums[r][digit] = unit.dot(sums[r][digit], keys, word);
-        }
+pub(super) fn request(from: *const i8, ahead: [usize; 2]) {
+    // SAFETY: a prefetch is a hint: it reads nothing and faults on no address. All x86-64 have it.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead[1]));
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead[0]));
     }
-}
-
-/// Where the sums of R rows start, in all lanes.
-///
-/// # Safety
-/// The CPU has AVX-512F.
-#[inline(always)]
-pub(super) unsafe fn started<const R: usize, const D: usize>(start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
-    // SAFETY: the caller vouches for the instruction.
-    let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
-    for r in 0..R {
-        for digit in 0..D {
-            // SAFETY: the same.
-            sums[r][digit] = unsafe { _mm512_set1_epi32(start[r][digit]) };
-        }
-    }
-    sums
+    // The fence keeps the requests here: in a burst, the processor would drop some.
+    compiler_fence(Ordering::SeqCst);
 }

@@ -1,14 +1,15 @@
 //! Sums of the bytes of values, weighted by integers: four values in a word, so that lanes are channels.
 //!
 //! Sixteen times four values are a tile. Their bytes are interleaved by eight shuffles for four values and a vector of
-//! channels, and [`Dot`] adds four products to each lane. The integers are weights: their digits are made here, too.
+//! channels, and VPDPBUSD adds four products to each lane; without it, VPMADDWD adds two. The integers are weights:
+//! their digits are made here, too.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use super::dot::{Dot, Pairs, Vnni, joined};
+use super::width::{Half, Whole, Width};
 use crate::isa::{Values, Weights};
 
 /// The bits of each vector of a tile.
@@ -73,144 +74,6 @@ pub(crate) unsafe fn write_weights(
     }
 }
 
-/// Vectors of the products of one width. Of four values, their bytes are interleaved within quarters.
-///
-/// # Safety
-/// The CPU has AVX-512 F, BW and VL where a function is called.
-trait Width: Copy {
-    /// Bytes.
-    type V: Copy;
-
-    /// Bytes from an address on, as many as are readable.
-    unsafe fn load(from: *const i8, bytes: usize) -> Self::V;
-    /// Bytes of both in turn, within quarters: of their lower halves, or of the upper ones.
-    unsafe fn bytes<const UPPER: bool>(a: Self::V, b: Self::V) -> Self::V;
-    /// The same of pairs of bytes.
-    unsafe fn pairs<const UPPER: bool>(a: Self::V, b: Self::V) -> Self::V;
-    /// A word in all lanes.
-    unsafe fn splat(word: i32) -> Self::V;
-    /// Adds products of bytes.
-    unsafe fn dot<U: Dot>(unit: U, sum: Self::V, weights: Self::V, values: Self::V) -> Self::V;
-    /// The sums over digits, sixteen channels in a vector: of as many as the width has bytes in a value.
-    unsafe fn channels(sums: [[Self::V; 4]; 2]) -> [__m512; 4];
-}
-
-/// 64 bytes of a value.
-#[derive(Clone, Copy)]
-struct Whole;
-
-impl Width for Whole {
-    type V = __m512i;
-
-    #[inline(always)]
-    unsafe fn load(from: *const i8, bytes: usize) -> __m512i {
-        // SAFETY: as many bytes are readable; the caller vouches for that and for the instructions.
-        unsafe {
-            if bytes < 64 { _mm512_maskz_loadu_epi8((1 << bytes) - 1, from) } else { _mm512_loadu_si512(from.cast()) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn bytes<const UPPER: bool>(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm512_unpackhi_epi8(a, b) } else { _mm512_unpacklo_epi8(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn pairs<const UPPER: bool>(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm512_unpackhi_epi16(a, b) } else { _mm512_unpacklo_epi16(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(word: i32) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_set1_epi32(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<U: Dot>(unit: U, sum: __m512i, weights: __m512i, values: __m512i) -> __m512i {
-        unit.dot(sum, weights, values)
-    }
-
-    #[inline(always)]
-    unsafe fn channels(sums: [[__m512i; 4]; 2]) -> [__m512; 4] {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
-            let mut x = [_mm512_setzero_si512(); 4];
-            for n in 0..4 {
-                x[n] = _mm512_castps_si512(joined([sums[0][n], sums[1][n]]));
-            }
-            // Lanes of x[n] in quarter q are the channels from 16·q + 4·n on.
-            let low = [_mm512_shuffle_i32x4::<0x44>(x[0], x[1]), _mm512_shuffle_i32x4::<0x44>(x[2], x[3])];
-            let high = [_mm512_shuffle_i32x4::<0xee>(x[0], x[1]), _mm512_shuffle_i32x4::<0xee>(x[2], x[3])];
-            [
-                _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(low[0], low[1])),
-                _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xdd>(low[0], low[1])),
-                _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(high[0], high[1])),
-                _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xdd>(high[0], high[1])),
-            ]
-        }
-    }
-}
-
-/// 32 bytes of a value: a block.
-#[derive(Clone, Copy)]
-struct Half;
-
-impl Width for Half {
-    type V = __m256i;
-
-    #[inline(always)]
-    unsafe fn load(from: *const i8, _: usize) -> __m256i {
-        // SAFETY: 32 bytes are readable; the caller vouches for that and for the instructions.
-        unsafe { _mm256_loadu_si256(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn bytes<const UPPER: bool>(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm256_unpackhi_epi8(a, b) } else { _mm256_unpacklo_epi8(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn pairs<const UPPER: bool>(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm256_unpackhi_epi16(a, b) } else { _mm256_unpacklo_epi16(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(word: i32) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_set1_epi32(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<U: Dot>(unit: U, sum: __m256i, weights: __m256i, values: __m256i) -> __m256i {
-        unit.dot_half(sum, weights, values)
-    }
-
-    #[inline(always)]
-    unsafe fn channels(sums: [[__m256i; 4]; 2]) -> [__m512; 4] {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
-            let mut x = [_mm512_setzero_si512(); 2];
-            for n in 0..2 {
-                let mut of = [x[0]; 2];
-                for digit in 0..2 {
-                    let [low, high] = [sums[digit][2 * n], sums[digit][2 * n + 1]];
-                    of[digit] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-                }
-                x[n] = _mm512_castps_si512(joined(of));
-            }
-            // The first and third quarters of both are the first sixteen channels.
-            let zero = _mm512_setzero_ps();
-            let first = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(x[0], x[1]));
-            [first, _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xdd>(x[0], x[1])), zero, zero]
-        }
-    }
-}
-
 /// Sums of sixteen channels of R rows each.
 type Vectors<const R: usize> = [[MaybeUninit<[f32; 16]>; 4]; R];
 
@@ -235,11 +98,17 @@ pub(crate) unsafe fn weigh<const R: usize, const C: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
 unsafe fn with_vnni<const R: usize, const C: usize>(
     of: &Values<'_>,
-    weights: (&[Weights; R], &[f32; R]),
+    (weights, units): (&[Weights; R], &[f32; R]),
     out: &mut [Vectors<R>; C],
 ) {
     // SAFETY: this function has the features; the caller vouches for the values.
-    unsafe { of_width(Vnni, of, weights, out) }
+    unsafe {
+        if const { C == 1 } && of.bytes == 32 {
+            write::<Half, R, C>(sums::<Half, R, C>(of, weights), units, out);
+        } else {
+            write::<Whole, R, C>(sums::<Whole, R, C>(of, weights), units, out);
+        }
+    }
 }
 
 /// # Safety
@@ -248,59 +117,81 @@ unsafe fn with_vnni<const R: usize, const C: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn without_vnni<const R: usize, const C: usize>(
     of: &Values<'_>,
-    weights: (&[Weights; R], &[f32; R]),
+    (weights, units): (&[Weights; R], &[f32; R]),
     out: &mut [Vectors<R>; C],
 ) {
     // SAFETY: this function has the features; the caller vouches for the values.
-    unsafe { of_width(Pairs, of, weights, out) }
-}
-
-/// # Safety
-/// As [`sums`].
-#[inline(always)]
-unsafe fn of_width<U: Dot, const R: usize, const C: usize>(
-    unit: U,
-    of: &Values<'_>,
-    weights: (&[Weights; R], &[f32; R]),
-    out: &mut [Vectors<R>; C],
-) {
-    // SAFETY: the caller vouches for the same.
     unsafe {
         if const { C == 1 } && of.bytes == 32 {
-            sums::<U, Half, R, C>(unit, of, weights, out);
+            write::<Half, R, C>(sums_of_pairs::<Half, R, C>(of, weights), units, out);
         } else {
-            sums::<U, Whole, R, C>(unit, of, weights, out);
+            write::<Whole, R, C>(sums_of_pairs::<Whole, R, C>(of, weights), units, out);
         }
     }
 }
 
+/// Sums of integers, for each of C times a width, R rows and the four vectors of a width.
+type Integers<W, const R: usize, const C: usize> = [[[<W as Width>::V; 4]; R]; C];
+
+/// Sums, times the units of their rows.
+///
 /// # Safety
-/// As [`weigh`]; compiled into a function with the features of `unit`.
+/// The CPU has AVX-512F.
 #[inline(always)]
-unsafe fn sums<U: Dot, W: Width, const R: usize, const C: usize>(
-    unit: U,
-    of: &Values<'_>,
-    (weights, units): (&[Weights; R], &[f32; R]),
+unsafe fn write<W: Width, const R: usize, const C: usize>(
+    sums: Integers<W, R, C>,
+    units: &[f32; R],
     out: &mut [Vectors<R>; C],
 ) {
-    let Values { values, len, at, bytes, ahead, .. } = *of;
+    // SAFETY: sixteen floats of each vector; the caller vouches for the instructions.
+    unsafe {
+        for c in 0..C {
+            for r in 0..R {
+                let unit = _mm512_set1_ps(units[r]);
+                for (x, out) in W::channels(sums[c][r]).iter().zip(&mut out[c][r]) {
+                    _mm512_storeu_ps(out.as_mut_ptr().cast(), _mm512_mul_ps(*x, unit));
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of four values that are taken, each the `c`-th width of them; requests others.
+///
+/// # Safety
+/// They are readable; the CPU has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn four<W: Width, const C: usize>(of: &Values<'_>, values: &[*const i8; 4], c: usize) -> [W::V; 4] {
+    // SAFETY: the caller vouches for the bytes and the instructions. A prefetch reads nothing and faults on no address.
+    unsafe {
+        let mut x = [W::splat(0); 4];
+        for k in 0..4 {
+            let from = values[k].add(of.at + 64 * c);
+            x[k] = W::load(from, if C > 1 { 64 } else { of.bytes });
+            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(of.ahead[1]));
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(of.ahead[0]));
+        }
+        x
+    }
+}
+
+/// By AVX512_VNNI: sums of each digit.
+///
+/// # Safety
+/// As [`weigh`]; compiled into a function with the features.
+#[inline(always)]
+unsafe fn sums<W: Width, const R: usize, const C: usize>(of: &Values<'_>, weights: &[Weights; R]) -> Integers<W, R, C> {
     // SAFETY: the bytes of each value; the caller vouches for them and for the instructions.
     unsafe {
         let zero = W::splat(0);
-        let mut all = [[[[zero; 4]; 2]; R]; C];
+        let mut all = [[[zero; 4]; R]; C];
         // Halves are two of four vectors: those of lower bytes and of upper ones.
         macro_rules! halves {
             ($($half:literal)*) => {{
                 let mut acc = [[[[zero; 4]; 2]; R]; C];
-                for (quad, values) in values.as_chunks::<4>().0.iter().enumerate().take(len.div_ceil(4)) {
+                for (quad, values) in of.values.as_chunks::<4>().0.iter().enumerate().take(of.len.div_ceil(4)) {
                     for c in 0..C {
-                        let mut x = [zero; 4];
-                        for k in 0..4 {
-                            let from = values[k].add(at + 64 * c);
-                            x[k] = W::load(from, if C > 1 { 64 } else { bytes });
-                            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead[1]));
-                            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead[0]));
-                        }
+                        let x = four::<W, C>(of, values, c);
                         let mut words = [zero; 4];
                         $(
                             let ab = W::bytes::<{ $half == 1 }>(x[0], x[1]);
@@ -313,7 +204,7 @@ unsafe fn sums<U: Dot, W: Width, const R: usize, const C: usize>(
                                 let four = &weights[r].bytes[digit].as_chunks::<4>().0[Weights::place(4 * quad) / 4];
                                 let four = W::splat(i32::from_ne_bytes(*four));
                                 $(for n in [2 * $half, 2 * $half + 1] {
-                                    acc[c][r][digit][n] = W::dot(unit, acc[c][r][digit][n], four, words[n]);
+                                    acc[c][r][digit][n] = W::dot(acc[c][r][digit][n], four, words[n]);
                                 })*
                             }
                         }
@@ -321,11 +212,9 @@ unsafe fn sums<U: Dot, W: Width, const R: usize, const C: usize>(
                 }
                 for c in 0..C {
                     for r in 0..R {
-                        for digit in 0..2 {
-                            $(for n in [2 * $half, 2 * $half + 1] {
-                                all[c][r][digit][n] = acc[c][r][digit][n];
-                            })*
-                        }
+                        $(for n in [2 * $half, 2 * $half + 1] {
+                            all[c][r][n] = W::add(W::shift::<8>(acc[c][r][0][n]), acc[c][r][1][n]);
+                        })*
                     }
                 }
             }};
@@ -337,16 +226,83 @@ unsafe fn sums<U: Dot, W: Width, const R: usize, const C: usize>(
             halves!(0);
             halves!(1);
         }
+        all
+    }
+}
+
+/// Without AVX512_VNNI: integers of weights whole, in 16 bits, and values in pairs of 16 bits. [`TAKEN`] is taken from
+/// an integer, so that it has a sign, and as many times the sum of the bytes is added in the end.
+///
+/// # Safety
+/// As [`weigh`]; compiled into a function with the features.
+#[inline(always)]
+unsafe fn sums_of_pairs<W: Width, const R: usize, const C: usize>(
+    of: &Values<'_>,
+    weights: &[Weights; R],
+) -> Integers<W, R, C> {
+    // SAFETY: the bytes of each value, and 64 bytes of each digit; the caller vouches for the values and for the
+    // instructions.
+    unsafe {
+        // Of four values: the first and the third, then the second and the fourth.
+        let mut integers = [[[0i32; 16]; 2]; R];
+        for (weights, integers) in weights.iter().zip(&mut integers) {
+            let high = _mm512_loadu_si512(weights.bytes[0].as_ptr().cast());
+            let low = _mm512_loadu_si512(weights.bytes[1].as_ptr().cast());
+            let (lower, taken) = (_mm512_set1_epi16(0xff), _mm512_set1_epi16(TAKEN as i16));
+            let even = _mm512_or_si512(_mm512_slli_epi16::<8>(high), _mm512_and_si512(low, lower));
+            let odd = _mm512_or_si512(_mm512_andnot_si512(lower, high), _mm512_srli_epi16::<8>(low));
+            _mm512_storeu_si512(integers[0].as_mut_ptr().cast(), _mm512_xor_si512(even, taken));
+            _mm512_storeu_si512(integers[1].as_mut_ptr().cast(), _mm512_xor_si512(odd, taken));
+        }
+        let zero = W::splat(0);
+        // Sums of the bytes have at most 32 times 128 in 16 bits.
+        let (mut all, mut plain) = ([[[zero; 4]; R]; C], [[zero; 4]; C]);
+        for (quad, values) in of.values.as_chunks::<4>().0.iter().enumerate().take(of.len.div_ceil(4)) {
+            let place = Weights::place(4 * quad) / 4;
+            for c in 0..C {
+                let x = four::<W, C>(of, values, c);
+                // Written out by a macro, so that sums stay in registers.
+                macro_rules! half {
+                    ($half:literal) => {
+                        let ab = W::bytes::<{ $half == 1 }>(x[0], x[1]);
+                        let cd = W::bytes::<{ $half == 1 }>(x[2], x[3]);
+                        let words = [W::pairs::<false>(ab, cd), W::pairs::<true>(ab, cd)];
+                        let even = [W::even(words[0]), W::even(words[1])];
+                        let odd = [W::odd(words[0]), W::odd(words[1])];
+                        for n in 0..2 {
+                            let plain = &mut plain[c][2 * $half + n];
+                            *plain = W::unseen(W::add_halves(*plain, W::add_halves(even[n], odd[n])));
+                        }
+                        for r in 0..R {
+                            let of_even = W::splat(integers[r][0][place]);
+                            let of_odd = W::splat(integers[r][1][place]);
+                            for n in 0..2 {
+                                let sum = &mut all[c][r][2 * $half + n];
+                                let both = W::add(W::products(even[n], of_even), W::products(odd[n], of_odd));
+                                *sum = W::unseen(W::add(*sum, both));
+                            }
+                        }
+                    };
+                }
+                half!(0);
+                half!(1);
+            }
+        }
         for c in 0..C {
-            for r in 0..R {
-                let unit = _mm512_set1_ps(units[r]);
-                for (x, out) in W::channels(all[c][r]).iter().zip(&mut out[c][r]) {
-                    _mm512_storeu_ps(out.as_mut_ptr().cast(), _mm512_mul_ps(*x, unit));
+            for n in 0..4 {
+                let taken = W::shift::<TAKEN_BITS>(W::products(plain[c][n], W::splat(1 << 16 | 1)));
+                for r in 0..R {
+                    all[c][r][n] = W::add(all[c][r][n], taken);
                 }
             }
         }
+        all
     }
 }
+
+/// What is taken from an integer of a weight, so that it has 16 bits and a sign. A shift adds it again.
+const TAKEN: u16 = 1 << TAKEN_BITS;
+const TAKEN_BITS: u32 = 15;
 
 #[cfg(test)]
 mod tests {
