@@ -74,7 +74,7 @@ pub(crate) const fn padded(rows: usize, m: usize) -> usize {
 
 /// `s[key][query] = Σ_c keys[key][c]·q[c][query]` for `rows` keys. `q`: `[depth][NQ·LANES]`; `s`: at least `rows`
 /// rounded up to `M`, times `NQ·LANES`. Scores beyond a vector's reach are left as they were. `between` is called
-/// before each group of `M`.
+/// once for each group of `M`.
 ///
 /// A function of its own, as [`values()`] is: what the kernel around it keeps in registers is not in the way of its
 /// loops.
@@ -148,9 +148,9 @@ fn scores_inlined<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Most channels whose queries stay in the first cache, of levels that take blocks of 48: 30 KiB. Of more channels, two
-/// chains at a time go over all keys of a tile. Measured on a Skylake server, this product alone at 192 and 256
-/// channels: 1.1 times as fast; at 128 channels .95.
+/// Most channels, or words of them, whose queries stay in the first cache, of levels that take blocks of 48: 30 KiB.
+/// Of more, two chains at a time go over all keys of a tile. Measured on a Skylake server, this product alone at 192
+/// and 256 channels: 1.1 times as fast; at 128 channels .95.
 const SHALLOW: usize = 160;
 
 /// Chains that a score is made of: of equal length, at most `Isa::CHAIN` additions, and three at least of all but the

@@ -392,7 +392,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// that are not finite, as bits.
     ///
     /// # Safety
-    /// `columns` is a multiple of 32, as many numbers of each key are readable with their scales, and digits for them.
+    /// `columns` is a multiple of 32, and as many numbers of each key are readable with their scales; digits for them,
+    /// of R rows, up to a multiple of 64.
     #[inline(always)]
     unsafe fn dot_blocks<const R: usize, const D: usize>(self, of: Bytes<'_, R, D>) -> u64 {
         // SAFETY: the caller vouches for the same.

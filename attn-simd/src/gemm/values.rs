@@ -66,7 +66,7 @@ fn values_inlined<I: Isa, const NQ: usize, const M: usize>(
         // SAFETY: every column is below `columns` or clamped to the last, so each pointer lies in row 0 of the panel
         // and reaches, in steps of the row stride, only elements that `checked` has bounded. `p` holds `depth` rows of
         // `NQ` vectors and `o` has room for whole groups of M rows; both were asserted above, and that no reach is
-        // beyond `depth`, and that the keys are those of one tile.
+        // beyond `depth`.
         unsafe {
             let (a, o) = (a.add(first), c.add(first * width));
             // Constant conditions, here and below, so that no code of other levels is compiled.

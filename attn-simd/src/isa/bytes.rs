@@ -169,30 +169,33 @@ mod tests {
     use super::*;
     use crate::isa::digits;
 
+    /// Keys and digits: any, or all of one size.
+    const KINDS: [Option<(i8, i8)>; 4] = [None, Some((-128, -128)), Some((127, -128)), Some((127, 127))];
+
     /// Both ways beside plain Rust, over all bytes, and digits of every size.
     #[test]
     fn both_instructions_sum_what_plain_rust_sums() {
         let Some(isa) = testing::avx512() else { return };
-        for columns in [1, 16, 48, 63, 64, 65, 80, 128, 208, 256] {
-            for extreme in [false, true] {
-                check::<3>(isa.vnni, (columns, false), extreme);
-                check::<2>(isa.vnni, (columns, false), extreme);
-            }
-        }
-        for columns in [32, 64, 96, 128, 256] {
-            for extreme in [false, true] {
-                check::<3>(isa.vnni, (columns, true), extreme);
-                check::<2>(isa.vnni, (columns, true), extreme);
+        let bytes = [1, 16, 48, 63, 64, 65, 80, 128, 208, 256].map(|columns| (columns, false));
+        let blocks = [32, 64, 96, 128, 256].map(|columns| (columns, true));
+        for case in bytes.into_iter().chain(blocks) {
+            for kind in KINDS {
+                check::<1, 3>(isa.vnni, case, kind);
+                check::<2, 3>(isa.vnni, case, kind);
+                check::<2, 2>(isa.vnni, case, kind);
+                check::<4, 3>(isa.vnni, case, kind);
+                check::<4, 2>(isa.vnni, case, kind);
             }
         }
     }
 
-    /// Two rows over 32 keys, which are sixteen.
-    fn check<const D: usize>(vnni: bool, (columns, blocks): (usize, bool), extreme: bool) {
+    /// Rows over 32 keys, which are sixteen.
+    fn check<const R: usize, const D: usize>(vnni: bool, (columns, blocks): (usize, bool), kind: Option<(i8, i8)>) {
         let mut number = testing::numbers(3);
-        let mut any = |n: usize| -> Vec<i8> { (0..n).map(|_| if extreme { -128 } else { number() as i8 }).collect() };
+        let mut any =
+            |n: usize, one: Option<i8>| -> Vec<i8> { (0..n).map(|_| one.unwrap_or_else(|| number() as i8)).collect() };
         let row = if blocks { columns / 32 * 34 } else { columns };
-        let (mut data, padded) = (any(16 * row), columns.next_multiple_of(64));
+        let (mut data, padded) = (any(16 * row, kind.map(|x| x.0)), columns.next_multiple_of(64));
         if blocks {
             for (n, block) in data.as_chunks_mut::<34>().0.iter_mut().enumerate() {
                 // Powers of two, so that a sum is rounded alike in f64 and in f32.
@@ -200,22 +203,22 @@ mod tests {
                 block[..2].copy_from_slice(&scale.map(|byte| byte as i8));
             }
         }
-        let mut digits: Vec<[i8; 4]> =
-            any(padded * 2 * D).chunks_exact(4).map(|x| [x[0], x[1], x[2], x[3]].map(|x| x.max(-127))).collect();
-        let mut start = vec![[[0i32; D]; 2]; if blocks { columns / 32 } else { 1 }];
+        let mut digits = any(padded * R * D, kind.map(|x| x.1)).as_chunks::<4>().0.to_vec();
+        let mut start = vec![[[0i32; D]; R]; if blocks { columns / 32 } else { 1 }];
         for (n, word) in digits.iter_mut().enumerate() {
             for (i, x) in word.iter_mut().enumerate() {
-                let column = n / (2 * D) * 4 + i;
-                *x = if column < columns { *x } else { 0 };
+                let column = n / (R * D) * 4 + i;
+                // The first digit is at least -127.
+                *x = if column >= columns { 0 } else { (*x).max(if n % D == 0 { -127 } else { -128 }) };
                 if let Some(start) = start.get_mut(if blocks { column / 32 } else { 0 }) {
-                    start[n / D % 2][n % D] -= 128 * i32::from(*x);
+                    start[n / D % R][n % D] -= 128 * i32::from(*x);
                 }
             }
         }
         let keys: Vec<*const i8> = (0..32).map(|k| data[k % 16 * row..].as_ptr()).collect();
-        let unit = [0.5, 3.0];
-        let run = |by: &dyn Fn(Bytes<'_, 2, D>)| {
-            let (mut s, stride) = (vec![f32::NAN; 2 * 40], 40);
+        let unit: [f32; R] = core::array::from_fn(|r| 0.5 + r as f32);
+        let run = |by: &dyn Fn(Bytes<'_, R, D>)| {
+            let (mut s, stride) = (vec![f32::NAN; R * 40], 40);
             let (keys, digits, start, unit) = (keys.as_slice(), digits.as_ptr(), &*start, &unit);
             by(Bytes { keys, columns, digits, start, unit, ahead: [0, 0], s: &mut s, stride });
             s.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -238,7 +241,7 @@ mod tests {
                     dot_bytes(vnni, of);
                 }
             });
-            assert_eq!(got, want, "{columns} {blocks} {extreme} {vnni}");
+            assert_eq!(got, want, "{columns} {blocks} {kind:?} {vnni}, {R} rows of {D} digits");
         }
     }
 }

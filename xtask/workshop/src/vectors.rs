@@ -23,7 +23,7 @@ fn budget(suite: &str) -> usize {
     match suite {
         "torch_sdpa" => 320 << 10, // the widest: every option of the plain call
         "mutants" => 520 << 10,    // wrong expectations guard the runner itself
-        "positional" => 120 << 10, // many alike
+        "positional" => 80 << 10,  // many alike
         // Options that others have too, in new places.
         "torch_sdpa_backward_wide" | "selected_keys" => 96 << 10,
         "ring" => 64 << 10,

@@ -26,9 +26,9 @@ const fn part_end(place: usize) -> usize {
 /// 3 to 4 % faster on Granite Rapids.
 ///
 /// # Safety
-/// The rows of the tile are readable at these channels, its weights for `depth` rows of `NQ` vectors, and no reach goes
-/// beyond; `factors` for `NQ` vectors; `o` is readable and writable for `NQ` vectors of each channel, rounded up to
-/// whole groups of `M`.
+/// At most [`GROUPS`] times `M` channels: the rows of the tile are readable there, its weights for `depth` rows of `NQ`
+/// vectors, and no reach goes beyond; `factors` for `NQ` vectors; `o` is readable and writable for `NQ` vectors of each
+/// channel, rounded up to whole groups of `M`.
 #[inline(always)]
 pub(super) unsafe fn half_by_half<I: Isa, const NQ: usize, const M: usize>(
     isa: I,
@@ -81,13 +81,13 @@ pub(super) unsafe fn half_by_half<I: Isa, const NQ: usize, const M: usize>(
     }
 }
 
-/// Groups whose halves wait: rows of 16 floats, so that lines of values are read four times in a row.
+/// Groups whose halves wait: of four channels each, so that a line of 16 floats is read four times in a row.
 ///
 /// Measured on a Skylake server, this product alone at 128 channels, whose rows meet in eight of 64 sets of the first
 /// cache: 1.16 times as fast as all keys before the next group.
 pub(super) const GROUPS: usize = 4;
-/// Floats that wait: groups of up to six rows of up to three vectors.
-const WAITING: usize = GROUPS * 6 * 3 * 16;
+/// Floats that wait: groups of four channels of up to three vectors.
+const WAITING: usize = GROUPS * 4 * 3 * 16;
 
 /// Sums of the first half.
 #[repr(C, align(64))]
@@ -95,9 +95,9 @@ struct Waiting([core::mem::MaybeUninit<f32>; WAITING]);
 
 /// Half a tile: parts, added up in order.
 ///
-/// A loop of four keys, of a length that the compiler does not know, is all of it. Unrolled it is 7 KiB, and processors
-/// of Intel's up to Skylake keep 4 KiB decoded where two hardware threads share a core: this product alone then takes
-/// 1.2 to 1.3 times as long.
+/// A loop of four keys, of a length that the compiler does not know, does nearly all of it. Unrolled it is 7 KiB, and
+/// processors of Intel's up to Skylake keep 4 KiB decoded where two hardware threads share a core: this product alone
+/// then takes 1.2 to 1.3 times as long.
 ///
 /// # Safety
 /// As [`value_group`](super::value_group), for these keys.
@@ -126,8 +126,8 @@ unsafe fn half<I: Isa, const NQ: usize, const M: usize>(
     sum
 }
 
-/// The same where not all vectors need all keys. A function of its own: such tiles are few, and its many cases are
-/// compiled once.
+/// The sums of all keys of a tile where not all vectors need all keys, and of the last channels, fewer than `M`. A
+/// function of its own: such groups are few, and its many cases are compiled once.
 ///
 /// # Safety
 /// As [`value_group`](super::value_group).

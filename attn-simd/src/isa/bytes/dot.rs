@@ -1,5 +1,4 @@
-//! Products of the bytes of keys: what they are, and how AVX512_VNNI makes them. [`pairs`](super::pairs) has the other
-//! way.
+//! Products of the bytes of keys: the trait, and how AVX512_VNNI makes them. [`pairs`](super::pairs) is the other way.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
@@ -11,9 +10,9 @@ use core::sync::atomic::{Ordering, compiler_fence};
 /// # Safety
 /// The CPU has the instructions where a function is called.
 pub(super) trait Dot: Copy {
-    /// Whether a word is multiplied as soon as a square of keys has been transposed so far. If it takes many
-    /// instructions, the whole square is transposed first, and a short loop multiplies its words: all of them written
-    /// out are more than a processor keeps decoded.
+    /// Whether a word is multiplied as soon as a square of keys has been transposed so far. If that takes many
+    /// instructions, a square of 64 channels is transposed as a whole, and a short loop multiplies its words: all of
+    /// them written out are more than a processor keeps decoded. (Blocks have half as many words, and write them out.)
     const AT_ONCE: bool;
     /// What is made of the digits of R rows beforehand.
     type Digits<const R: usize>;
@@ -38,7 +37,7 @@ pub(super) trait Dot: Copy {
         digits: (&Self::Digits<R>, usize),
     );
 
-    /// The numbers that the sums of a row are.
+    /// The sums of a row's digits as one number for each lane.
     unsafe fn joined<const D: usize>(self, sums: [__m512i; D]) -> __m512;
 }
 

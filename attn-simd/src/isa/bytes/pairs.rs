@@ -1,9 +1,8 @@
 //! Products of the bytes of keys without AVX512_VNNI: of 16 bits, by VPMADDWD, in pairs of channels.
 //!
-//! Two digits are an integer of 16 bits, so that three digits are two of those, and two digits are one. A word of four
-//! bytes is a pair of even channels and one of odd ones. So a row takes two or four products for a word, and as many
-//! additions; sums of each digit would take six for each digit. The integers are made of the digits of all channels
-//! once for a tile of keys.
+//! Two digits are an integer of 16 bits, so that three digits are two of those, and two digits are one. The even
+//! channels of a word of four are a pair, and the odd ones another: for each integer of a row a word takes two products
+//! and two additions. The integers are made of the digits of all channels once for a tile of keys.
 
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 

@@ -136,7 +136,7 @@ type Integers<W, const R: usize, const C: usize> = [[[<W as Width>::V; 4]; R]; C
 /// Sums, times the units of their rows.
 ///
 /// # Safety
-/// The CPU has AVX-512F.
+/// The CPU has AVX-512 F, BW and VL.
 #[inline(always)]
 unsafe fn write<W: Width, const R: usize, const C: usize>(
     sums: Integers<W, R, C>,
@@ -159,7 +159,7 @@ unsafe fn write<W: Width, const R: usize, const C: usize>(
 /// The bytes of four values that are taken, each the `c`-th width of them; requests others.
 ///
 /// # Safety
-/// They are readable; the CPU has AVX-512 F and BW.
+/// They are readable; the CPU has AVX-512 F, BW and VL.
 #[inline(always)]
 unsafe fn four<W: Width, const C: usize>(of: &Values<'_>, values: &[*const i8; 4], c: usize) -> [W::V; 4] {
     // SAFETY: the caller vouches for the bytes and the instructions. A prefetch reads nothing and faults on no address.
@@ -231,7 +231,7 @@ unsafe fn sums<W: Width, const R: usize, const C: usize>(of: &Values<'_>, weight
 }
 
 /// Without AVX512_VNNI: integers of weights whole, in 16 bits, and values in pairs of 16 bits. [`TAKEN`] is taken from
-/// an integer, so that it has a sign, and as many times the sum of the bytes is added in the end.
+/// an integer, so that it has a sign: its upper bit changes. As many times the sum of the bytes is added in the end.
 ///
 /// # Safety
 /// As [`weigh`]; compiled into a function with the features.
@@ -255,7 +255,7 @@ unsafe fn sums_of_pairs<W: Width, const R: usize, const C: usize>(
             _mm512_storeu_si512(integers[1].as_mut_ptr().cast(), _mm512_xor_si512(odd, taken));
         }
         let zero = W::splat(0);
-        // Sums of the bytes have at most 32 times 128 in 16 bits.
+        // A lane of 16 bits sums 32 bytes.
         let (mut all, mut plain) = ([[[zero; 4]; R]; C], [[zero; 4]; C]);
         for (quad, values) in of.values.as_chunks::<4>().0.iter().enumerate().take(of.len.div_ceil(4)) {
             let place = Weights::place(4 * quad) / 4;

@@ -9,12 +9,12 @@ use crate::isa::unseen::{unseen, unseen_integers};
 /// Vectors of the products of one width. Of four values, their bytes are interleaved within quarters.
 ///
 /// # Safety
-/// The CPU has AVX-512 F, BW and VL where a function is called.
+/// The CPU has AVX-512 F, BW and VL where a function is called, and AVX512_VNNI where [`dot`](Self::dot) is.
 pub(super) trait Width: Copy {
     /// Bytes.
     type V: Copy;
 
-    /// Bytes from an address on, as many as are readable.
+    /// Bytes from an address on: as many as are readable, or those of a block.
     unsafe fn load(from: *const i8, bytes: usize) -> Self::V;
     /// Bytes of both in turn, within quarters: of their lower halves, or of the upper ones.
     unsafe fn bytes<const UPPER: bool>(a: Self::V, b: Self::V) -> Self::V;
@@ -24,9 +24,9 @@ pub(super) trait Width: Copy {
     unsafe fn splat(word: i32) -> Self::V;
     /// Adds the products of four unsigned bytes with four signed ones to each word: AVX512_VNNI.
     unsafe fn dot(sum: Self::V, weights: Self::V, values: Self::V) -> Self::V;
-    /// The first and the third byte of each word, in 16 bits.
+    /// The first and the third byte of each word, with their signs, in 16 bits.
     unsafe fn even(words: Self::V) -> Self::V;
-    /// The second and the fourth byte of each word, in 16 bits.
+    /// The second and the fourth byte of each word, with their signs, in 16 bits.
     unsafe fn odd(words: Self::V) -> Self::V;
     /// The products of two pairs of 16 bits, added, of each word.
     unsafe fn products(a: Self::V, b: Self::V) -> Self::V;
