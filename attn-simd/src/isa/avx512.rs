@@ -99,7 +99,11 @@ impl Isa for Avx512 {
     address_ops! {
         load_ptr(src: *const f32) -> __m512 = _mm512_loadu_ps(src);
         store_ptr(x: __m512, dst: *mut f32) = _mm512_storeu_ps(dst, x);
-        load_f16_ptr(src: *const f16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(src.cast()));
+        load_f16_ptr(src: *const f16) -> __m512 = {
+            // In the current rounding mode, which exact numbers do not meet: the form that suppresses exceptions, which
+            // `_mm512_cvtph_ps` is, takes no address, but a load and an instruction more.
+            _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(src.cast()))
+        };
         load_bf16_ptr(src: *const bf16) -> __m512 = {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
