@@ -31,6 +31,8 @@ pub(crate) mod neon;
 pub(crate) mod pairs;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
+mod request;
+#[cfg(target_arch = "x86_64")]
 mod unseen;
 #[cfg(target_arch = "x86_64")]
 mod words;

@@ -12,7 +12,8 @@
 use core::arch::x86_64::*;
 
 use super::Bytes;
-use dot::{Dot, Vnni, request, transposed};
+use super::request::request;
+use dot::{Dot, Vnni, started, transposed};
 use pairs::Pairs;
 
 mod blocks;
@@ -81,7 +82,7 @@ unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: Bytes<'_, R,
         // There are words of digits up to a multiple of 64 columns.
         unsafe {
             let flip = _mm512_set1_epi8(-128);
-            let mut sums = unit.started(&start[0]);
+            let mut sums = started::<U, R, D>(&start[0]);
             for from in (0..columns).step_by(64) {
                 let (mut x, mut square) = ([flip; 16], [flip; 16]);
                 if columns - from >= 64 {

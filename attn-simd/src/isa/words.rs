@@ -15,6 +15,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::Bytes;
 use super::digits::{BLOCK, BLOCK_BYTES};
+use super::request::request;
 use super::unseen::unseen;
 
 pub(super) mod values;
@@ -87,18 +88,6 @@ impl Rows16 {
         // SAFETY: the caller vouches for the row and the instruction.
         unsafe { _mm256_loadu_si256(self.first.add(row * self.each + column).cast()) }
     }
-}
-
-/// Requests the lines at two distances from a byte.
-#[inline(always)]
-fn request(from: *const i8, ahead: [usize; 2]) {
-    // SAFETY: a prefetch is a hint: it reads nothing and faults on no address. All x86-64 have it.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead[1]));
-        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead[0]));
-    }
-    // The fence keeps the requests here: in a burst, the processor would drop some.
-    compiler_fence(Ordering::SeqCst);
 }
 
 /// Sixteen bytes, as 16 bits each.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
-use super::tile::{HALF, PART, Tile, add_stored, add_to, part_within, store_all};
+use super::tile::{HALF, PART, Tile, add_to, join, part_within};
 use crate::gemm::reach::Reach;
 use crate::gemm::{add_all, steps_from};
 use crate::isa::Isa;
@@ -55,15 +55,8 @@ pub(super) unsafe fn half_by_half<I: Isa, const NQ: usize, const M: usize>(
                 }
                 let starts: [*const f32; M] = core::array::from_fn(|m| a.add(first + m));
                 let (waiting, o) = (waiting.add(first * NQ * I::LANES), o.add(first * NQ * I::LANES));
-                let mut sum = half::<I, NQ, M>(isa, &starts, tile, keys.clone());
-                if !is_first {
-                    add_stored(isa, &mut sum, waiting);
-                }
-                if is_last {
-                    add_to(isa, &sum, factors, o);
-                } else {
-                    store_all(isa, &sum, waiting);
-                }
+                let sum = half::<I, NQ, M>(isa, &starts, tile, keys.clone());
+                join(isa, sum, (is_first, is_last), factors, (waiting, o));
             }
             if is_last {
                 break;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "the hot loop: pointers that its door has checked against their slices")]
 
-use super::tile::{Tile, add_stored, add_to, part, part_len, part_within, store_all};
+use super::tile::{Tile, join, part, part_len, part_within};
 use crate::isa::Isa;
 
 /// Some columns of the output from all keys, for levels of short registers: all columns of a part of the keys before
@@ -80,17 +80,10 @@ unsafe fn value_part<I: Isa, const NQ: usize, const M: usize>(
     let (is_first, is_last) = (keys.start == 0, keys.end == tile.depth);
     // SAFETY: the caller vouches for these addresses.
     unsafe {
-        let mut sum = match tile.reach {
+        let sum = match tile.reach {
             None => part::<I, NQ, M>(isa, a, tile, keys),
             Some(reach) => part_within::<I, NQ, M>(isa, a, tile, reach, keys),
         };
-        if !is_first {
-            add_stored(isa, &mut sum, waiting);
-        }
-        if is_last {
-            add_to(isa, &sum, factors, o);
-        } else {
-            store_all(isa, &sum, waiting);
-        }
+        join(isa, sum, (is_first, is_last), factors, (waiting, o));
     }
 }

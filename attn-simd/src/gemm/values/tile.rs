@@ -114,7 +114,7 @@ unsafe fn chain<I: Isa, const NQ: usize, const M: usize, const FRONT: usize, con
 /// # Safety
 /// `to` is writable for `M·NQ` vectors.
 #[inline(always)]
-pub(super) unsafe fn store_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &[[I::F; NQ]; M], to: *mut f32) {
+unsafe fn store_all<I: Isa, const NQ: usize, const M: usize>(isa: I, sum: &[[I::F; NQ]; M], to: *mut f32) {
     for m in 0..M {
         for n in 0..NQ {
             // SAFETY: m < M and n < NQ, and the caller vouches for these vectors.
@@ -165,6 +165,31 @@ pub(super) unsafe fn add_to<I: Isa, const NQ: usize, const M: usize>(
                 };
                 isa.store_ptr(sum, slot);
             }
+        }
+    }
+}
+
+/// Adds sums to those that wait, unless they are the first, and keeps them waiting, or adds the last to the output.
+///
+/// # Safety
+/// As [`add_to`]; the sums that wait are readable and writable for `M·NQ` vectors.
+#[inline(always)]
+pub(super) unsafe fn join<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    mut sum: [[I::F; NQ]; M],
+    (is_first, is_last): (bool, bool),
+    factors: Option<*const f32>,
+    (waiting, o): (*mut f32, *mut f32),
+) {
+    // SAFETY: the caller vouches for these addresses.
+    unsafe {
+        if !is_first {
+            add_stored(isa, &mut sum, waiting);
+        }
+        if is_last {
+            add_to(isa, &sum, factors, o);
+        } else {
+            store_all(isa, &sum, waiting);
         }
     }
 }

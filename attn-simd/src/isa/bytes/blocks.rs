@@ -6,8 +6,9 @@
 
 use core::arch::x86_64::*;
 
-use super::dot::{Dot, request, transposed};
+use super::dot::{Dot, started, transposed};
 use crate::isa::digits::{BLOCK, BLOCK_BYTES, Bytes};
+use crate::isa::request::request;
 
 /// # Safety
 /// As [`Isa::dot_blocks`](crate::isa::Isa::dot_blocks); compiled into a function with the features of `unit`.
@@ -45,7 +46,7 @@ pub(super) unsafe fn sums<U: Dot, const R: usize, const D: usize>(unit: U, of: B
                         x[4 * k + n] = four[n];
                     }
                 }
-                let mut sums = unit.started(start);
+                let mut sums = started::<U, R, D>(start);
                 // Written out by a macro, so that the square stays in registers.
                 macro_rules! words {
                     ($($n:literal)*) => {$(

@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "the leaf: intrinsics that the caller's token proves")]
 
 use core::arch::x86_64::*;
-use core::sync::atomic::{Ordering, compiler_fence};
 
 /// Products of the bytes of sixteen keys with the integers of R rows of D digits.
 ///
@@ -23,8 +22,8 @@ pub(super) trait Dot: Copy {
     /// As many words of digits are readable, for all rows, as long as the result lives.
     unsafe fn digits<const R: usize, const D: usize>(self, digits: *const [i8; 4], words: usize) -> Self::Digits<R>;
 
-    /// Where the sums of R rows start, in all lanes.
-    unsafe fn started<const R: usize, const D: usize>(self, start: &[[i32; D]; R]) -> [[__m512i; D]; R];
+    /// Where the sums of a row start, of those of its digits.
+    fn start<const D: usize>(start: [i32; D]) -> [i32; D];
 
     /// Adds the products of a word of each key, whose bytes are 128 too large.
     ///
@@ -55,16 +54,8 @@ impl Dot for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn started<const R: usize, const D: usize>(self, start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
-        // SAFETY: the caller vouches for the instruction.
-        let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
-        for r in 0..R {
-            for digit in 0..D {
-                // SAFETY: the same.
-                sums[r][digit] = unsafe { _mm512_set1_epi32(start[r][digit]) };
-            }
-        }
-        sums
+    fn start<const D: usize>(start: [i32; D]) -> [i32; D] {
+        start
     }
 
     #[inline(always)]
@@ -100,6 +91,23 @@ impl Dot for Vnni {
     }
 }
 
+/// Where the sums of R rows start, in all lanes.
+///
+/// # Safety
+/// The CPU has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn started<U: Dot, const R: usize, const D: usize>(start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
+    // SAFETY: the caller vouches for the instruction.
+    let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
+    for (sums, start) in sums.iter_mut().zip(start) {
+        for (sum, start) in sums.iter_mut().zip(U::start(*start)) {
+            // SAFETY: the same.
+            *sum = unsafe { _mm512_set1_epi32(start) };
+        }
+    }
+    sums
+}
+
 /// `256·high + low`, both rounded before.
 ///
 /// # Safety
@@ -123,16 +131,4 @@ pub(super) unsafe fn transposed([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         let (low, high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
         [first, second, _mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high)]
     }
-}
-
-/// Requests the lines at two distances from a byte.
-#[inline(always)]
-pub(super) fn request(from: *const i8, ahead: [usize; 2]) {
-    // SAFETY: a prefetch is a hint: it reads nothing and faults on no address. All x86-64 have it.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead[1]));
-        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead[0]));
-    }
-    // The fence keeps the requests here: in a burst, the processor would drop some.
-    compiler_fence(Ordering::SeqCst);
 }

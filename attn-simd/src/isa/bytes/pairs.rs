@@ -53,19 +53,9 @@ impl Dot for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn started<const R: usize, const D: usize>(self, start: &[[i32; D]; R]) -> [[__m512i; D]; R] {
-        // SAFETY: the caller vouches for the instruction.
-        let mut sums = [[unsafe { _mm512_setzero_si512() }; D]; R];
-        for r in 0..R {
-            // SAFETY: the same.
-            unsafe {
-                sums[r][0] = _mm512_set1_epi32(256 * start[r][0] + start[r][1]);
-                if const { D == 3 } {
-                    sums[r][D - 1] = _mm512_set1_epi32(start[r][D - 1]);
-                }
-            }
-        }
-        sums
+    fn start<const D: usize>(mut start: [i32; D]) -> [i32; D] {
+        start[0] = 256 * start[0] + start[1];
+        start
     }
 
     #[inline(always)]

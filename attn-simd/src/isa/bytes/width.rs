@@ -42,6 +42,17 @@ pub(super) trait Width: Copy {
     unsafe fn channels(sums: [Self::V; 4]) -> [__m512; 4];
 }
 
+/// Operations on vectors of a width, an instruction or two each.
+macro_rules! ops {
+    ($($name:ident $(<$n:ident: $t:ty>)? ($($x:ident),*) = $value:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name$(<const $n: $t>)?($($x: Self::V),*) -> Self::V {
+            // SAFETY: the caller vouches for the instructions.
+            unsafe { $value }
+        }
+    )*};
+}
+
 /// 64 bytes of a value.
 #[derive(Clone, Copy)]
 pub(super) struct Whole;
@@ -57,70 +68,23 @@ impl Width for Whole {
         }
     }
 
-    #[inline(always)]
-    unsafe fn bytes<const UPPER: bool>(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm512_unpackhi_epi8(a, b) } else { _mm512_unpacklo_epi8(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn pairs<const UPPER: bool>(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm512_unpackhi_epi16(a, b) } else { _mm512_unpacklo_epi16(a, b) } }
+    ops! {
+        bytes<UPPER: bool>(a, b) = if UPPER { _mm512_unpackhi_epi8(a, b) } else { _mm512_unpacklo_epi8(a, b) };
+        pairs<UPPER: bool>(a, b) = if UPPER { _mm512_unpackhi_epi16(a, b) } else { _mm512_unpacklo_epi16(a, b) };
+        dot(sum, weights, values) = _mm512_dpbusd_epi32(sum, weights, values);
+        even(words) = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(words));
+        odd(words) = _mm512_srai_epi16::<8>(words);
+        products(a, b) = _mm512_madd_epi16(a, b);
+        add(a, b) = _mm512_add_epi32(a, b);
+        add_halves(a, b) = _mm512_add_epi16(a, b);
+        unseen(x) = unseen_integers(x);
+        shift<BITS: u32>(words) = _mm512_sll_epi32(words, _mm_cvtsi32_si128(BITS as i32));
     }
 
     #[inline(always)]
     unsafe fn splat(word: i32) -> __m512i {
         // SAFETY: the caller vouches for the instructions.
         unsafe { _mm512_set1_epi32(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(sum: __m512i, weights: __m512i, values: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_dpbusd_epi32(sum, weights, values) }
-    }
-
-    #[inline(always)]
-    unsafe fn even(words: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(words)) }
-    }
-
-    #[inline(always)]
-    unsafe fn odd(words: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_srai_epi16::<8>(words) }
-    }
-
-    #[inline(always)]
-    unsafe fn products(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_madd_epi16(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_halves(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_add_epi16(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn unseen(x: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { unseen_integers(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift<const BITS: u32>(words: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
     }
 
     #[inline(always)]
@@ -157,70 +121,23 @@ impl Width for Half {
         unsafe { _mm256_loadu_si256(from.cast()) }
     }
 
-    #[inline(always)]
-    unsafe fn bytes<const UPPER: bool>(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm256_unpackhi_epi8(a, b) } else { _mm256_unpacklo_epi8(a, b) } }
-    }
-
-    #[inline(always)]
-    unsafe fn pairs<const UPPER: bool>(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { if UPPER { _mm256_unpackhi_epi16(a, b) } else { _mm256_unpacklo_epi16(a, b) } }
+    ops! {
+        bytes<UPPER: bool>(a, b) = if UPPER { _mm256_unpackhi_epi8(a, b) } else { _mm256_unpacklo_epi8(a, b) };
+        pairs<UPPER: bool>(a, b) = if UPPER { _mm256_unpackhi_epi16(a, b) } else { _mm256_unpacklo_epi16(a, b) };
+        dot(sum, weights, values) = _mm256_dpbusd_epi32(sum, weights, values);
+        even(words) = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(words));
+        odd(words) = _mm256_srai_epi16::<8>(words);
+        products(a, b) = _mm256_madd_epi16(a, b);
+        add(a, b) = _mm256_add_epi32(a, b);
+        add_halves(a, b) = _mm256_add_epi16(a, b);
+        unseen(x) = _mm256_castps_si256(unseen(_mm256_castsi256_ps(x)));
+        shift<BITS: u32>(words) = _mm256_sll_epi32(words, _mm_cvtsi32_si128(BITS as i32));
     }
 
     #[inline(always)]
     unsafe fn splat(word: i32) -> __m256i {
         // SAFETY: the caller vouches for the instructions.
         unsafe { _mm256_set1_epi32(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(sum: __m256i, weights: __m256i, values: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_dpbusd_epi32(sum, weights, values) }
-    }
-
-    #[inline(always)]
-    unsafe fn even(words: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(words)) }
-    }
-
-    #[inline(always)]
-    unsafe fn odd(words: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_srai_epi16::<8>(words) }
-    }
-
-    #[inline(always)]
-    unsafe fn products(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_madd_epi16(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_halves(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_add_epi16(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn unseen(x: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_castps_si256(unseen(_mm256_castsi256_ps(x))) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift<const BITS: u32>(words: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_sll_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
     }
 
     #[inline(always)]

@@ -9,7 +9,8 @@ use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::{add_products, request};
+use super::add_products;
+use crate::isa::request::request;
 use crate::isa::{MAX_LANES, Next, Values, Weights};
 
 /// As [`Isa::most_weight`](crate::isa::Isa::most_weight).
